@@ -1,0 +1,310 @@
+"""From probabilities and labels to the figures that say how good a classifier is, and where it fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from vitral.errors import DataError, UsageError
+
+CALIBRATION_BINS = 15
+"""Equal-width bins of the confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"."""
+
+DENSE_JSON_CLASSES = 1000
+"""Up to here JSON holds the whole confusion matrix; beyond, only its cells that are not 0 (21,843² zeros are a GB)."""
+
+_SMALLEST_PROBABILITY = 1e-12  # keeps the loss finite where a float32 softmax has rounded to 0
+_Z95 = 1.959963984540054  # the 97.5 % point of the normal distribution
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How one class fares.
+
+    `precision`, `recall` and `f1` are fractions; a ratio without a denominator is 0. A class with `images == 0` has no
+    score: its zeros mean nothing, and no mean includes them.
+    """
+
+    name: str
+    images: int
+    precision: float
+    recall: float
+    f1: float
+    most_confused_with: str | None
+    """The class that its pictures are most often taken for; None where none is taken for another."""
+    times: int
+    """How many of its pictures are taken for that class."""
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """The pictures whose confidence lies in (lower, upper]; `confidence` and `accuracy` are their means (0 if none)."""
+
+    lower: float
+    upper: float
+    images: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `measure` found; every rate is a fraction from 0 to 1."""
+
+    images: int
+    accuracy: float
+    accuracy_interval: tuple[float, float]
+    """95 % Wilson interval: where the accuracy on many such pictures plausibly lies."""
+    top5: float | None
+    """Share of pictures with the label among the five most probable classes; None for five classes or fewer."""
+    loss: float
+    """Mean cross-entropy in nats."""
+    ece: float
+    """Expected calibration error: mean distance between confidence and accuracy."""
+    calibration: tuple[CalibrationBin, ...]
+    macro_f1: float
+    """Mean F1 of the classes that have pictures."""
+    per_class: tuple[ClassScore, ...]
+    confusion: np.ndarray
+    """(K, K) int64: a row for each true class, a column for each predicted one."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(score.name for score in self.per_class)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes that have pictures: a rare class counts as much as a common one."""
+        return float(np.mean([score.recall for score in self.per_class if score.images]))
+
+    def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
+        """The most frequent mistakes as (true class, predicted class, times), most frequent first."""
+        wrong = self.confusion * ~np.eye(len(self.confusion), dtype=bool)
+        rows, columns = np.nonzero(wrong)
+        order = np.argsort(-wrong[rows, columns], kind="stable")[:count]
+        names = self.classes
+        return [(names[rows[i]], names[columns[i]], int(wrong[rows[i], columns[i]])) for i in order]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `json` writes and `from_json` reads back without loss."""
+        plain: dict[str, Any] = {
+            "images": self.images,
+            "accuracy": self.accuracy,
+            "accuracy_interval": list(self.accuracy_interval),
+            "balanced_accuracy": self.balanced_accuracy,
+            "top5": self.top5,
+            "loss": self.loss,
+            "ece": self.ece,
+            "macro_f1": self.macro_f1,
+            "per_class": [asdict(score) for score in self.per_class],
+            "calibration": [asdict(bin_) for bin_ in self.calibration],
+        }
+        if len(self.confusion) <= DENSE_JSON_CLASSES:
+            plain["confusion"] = self.confusion.tolist()
+        else:
+            rows, columns = np.nonzero(self.confusion)
+            plain["confusion_cells"] = np.stack([rows, columns, self.confusion[rows, columns]], axis=1).tolist()
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
+        """The inverse of `to_json`; DataError where a part is missing or is not what it should be."""
+        try:
+            low, high = plain["accuracy_interval"]
+            per_class = tuple(ClassScore(**score) for score in plain["per_class"])
+            return cls(
+                images=int(plain["images"]),
+                accuracy=float(plain["accuracy"]),
+                accuracy_interval=(float(low), float(high)),
+                top5=None if plain["top5"] is None else float(plain["top5"]),
+                loss=float(plain["loss"]),
+                ece=float(plain["ece"]),
+                calibration=tuple(CalibrationBin(**bin_) for bin_ in plain["calibration"]),
+                macro_f1=float(plain["macro_f1"]),
+                per_class=per_class,
+                confusion=_confusion_from(plain, len(per_class)),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError("not an evaluation", why=f"{type(error).__name__}: {error}") from error
+
+    def print_table(self, console: Console, worst: int = 5) -> None:
+        """Write the headline figures and the `worst` classes by F1 to a terminal."""
+        console.print(_headline(self))
+        scored = sorted((score for score in self.per_class if score.images), key=lambda score: (score.f1, score.name))
+        if len(scored) > 1 and worst > 0:
+            title = "Classes, worst first" if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
+            console.print(_class_table(scored[:worst], title))
+        if without := [score.name for score in self.per_class if not score.images]:
+            shown = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
+            console.print(_plain(f"Without pictures, so not measured ({len(without)}): {shown}", style="dim"))
+
+
+def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> Evaluation:
+    """Score predictions against the truth.
+
+    `probabilities` is (n, K), rows summing to 1; `labels` is (n,), indexes into the K `classes`. Of equal probabilities
+    the lower index wins. UsageError where shapes or values are not so; DataError where there is no picture at all.
+    """
+    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
+    _check(probabilities, labels, len(classes))
+    images, count = probabilities.shape
+    predicted = probabilities.argmax(axis=1)
+    confidence = probabilities.max(axis=1).astype(np.float64)
+    of_label = probabilities[np.arange(images), labels].astype(np.float64)
+    correct = predicted == labels
+    confusion = confusion_matrix(labels, predicted, labels=np.arange(count)).astype(np.int64)
+    per_class = _class_scores(labels, predicted, classes, confusion)
+    calibration, ece = _calibrate(confidence, correct)
+    return Evaluation(
+        images=images,
+        accuracy=float(correct.mean()),
+        accuracy_interval=wilson_interval(int(correct.sum()), images),
+        top5=float((_rank_of_label(probabilities, labels) < 5).mean()) if count > 5 else None,
+        loss=float(-np.log(np.clip(of_label, _SMALLEST_PROBABILITY, 1.0)).mean()),
+        ece=ece,
+        calibration=calibration,
+        macro_f1=float(np.mean([score.f1 for score in per_class if score.images])),
+        per_class=per_class,
+        confusion=confusion,
+    )
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a rate (Wilson 1927); unlike p ± 2σ it stays in 0..1 and holds for few trials or rates near 1."""
+    rate, z2 = successes / trials, _Z95**2
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
+    # At the ends the bounds are exactly 0 and 1; rounding must not leave 1e-17 or cross them.
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == trials else min(1.0, centre + half)
+    return low, high
+
+
+def _check(probabilities: np.ndarray, labels: np.ndarray, count: int) -> None:
+    if probabilities.ndim != 2 or probabilities.shape[1] != count or labels.shape != probabilities.shape[:1]:
+        raise UsageError(
+            "predictions, labels and classes do not fit together",
+            why=f"probabilities {probabilities.shape}, labels {labels.shape}, {count} classes",
+            hint="probabilities (n, K), labels (n,), K classes",
+        )
+    if not len(labels):
+        raise DataError("no pictures to measure on", why="the split is empty")
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= count:
+        raise UsageError("labels are not class indexes", why=f"expected integers from 0 to {count - 1}")
+    # NaN fails every comparison, so it is caught here too; 2 % leaves room for sums of bfloat16.
+    sums = probabilities.sum(axis=1, dtype=np.float64)
+    if not (probabilities.min() >= 0 and np.abs(sums - 1).max() < 0.02):
+        raise UsageError(
+            "these are not probabilities",
+            why="a row has a negative or non-finite value, or does not sum to 1",
+            hint="apply softmax to the logits first; non-finite values mean that the model has diverged",
+        )
+
+
+def _rank_of_label(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(n,): how many classes come before the label; 0 exactly where argmax is the label."""
+    of_label = probabilities[np.arange(len(labels)), labels][:, None]
+    ahead = np.arange(probabilities.shape[1]) < labels[:, None]
+    return np.asarray(((probabilities > of_label) | ((probabilities == of_label) & ahead)).sum(axis=1))
+
+
+def _class_scores(
+    labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str], confusion: np.ndarray
+) -> tuple[ClassScore, ...]:
+    precision, recall, f1, images = precision_recall_fscore_support(
+        labels, predicted, labels=np.arange(len(classes)), zero_division=0
+    )
+    scores = []
+    for k, name in enumerate(classes):
+        mistakes = confusion[k].copy()
+        mistakes[k] = 0
+        other = int(mistakes.argmax())
+        times = int(mistakes[other])
+        scores.append(
+            ClassScore(
+                name=str(name),
+                images=int(images[k]),
+                precision=float(precision[k]),
+                recall=float(recall[k]),
+                f1=float(f1[k]),
+                most_confused_with=str(classes[other]) if times else None,
+                times=times,
+            )
+        )
+    return tuple(scores)
+
+
+def _calibrate(confidence: np.ndarray, correct: np.ndarray) -> tuple[tuple[CalibrationBin, ...], float]:
+    """Bins of the confidence, and Σ share · |accuracy - confidence| over them. Both arrays are (n,)."""
+    which = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    bins, ece = [], 0.0
+    for index in range(CALIBRATION_BINS):
+        inside = which == index
+        images = int(inside.sum())
+        mean_confidence = float(confidence[inside].mean()) if images else 0.0
+        accuracy = float(correct[inside].mean()) if images else 0.0
+        edges = index / CALIBRATION_BINS, (index + 1) / CALIBRATION_BINS
+        bins.append(CalibrationBin(*edges, images, mean_confidence, accuracy))
+        ece += images / len(confidence) * abs(accuracy - mean_confidence)
+    return tuple(bins), ece
+
+
+def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
+    if "confusion" in plain:
+        confusion = np.array(plain["confusion"], dtype=np.int64)
+    else:
+        confusion = np.zeros((count, count), dtype=np.int64)
+        for row, column, times in plain["confusion_cells"]:
+            confusion[row, column] = times
+    if confusion.shape != (count, count):
+        raise ValueError(f"confusion is {confusion.shape} for {count} classes")
+    return confusion
+
+
+def _headline(evaluation: Evaluation) -> Table:
+    low, high = evaluation.accuracy_interval
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.images:,} pictures"
+    table.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
+    if evaluation.top5 is not None:
+        table.add_row("top-5", f"{evaluation.top5:.2%}", "")
+    table.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
+    table.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
+    table.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
+    table.add_row("calibration", f"{evaluation.ece:.2%}", "mean distance between confidence and accuracy (ECE)")
+    return table
+
+
+def _class_table(scores: Sequence[ClassScore], title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("class")
+    for heading in ("pictures", "precision", "recall", "F1"):
+        table.add_column(heading, justify="right")
+    table.add_column("most often taken for")
+    for score in scores:
+        confused = f"{score.most_confused_with} ({score.times}×)" if score.most_confused_with is not None else "—"
+        table.add_row(
+            _plain(score.name),
+            f"{score.images:,}",
+            f"{score.precision:.1%}",
+            f"{score.recall:.1%}",
+            f"{score.f1:.1%}",
+            _plain(confused),
+        )
+    return table
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """A name as it stands: not markup where it is called "[red]", nor an order to the terminal where it holds an escape."""
+    return Text("".join(character if character.isprintable() else "�" for character in text), style=style)
