@@ -1,0 +1,87 @@
+"""Everything that vitral refuses to do, and how it says so.
+
+    VitralError                 what, where, why, what to type; exit code 2
+    ├── UsageError              the request makes no sense: unknown name, option or size
+    ├── DataError               the data are not what they should be
+    │   └── ImageError          one picture cannot be read; `.name` says which
+    ├── WeightsError            a weights file is damaged, foreign or does not fit
+    ├── RunError                a run folder exists, is missing or is not one
+    ├── TrainingError           training cannot go on (non-finite loss, disk full)
+    └── MissingExtraError       an optional package is not installed
+
+`Interrupted` stands beside the tree: a person pressed Ctrl-C, the state is saved, exit code 130.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitralError(Exception):
+    """One mistake in at most five lines: what, where, why, what to type.
+
+    `what` is a short clause without a full stop; the other parts are optional, one line each.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: object = None, why: str | None = None, hint: str | None = None):
+        self.what, self.where, self.why, self.hint = what, where, why, hint
+        parts = (("where", where), ("why", why), ("try", hint))
+        # A part never breaks the line: a file name may hold a newline, a library's message often does.
+        lines = [what, *(f"  {label}: {part}" for label, part in parts if part is not None)]
+        super().__init__("\n".join(" ".join(line.splitlines()) for line in lines))
+
+
+class UsageError(VitralError, ValueError):
+    """The request makes no sense as it stands."""
+
+
+class DataError(VitralError, ValueError):
+    """The data are not what they should be."""
+
+
+class ImageError(DataError):
+    """One picture cannot be read; `name` says which."""
+
+    def __init__(self, name: str, why: str, *, hint: str | None = None):
+        self.name = name
+        super().__init__("cannot read picture", where=name, why=why, hint=hint)
+
+
+class WeightsError(VitralError, ValueError):
+    """A weights file is damaged, of another kind, or does not fit the model."""
+
+
+class RunError(VitralError):
+    """A run folder exists already, is missing, or is not one."""
+
+
+class TrainingError(VitralError, RuntimeError):
+    """Training cannot go on; what was saved before stays."""
+
+
+class MissingExtraError(VitralError, ImportError):
+    """An optional package is not installed."""
+
+
+class Interrupted(Exception):
+    """A person pressed Ctrl-C; the state is saved and `command` goes on from it."""
+
+    exit_code = 130
+
+    def __init__(self, command: str):
+        self.command = command
+        super().__init__(command)
+
+
+def unknown(kind: str, name: object, known: Iterable[str], hint: str | None = None) -> UsageError:
+    """The error for a name that is in no table, with the nearest names that are."""
+    names = sorted(known)
+    lower = {n.lower(): n for n in names}
+    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
+    shown = (
+        f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
+    )
+    return UsageError(f"unknown {kind} '{name}'", why=shown, hint=hint)

@@ -1,0 +1,6 @@
+"""The network: reading order vit.py, position.py, variants.py, summary.py."""
+
+from vitral.model.variants import SIZES, WRITE_UPS, config, create
+from vitral.model.vit import ViT, ViTConfig
+
+__all__ = ["SIZES", "WRITE_UPS", "ViT", "ViTConfig", "config", "create"]

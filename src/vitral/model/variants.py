@@ -1,0 +1,90 @@
+"""Networks by name: sizes of the paper and its descendants ("S/16" is parsed), and the five write-ups."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+from vitral.errors import UsageError, unknown
+from vitral.model.vit import ViT, ViTConfig
+
+
+class Size(NamedTuple):
+    """Width, layers, MLP width and heads (paper Table 1; big_vision `models/vit.py:decode_variant`)."""
+
+    dim: int
+    depth: int
+    mlp_dim: int
+    heads: int
+
+
+SIZES: dict[str, Size] = {
+    "mu": Size(32, 1, 128, 2),
+    "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures (digits, MNIST) on a laptop
+    "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop
+    "Ti": Size(192, 12, 768, 3),
+    "S": Size(384, 12, 1536, 6),
+    "M": Size(512, 12, 2048, 8),
+    "b": Size(384, 12, 1536, 6),  # "ViT-b" of Figure 4: B with all hidden sizes halved
+    "B": Size(768, 12, 3072, 12),
+    "L": Size(1024, 24, 4096, 16),
+    "So400m": Size(1152, 27, 4304, 16),
+    "H": Size(1280, 32, 5120, 16),
+    "g": Size(1408, 40, 6144, 16),
+    "g-opt": Size(1536, 40, 6144, 16),
+    "G": Size(1664, 48, 8192, 16),
+    "G-opt": Size(1536, 48, 8192, 16),
+    "e": Size(1792, 56, 15360, 16),
+}
+
+WRITE_UPS: dict[str, ViTConfig] = {
+    # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
+    "einops-b16": ViTConfig(
+        heads=8, attention_scale="model", pool="mean-all", final_norm="pooled", activation="gelu",
+        cls_init="normal", pos_init="normal", norm_eps=1e-5,
+    ),
+    # 001: tanh on the logits; class token and positions from N(0, 1).
+    "mnist-7562": ViTConfig(
+        image_size=28, patch_size=7, channels=1, classes=10, dim=16, depth=2, heads=2, mlp_dim=64,
+        activation="gelu", logits_tanh=True, cls_init="normal", pos_init="normal", norm_eps=1e-5,
+    ),
+    # 002: the authors' layout; q, k, v and out are tensordots there, the same arithmetic as these dense layers.
+    "tensordot-b16": ViTConfig(dropout=0.1, activation="gelu", pos_init="uniform", norm_eps=1e-5),
+    # 003: BERT-like post-norm; dropout → add → norm; 8 heads; 365 scenes. 1×1 Conv1d is a dense layer.
+    "places365-postnorm": ViTConfig(
+        classes=365, heads=8, norm="post", dropout=0.1, attention_dropout=0.1, activation="gelu",
+        cls_init="normal", pos_init="normal", norm_eps=1e-5,
+    ),
+    # 004: a simplified timm ViT: no bias in attention, MLP as wide as the model, dropout one half.
+    "timm-small-128": ViTConfig(
+        classes=10, dim=128, depth=3, heads=4, mlp_dim=128, qkv_bias=False, proj_bias=False, dropout=0.5,
+        attention_dropout=0.5, activation="gelu", pos_init="zeros", norm_eps=1e-5,
+    ),
+}  # fmt: skip
+
+
+def config(name: str, **changes: Any) -> ViTConfig:
+    """The configuration that a name stands for: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8") or a write-up.
+
+    `changes` are fields of `ViTConfig`, e.g. `classes=10, image_size=32`. Raises `UsageError` for an unknown name or
+    field, with the nearest ones that exist, and for sizes that do not fit each other.
+    """
+    if bad := [field for field in changes if field not in ViTConfig.__dataclass_fields__]:
+        raise unknown("model option", bad[0], ViTConfig.__dataclass_fields__)
+    if name in WRITE_UPS:
+        return dataclasses.replace(WRITE_UPS[name], **changes)
+    size, slash, patch = name.partition("/")
+    parsed = re.fullmatch(r"(\d+)(?:x(\d+))?", patch)
+    if size not in SIZES or not parsed or int(parsed[1]) < 1:
+        if size in SIZES:
+            raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
+        raise unknown("model", name, [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *WRITE_UPS],
+                      hint="vitral models")  # fmt: skip
+    rows = int(parsed[1])
+    return ViTConfig(**{"patch_size": (rows, int(parsed[2] or rows)), **SIZES[size]._asdict(), **changes})
+
+
+def create(name: str, **changes: Any) -> ViT:
+    """A freshly initialised network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
+    return ViT(config(name, **changes))

@@ -1,0 +1,469 @@
+"""The Vision Transformer, in the order in which data flows: patches, tokens, blocks, pooling, head.
+
+    images (B, C, H, W) ─ patch_embed ─ + positions ─ blocks ─ norm ─ pool ─ head ─ logits (B, K)
+
+Equation numbers are those of "An Image is Worth 16x16 Words" (arXiv 2010.11929). Parts that a configuration does not
+have are absent from the module, so `print(model)` and its state dict show what is really there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitral.errors import UsageError, unknown
+from vitral.model.position import POSITIONS, Grid, rotate
+
+Pool = Literal["cls", "mean", "mean-all", "map"]
+Activation = Literal["gelu", "gelu-tanh", "swiglu"]
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that decides the shape and the arithmetic of a network. Defaults: ViT-B/16 as in the paper.
+
+    Sizes are pixels; an integer stands for a square. `classes=0` leaves the head out.
+    """
+
+    image_size: int | tuple[int, int] = 224
+    patch_size: int | tuple[int, int] = 16
+    channels: int = 3
+    classes: int = 1000
+
+    dim: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_dim: int = 3072
+
+    position: str = "learned"  # a name in POSITIONS
+    cls_token: bool = True
+    cls_position: bool = True  # the class token has a learned position too (paper; not in DeiT-III)
+    registers: int = 0  # extra tokens without a job (arXiv 2309.16588)
+    pool: Pool = "cls"  # mean is over patches; mean-all over every token, prefix too
+
+    norm: Literal["pre", "post"] = "pre"
+    norm_eps: float = 1e-6
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
+    qkv_bias: bool = True
+    proj_bias: bool = True
+    qk_norm: bool = False
+    attention_scale: Literal["head", "model"] = "head"  # logits / √(head width), or / √dim as write-up 000
+    layer_scale: float | None = None  # initial γ (CaiT, DeiT-III)
+    activation: Activation = "gelu-tanh"  # the authors' code; PyTorch ports use the erf form, "gelu"
+
+    pre_logits: bool = False  # Linear(D→D) + tanh before the head, as at pre-training (§3.2)
+    logits_tanh: bool = False  # write-up 001
+
+    dropout: float = 0.0  # after positions and after every dense layer but qkv (B.1)
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0  # stochastic depth of the last block; grows linearly from 0
+
+    cls_init: Literal["zeros", "normal"] = "zeros"
+    pos_init: Literal["normal-0.02", "normal", "uniform", "zeros"] = "normal-0.02"
+    head_bias_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", _pair(self.image_size))
+        object.__setattr__(self, "patch_size", _pair(self.patch_size))
+        self._check()
+
+    def _check(self) -> None:
+        sizes = ("channels", "dim", "depth", "heads", "mlp_dim")
+        if bad := [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]:
+            raise UsageError(f"sizes must be positive: {', '.join(bad)}")
+        for name in ("dropout", "attention_dropout", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} is not a probability below 1")
+        if self.classes < 0 or self.registers < 0:
+            raise UsageError("classes and registers cannot be negative")
+        (height, width), (p, q) = self.image, self.patch
+        if min(height, width, p, q) < 1 or height % p or width % q:
+            fit = (max(1, round(height / max(p, 1))) * max(p, 1), max(1, round(width / max(q, 1))) * max(q, 1))
+            raise UsageError(
+                f"image size {height}×{width} is not divisible by patch size {p}×{q}",
+                hint=f"--image-size {fit[0]}" if fit[0] == fit[1] else f"an image size of {fit[0]}×{fit[1]}",
+            )
+        if self.dim % self.heads:
+            divisors = [h for h in range(1, self.dim + 1) if self.dim % h == 0]
+            near = min(divisors, key=lambda h: abs(h - self.heads))
+            raise UsageError(f"width {self.dim} is not divisible by {self.heads} heads", hint=f"--heads {near}")
+        if self.position not in POSITIONS:
+            raise unknown("position", self.position, POSITIONS)
+        if (self.position == "sincos" and self.dim % 4) or (self.position == "rotary" and self.dim // self.heads % 4):
+            raise UsageError(f"{self.position} positions need a width divisible by 4", why=f"dim {self.dim}")
+        if self.pool == "cls" and not self.cls_token:
+            raise UsageError("pooling by class token needs a class token", hint="--pool mean")
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image_size  # type: ignore[return-value]
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Height and width of a patch in pixels."""
+        return self.patch_size  # type: ignore[return-value]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of patches."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: the class token, then the registers."""
+        return int(self.cls_token) + self.registers
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` is the way back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ViTConfig:
+        """Read `to_json`'s form. The schema is closed: a field that is not known raises `UsageError`."""
+        fields = {f.name for f in dataclasses.fields(cls)}
+        if extra := [name for name in data if name not in fields]:
+            raise unknown("field of a model's configuration", extra[0], fields)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return int(height), int(width)
+
+
+class PatchEmbed(nn.Module):
+    """Cut images (B, C, H, W) into patches and project each: (B, rows × columns, D). Equation 1, `x_p E`."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.proj = nn.Conv2d(config.channels, config.dim, kernel_size=config.patch, stride=config.patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over tokens (B, N, D) (appendix A, equations 5 to 8)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.heads, self.head_dim = config.heads, config.dim // config.heads
+        self.scale = (self.head_dim if config.attention_scale == "head" else config.dim) ** -0.5
+        self.attention_dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
+        if config.qk_norm:
+            self.q_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
+            self.k_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
+        self.proj = nn.Linear(config.dim, config.dim, bias=config.proj_bias)
+        self.qk_norm, self.dropout = config.qk_norm, config.dropout
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        B, N, D = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)  # each (B, heads, N, d)
+        if self.qk_norm:
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        x = self.attend(q, k, v, mask).transpose(1, 2).reshape(B, N, D)
+        return F.dropout(self.proj(x), self.dropout, self.training)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q kᵀ · scale) v, fused. The one place where tokens meet; whoever looks inside wraps this call."""
+        dropout = self.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
+
+
+class MLP(nn.Module):
+    """Two dense layers on each token (B, N, D). With SwiGLU the first one is twice as wide: gate and value."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.activation, self.dropout = config.activation, config.dropout
+        self.fc1 = nn.Linear(config.dim, config.mlp_dim * (2 if config.activation == "swiglu" else 1))
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        if self.activation == "swiglu":
+            gate, value = x.chunk(2, dim=-1)
+            x = F.silu(gate) * value
+        else:
+            x = F.gelu(x, approximate="tanh" if self.activation == "gelu-tanh" else "none")
+        x = F.dropout(x, self.dropout, self.training)
+        return F.dropout(self.fc2(x), self.dropout, self.training)
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(config.dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each with a residual and a norm: equations 2 and 3 (pre-norm), or BERT's post-norm."""
+
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0):
+        super().__init__()
+        self.pre_norm, self.drop_path = config.norm == "pre", drop_path
+        self.norm1 = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.attn = Attention(config)
+        if config.layer_scale is not None:
+            self.ls1 = LayerScale(config)
+        self.norm2 = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        if config.layer_scale is not None:
+            self.ls2 = LayerScale(config)
+        self.layer_scale = config.layer_scale is not None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        if self.pre_norm:
+            x = x + self.branch(1, self.attn(self.norm1(x), mask, rotation))
+            return x + self.branch(2, self.mlp(self.norm2(x)))
+        x = self.norm1(x + self.branch(1, self.attn(x, mask, rotation)))
+        return self.norm2(x + self.branch(2, self.mlp(x)))
+
+    def branch(self, which: int, x: Tensor) -> Tensor:
+        """What happens to a branch before it is added: LayerScale, stochastic depth."""
+        if self.layer_scale:
+            x = (self.ls1 if which == 1 else self.ls2)(x)
+        return drop_path(x, self.drop_path, self.training)
+
+
+def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Stochastic depth (arXiv 1603.09382): leave out a picture's whole branch, scale the others up."""
+    if rate == 0.0 or not training:
+        return x
+    kept = torch.rand(x.shape[0], 1, 1, device=x.device) >= rate
+    return x * (kept.to(x.dtype) / (1 - rate))
+
+
+class AttentionPool(nn.Module):
+    """MAP head (big_vision): one learned query looks at all tokens; then a residual MLP. (B, N, D) → (B, D)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        D = config.dim
+        self.heads, self.head_dim = config.heads, D // config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, D))
+        self.q, self.kv = nn.Linear(D, D), nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
+        self.norm = nn.LayerNorm(D, eps=config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        B, N, D = x.shape
+        q = self.q(self.latent).view(1, 1, self.heads, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
+        k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask).transpose(1, 2).reshape(B, 1, D)
+        x = self.proj(x)
+        return (x + self.mlp(self.norm(x)))[:, 0]
+
+
+class ViT(nn.Module):
+    """The whole network: images (B, C, H, W), standardised as the weights expect, in; logits (B, K) out."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        self.position = POSITIONS[config.position]
+        self.checkpointing = False  # recompute blocks in the backward pass: less memory, more time
+        D = config.dim
+
+        self.patch_embed = PatchEmbed(config)
+        if config.cls_token:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.registers:
+            self.reg_token = nn.Parameter(torch.empty(1, config.registers, D))
+        if self.position.learned:
+            positions = config.grid[0] * config.grid[1] + int(config.cls_token and config.cls_position)
+            self.pos_embed = nn.Parameter(torch.empty(1, positions, D))
+        rates = [config.drop_path * i / max(config.depth - 1, 1) for i in range(config.depth)]
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        if config.final_norm == "tokens":
+            self.norm = nn.LayerNorm(D, eps=config.norm_eps)
+        if config.pool == "map":
+            self.attn_pool = AttentionPool(config)
+        if config.final_norm == "pooled":
+            self.fc_norm = nn.LayerNorm(D, eps=config.norm_eps)
+        if config.pre_logits:
+            self.pre_logits = nn.Linear(D, D)
+        if config.classes:
+            self.head = nn.Linear(D, config.classes)
+        self._computed: dict[tuple[Any, ...], Any] = {}  # sin-cos tables and rotations by grid, device, kind
+        self.init_weights()
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, K); with `classes=0` the pooled features (B, D).
+
+        `mask` (B, rows × columns), bool, is True where a patch counts. Pictures of different sizes share a batch by
+        padding to one canvas and masking the padding, which then changes nothing.
+        """
+        return self.classify(self.pool(self.encode(images, mask), mask))
+
+    def encode(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, prefix + rows × columns, D) after the last block, before the final norm."""
+        x, grid = self.embed(images)
+        keys = self._key_mask(mask, prefix=self.config.prefix)
+        rotation = self._rotation(grid, x.device)
+        for block in self.blocks:
+            if self.checkpointing and self.training:
+                x = checkpoint(block, x, keys, rotation, use_reentrant=False)
+            else:
+                x = block(x, keys, rotation)
+        return x
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Equation 1: patches, class token in front, positions added, registers between, dropout. Also the grid."""
+        self._check_images(images)
+        config = self.config
+        grid = images.shape[2] // config.patch[0], images.shape[3] // config.patch[1]
+        x = self.patch_embed(images)
+        prefix = []
+        if config.cls_token:
+            prefix.append(self.cls_token)
+        if self.position.learned:
+            table = self.pos_embed
+            if config.cls_token and config.cls_position:
+                prefix[0] = prefix[0] + table[:, :1]
+                table = table[:, 1:]
+            x = x + table
+        elif (added := self._table(grid, x.device)) is not None:
+            x = x + added
+        if config.registers:
+            prefix.append(self.reg_token)
+        x = torch.cat([*(p.to(x.dtype).expand(len(x), -1, -1) for p in prefix), x], dim=1) if prefix else x
+        return F.dropout(x, config.dropout, self.training), grid
+
+    def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """One vector (B, D) for each picture; equation 4 for the class token."""
+        config = self.config
+        if config.pool == "cls":
+            x = x[:, :1]  # LayerNorm is per token: what is not read need not be normalised
+        if config.final_norm == "tokens":
+            x = self.norm(x)
+        if config.pool == "cls":
+            x = x[:, 0]
+        elif config.pool == "map":
+            x = self.attn_pool(x, self._key_mask(mask, prefix=config.prefix))
+        else:
+            skipped = config.prefix if config.pool == "mean" else 0
+            x = _mean(x[:, skipped:], mask, config.prefix - skipped)
+        return self.fc_norm(x) if config.final_norm == "pooled" else x
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits (B, K) from pooled features (B, D)."""
+        if self.config.pre_logits:
+            x = torch.tanh(self.pre_logits(x))
+        if self.config.classes:
+            x = self.head(x)
+        return torch.tanh(x) if self.config.logits_tanh else x
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialise as the authors' code does (vit_jax `models_vit.py`, Flax defaults); one line a kind of parameter."""
+        config = self.config
+        pos: dict[str, Any] = {
+            "normal-0.02": lambda p: nn.init.normal_(p, std=0.02),
+            "normal": nn.init.normal_,
+            "uniform": nn.init.uniform_,
+            "zeros": nn.init.zeros_,
+        }
+        for name, p in self.named_parameters():
+            match name.split(".")[-2:]:
+                case ["cls_token"]:
+                    nn.init.normal_(p) if config.cls_init == "normal" else nn.init.zeros_(p)
+                case ["reg_token"]:
+                    nn.init.normal_(p, std=0.02)
+                case ["pos_embed"]:
+                    pos[config.pos_init](p)
+                case [_, "latent"]:
+                    nn.init.xavier_uniform_(p)
+                case ["proj", "weight"] if p.ndim == 4:
+                    lecun_normal_(p)
+                case ["pre_logits", "weight"]:
+                    lecun_normal_(p)
+                case ["qkv" | "kv", "weight"]:
+                    _xavier_each(p, p.shape[1])
+                case ["head", "weight"]:
+                    nn.init.zeros_(p)
+                case ["head", "bias"]:
+                    nn.init.constant_(p, config.head_bias_init)
+                case ["fc1" | "fc2", "bias"]:
+                    nn.init.normal_(p, std=1e-6)
+                case [_, "gamma"]:
+                    nn.init.constant_(p, config.layer_scale or 1.0)
+                case [_, "weight"] if p.ndim == 1:
+                    nn.init.ones_(p)
+                case [_, "weight"]:
+                    nn.init.xavier_uniform_(p)
+                case [_, "bias"]:
+                    nn.init.zeros_(p)
+                case _:                         raise AssertionError(f"no initialisation for {name}")  # fmt: skip
+
+    def _check_images(self, images: Tensor) -> None:
+        config = self.config
+        if images.ndim != 4 or images.shape[1] != config.channels:
+            wanted = f"(B, {config.channels}, {config.image[0]}, {config.image[1]})"
+            raise UsageError("images of the wrong shape", why=f"got {tuple(images.shape)}, want {wanted}")
+        size = images.shape[2], images.shape[3]
+        if self.position.learned and size != config.image:
+            raise UsageError(
+                f"images are {size[0]}×{size[1]}, the learned positions are for {config.image[0]}×{config.image[1]}",
+                hint="resize the images, or build the model with position='sincos' or 'rotary'",
+            )
+        if size[0] % config.patch[0] or size[1] % config.patch[1]:
+            raise UsageError(f"image size {size[0]}×{size[1]} is not divisible by patch size {config.patch}")
+
+    def _table(self, grid: Grid, device: torch.device) -> Tensor | None:
+        key = ("table", grid, device)
+        if key not in self._computed:
+            table = self.position.table(grid, self.config.dim)
+            self._computed[key] = table if table is None else table.to(device)
+        return self._computed[key]
+
+    def _rotation(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        key = ("rotation", grid, device)
+        if key not in self._computed:
+            config = self.config
+            rotation = self.position.rotation(grid, config.dim // config.heads, config.prefix)
+            self._computed[key] = rotation and tuple(part.to(device) for part in rotation)
+        return self._computed[key]
+
+    @staticmethod
+    def _key_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
+        """(B, patches) to (B, 1, 1, tokens): prefix tokens are always looked at."""
+        return None if mask is None else F.pad(mask, (prefix, 0), value=True)[:, None, None]
+
+
+def _mean(x: Tensor, mask: Tensor | None, prefix: int) -> Tensor:
+    """Mean over tokens (B, N, D); with a mask over the patches, over those that count and the prefix."""
+    if mask is None:
+        return x.mean(1)
+    weights = F.pad(mask, (prefix, 0), value=True).to(x.dtype)[..., None]
+    return (x * weights).sum(1) / weights.sum(1)
+
+
+def lecun_normal_(p: Tensor) -> Tensor:
+    """Normal of variance 1/fan-in, cut at two deviations and widened so that the variance holds (Flax)."""
+    std = (1 / p[0].numel()) ** 0.5 / 0.87962566103423978  # std of a unit normal cut at ±2
+    return nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
+
+
+def _xavier_each(p: Tensor, rows: int) -> None:
+    """q, k and v are separate (D, D) matrices to the authors: the fan of each, not of the fused one, sets the bound."""
+    for part in p.split(rows):
+        nn.init.xavier_uniform_(part)
