@@ -66,7 +66,7 @@ class MissingExtraError(VitralError, ImportError):
     """An optional package is not installed."""
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 - it is no error
     """A person pressed Ctrl-C; the state is saved and `command` goes on from it."""
 
     exit_code = 130

@@ -49,7 +49,7 @@ class LearnedPosition(NoPosition):
 
 
 class SinCosPosition(NoPosition):
-    """Fixed 2-D sines and cosines (Better plain ViT baselines, arXiv 2205.01580; MoCo v3): half the width for each axis."""
+    """Fixed 2-D sines and cosines, half the width for each axis (MoCo v3; arXiv 2205.01580)."""
 
     def table(self, grid: Grid, dim: int) -> Tensor:
         if dim % 4:

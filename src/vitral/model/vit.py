@@ -9,7 +9,10 @@ have are absent from the module, so `print(model)` and its state dict show what 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -130,7 +133,8 @@ class ViTConfig:
         fields = {f.name for f in dataclasses.fields(cls)}
         if extra := [name for name in data if name not in fields]:
             raise unknown("field of a model's configuration", extra[0], fields)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**values)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -332,20 +336,18 @@ class ViT(nn.Module):
         config = self.config
         grid = images.shape[2] // config.patch[0], images.shape[3] // config.patch[1]
         x = self.patch_embed(images)
-        prefix = []
-        if config.cls_token:
-            prefix.append(self.cls_token)
+        prefix: list[Tensor] = [self.cls_token] if config.cls_token else []
         if self.position.learned:
             table = self.pos_embed
             if config.cls_token and config.cls_position:
-                prefix[0] = prefix[0] + table[:, :1]
-                table = table[:, 1:]
+                prefix, table = [self.cls_token + table[:, :1]], table[:, 1:]
             x = x + table
         elif (added := self._table(grid, x.device)) is not None:
             x = x + added
         if config.registers:
             prefix.append(self.reg_token)
-        x = torch.cat([*(p.to(x.dtype).expand(len(x), -1, -1) for p in prefix), x], dim=1) if prefix else x
+        if prefix:
+            x = torch.cat([*(token.to(x.dtype).expand(len(x), -1, -1) for token in prefix), x], dim=1)
         return F.dropout(x, config.dropout, self.training), grid
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -374,45 +376,30 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialise as the authors' code does (vit_jax `models_vit.py`, Flax defaults); one line a kind of parameter."""
+        """Initialise as the authors' code does (vit_jax `models_vit.py`, Flax defaults).
+
+        The first pattern that fits a parameter's name decides; a parameter that none fits is a mistake of ours.
+        """
         config = self.config
-        pos: dict[str, Any] = {
-            "normal-0.02": lambda p: nn.init.normal_(p, std=0.02),
-            "normal": nn.init.normal_,
-            "uniform": nn.init.uniform_,
-            "zeros": nn.init.zeros_,
-        }
-        for name, p in self.named_parameters():
-            match name.split(".")[-2:]:
-                case ["cls_token"]:
-                    nn.init.normal_(p) if config.cls_init == "normal" else nn.init.zeros_(p)
-                case ["reg_token"]:
-                    nn.init.normal_(p, std=0.02)
-                case ["pos_embed"]:
-                    pos[config.pos_init](p)
-                case [_, "latent"]:
-                    nn.init.xavier_uniform_(p)
-                case ["proj", "weight"] if p.ndim == 4:
-                    lecun_normal_(p)
-                case ["pre_logits", "weight"]:
-                    lecun_normal_(p)
-                case ["qkv" | "kv", "weight"]:
-                    _xavier_each(p, p.shape[1])
-                case ["head", "weight"]:
-                    nn.init.zeros_(p)
-                case ["head", "bias"]:
-                    nn.init.constant_(p, config.head_bias_init)
-                case ["fc1" | "fc2", "bias"]:
-                    nn.init.normal_(p, std=1e-6)
-                case [_, "gamma"]:
-                    nn.init.constant_(p, config.layer_scale or 1.0)
-                case [_, "weight"] if p.ndim == 1:
-                    nn.init.ones_(p)
-                case [_, "weight"]:
-                    nn.init.xavier_uniform_(p)
-                case [_, "bias"]:
-                    nn.init.zeros_(p)
-                case _:                         raise AssertionError(f"no initialisation for {name}")  # fmt: skip
+        table: list[tuple[str, Callable[[Tensor], object]]] = [
+            ("cls_token", TOKEN_INITS[config.cls_init]),
+            ("pos_embed", TOKEN_INITS[config.pos_init]),
+            ("reg_token", TOKEN_INITS["normal-0.02"]),
+            ("attn_pool.latent", nn.init.xavier_uniform_),
+            ("patch_embed.proj.weight", lecun_normal_),
+            ("pre_logits.weight", lecun_normal_),
+            ("head.weight", nn.init.zeros_),
+            ("head.bias", partial(nn.init.constant_, val=config.head_bias_init)),
+            ("*.ls[12].gamma", partial(nn.init.constant_, val=config.layer_scale or 1.0)),
+            ("*norm*.weight", nn.init.ones_),
+            ("*.qkv.weight", xavier_uniform_each_),
+            ("*.kv.weight", xavier_uniform_each_),
+            ("*.mlp.fc[12].bias", partial(nn.init.normal_, std=1e-6)),
+            ("*.weight", nn.init.xavier_uniform_),
+            ("*.bias", nn.init.zeros_),
+        ]
+        for name, parameter in self.named_parameters():
+            next(initialise for pattern, initialise in table if fnmatchcase(name, pattern))(parameter)
 
     def _check_images(self, images: Tensor) -> None:
         config = self.config
@@ -463,7 +450,15 @@ def lecun_normal_(p: Tensor) -> Tensor:
     return nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
 
 
-def _xavier_each(p: Tensor, rows: int) -> None:
+def xavier_uniform_each_(p: Tensor) -> None:
     """q, k and v are separate (D, D) matrices to the authors: the fan of each, not of the fused one, sets the bound."""
-    for part in p.split(rows):
+    for part in p.split(p.shape[1]):
         nn.init.xavier_uniform_(part)
+
+
+TOKEN_INITS: dict[str, Callable[[Tensor], object]] = {
+    "zeros": nn.init.zeros_,
+    "normal": nn.init.normal_,
+    "normal-0.02": partial(nn.init.normal_, std=0.02),
+    "uniform": nn.init.uniform_,
+}
