@@ -101,10 +101,10 @@ class Summary:
         """Print the table for people; blocks that are alike become one, unless `full`."""
         console = console or Console()
         console.print(f"[bold]{escape(self.model)}[/]  {self.parameters:,} parameters", highlight=False)
-        table = _table(self, full=full)
-        if not full and "×" in "".join(str(cell) for cell in table.columns[0].cells):
-            table.caption = "a row with × is the sum of alike blocks; the rows inside it are one of them"
-        console.print(table)
+        console.print(_table(self, full=full))
+        if any(repeats for _, repeats in _units(self.layers, full=full)):
+            note = "A row with × is the sum of alike blocks; the rows inside it are one of them."
+            console.print(f"[dim]{note}[/]", highlight=False, soft_wrap=True)
         for label, text in _totals(self):
             console.print(f"{label:<12}{text}", highlight=False, soft_wrap=True)
 

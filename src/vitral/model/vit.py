@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,20 @@ class ViTConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "patch_size", _pair(self.patch_size))
+        self._check_kinds()
         self._check()
+
+    def _check_kinds(self) -> None:
+        # A configuration may come from a file: a misspelt choice must not fall through to some other branch.
+        for name, kind in get_type_hints(type(self)).items():
+            value, choices = getattr(self, name), get_args(kind)
+            if get_origin(kind) is Literal:
+                if value not in choices:
+                    raise unknown(name.replace("_", " "), value, choices)
+            elif kind in _KINDS and type(value) not in _KINDS[kind]:
+                raise UsageError(
+                    f"{name} cannot be {value!r}", why=f"it is of the kind {getattr(kind, '__name__', kind)}"
+                )
 
     def _check(self) -> None:
         sizes = ("channels", "dim", "depth", "heads", "mlp_dim")
@@ -98,8 +111,9 @@ class ViTConfig:
             raise UsageError(f"width {self.dim} is not divisible by {self.heads} heads", hint=f"--heads {near}")
         if self.position not in POSITIONS:
             raise unknown("position", self.position, POSITIONS)
-        if (self.position == "sincos" and self.dim % 4) or (self.position == "rotary" and self.dim // self.heads % 4):
-            raise UsageError(f"{self.position} positions need a width divisible by 4", why=f"dim {self.dim}")
+        for position, what, width in (("sincos", "width", self.dim), ("rotary", "head width", self.dim // self.heads)):
+            if self.position == position and width % 4:
+                raise UsageError(f"{position} positions need a {what} divisible by 4, not {width}")
         if self.pool == "cls" and not self.cls_token:
             raise UsageError("pooling by class token needs a class token", hint="--pool mean")
 
@@ -137,11 +151,20 @@ class ViTConfig:
         return cls(**values)
 
 
+_KINDS: dict[Any, tuple[type, ...]] = {
+    int: (int,),
+    bool: (bool,),
+    str: (str,),
+    float: (float, int),
+    float | None: (float, int, type(None)),
+}
+
+
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    height, width = size
-    return int(height), int(width)
+    pair = (size, size) if isinstance(size, int) else size
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or any(type(side) is not int for side in pair):
+        raise UsageError(f"a size is a whole number or (height, width), not {size!r}")
+    return pair[0], pair[1]
 
 
 class PatchEmbed(nn.Module):
@@ -321,6 +344,9 @@ class ViT(nn.Module):
     def encode(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens (B, prefix + rows × columns, D) after the last block, before the final norm."""
         x, grid = self.embed(images)
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != (len(x), grid[0] * grid[1])):
+            why = f"got {mask.dtype} {tuple(mask.shape)}, want torch.bool {(len(x), grid[0] * grid[1])}"
+            raise UsageError("a mask of the wrong kind or shape", why=why)  # as floats it would be added to the logits
         keys = self._key_mask(mask, prefix=self.config.prefix)
         rotation = self._rotation(grid, x.device)
         for block in self.blocks:
@@ -338,7 +364,7 @@ class ViT(nn.Module):
         x = self.patch_embed(images)
         prefix: list[Tensor] = [self.cls_token] if config.cls_token else []
         if self.position.learned:
-            table = self.pos_embed
+            table: Tensor = self.pos_embed
             if config.cls_token and config.cls_position:
                 prefix, table = [self.cls_token + table[:, :1]], table[:, 1:]
             x = x + table
