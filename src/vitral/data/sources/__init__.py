@@ -1,0 +1,71 @@
+"""Where labelled pictures come from: one file for each kind of source, and one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from vitral.data.dataset import DataSet, some
+from vitral.data.sources import archive, digits, folder, named, table
+from vitral.errors import DataError, VitralError, unknown
+
+
+class Source(Protocol):
+    """A kind of source; a module with these two functions is one."""
+
+    def accepts(self, data: str) -> bool:
+        """Whether this kind of source is the one that was typed; looks at name and file type only."""
+
+    def load(self, data: str, *, root: Path, download: bool) -> DataSet:
+        """The data set, without reading the pictures; `DataError` where it is not what it should be."""
+
+
+SOURCES: Mapping[str, Source] = {
+    "folder": folder,
+    "archive": archive,
+    "csv": table,
+    "digits": digits,
+    "named": named,
+}
+"""The first that accepts what was typed loads it. So a path that exists wins over a named set: with a folder `mnist` here,
+`mnist` means that folder."""
+
+
+def load(data: str | Path, *, root: str | Path = "data", download: bool = True) -> DataSet:
+    """The labelled pictures that `data` names; no picture is decoded yet.
+
+    `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv` with
+    file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits` (embedded), or
+    `mnist`, `cifar10` … looked for under `root` and, where `download` allows it, fetched into it.
+
+    Raises `DataError` (unreadable, empty, badly labelled) or `UsageError` (unknown name).
+    """
+    text = os.path.expanduser(str(data))
+    for source in SOURCES.values():
+        if source.accepts(text):
+            return source.load(text, root=Path(root).expanduser(), download=download)
+    raise _refusal(text)
+
+
+def _refusal(data: str) -> VitralError:
+    """Why nothing accepts this."""
+    if os.path.exists(data):
+        return DataError(
+            "cannot tell what kind of data this is",
+            where=data,
+            why="vitral reads folders, .csv, .tar, .zip, .tar.gz, and sets by name",
+            hint="unpack it and give the folder",
+        )
+    if os.sep in data or os.path.splitext(data)[1]:
+        parent = Path(data).parent
+        while not parent.exists():
+            parent = parent.parent
+        inside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+        why = f"'{parent}' holds {some(inside, 6)}" if inside else f"'{parent}' is empty"
+        return DataError(
+            "no such file or folder", where=data, why=why, hint="check the path, or name a set: digits, mnist"
+        )
+    names = ("digits", *named.NAMED)
+    return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")

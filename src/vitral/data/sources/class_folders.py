@@ -1,0 +1,87 @@
+"""Class folders: CLASS/…/1.jpg, or SPLIT/CLASS/…/1.jpg, in any number of single folders around them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from vitral.data.dataset import SPLIT_NAMES, DataSet, shown, some
+from vitral.data.files import Files, is_picture, kinds, labelled
+from vitral.errors import DataError
+
+
+def read(files: Files, name: str) -> DataSet | None:
+    """The pictures by class folder; None where no folders tell them apart."""
+    pictures = [path for path in files.paths if is_picture(path)]
+    if not pictures:
+        return None
+    start = len(_wrapping(pictures))
+    rows, strays = _sort([(path, path[start:].split("/")) for path in pictures], files.where)
+    if not rows:
+        return None
+    has_table = any(path.lower().endswith((".csv", ".tsv")) for path in files.paths)
+    if has_table and len({label for _, labels in rows.values() for label in labels}) < 2:
+        return None  # one folder of pictures beside a table that says what they show
+    notes = [*files.notes]
+    if strays:
+        notes.append(f"{len(strays):,} pictures outside class folders are not used: {some(strays)}")
+    if len(pictures) < len(files.paths):
+        others = [path for path in files.paths if not is_picture(path)]
+        notes.append(f"{len(others):,} other files are not used: {kinds(others)}")
+    return labelled(files, name, rows, notes)
+
+
+def _wrapping(pictures: list[str]) -> str:
+    """The folders, "a/b/", that wrap everything: each alone, without pictures of its own and not named like a split."""
+    first, last = min(pictures).split("/"), max(pictures).split("/")
+    shared = 0  # the common start of the first and the last in order is that of all
+    while shared < min(len(first), len(last)) - 1 and first[shared] == last[shared]:
+        shared += 1
+    wrapping = ""
+    for part in first[:shared]:
+        inner = f"{wrapping}{part}/"
+        if part.lower() in SPLIT_NAMES or any("/" not in path[len(inner) :] for path in pictures):
+            break
+        wrapping = inner
+    return wrapping
+
+
+def _sort(
+    pictures: list[tuple[str, list[str]]], where: str
+) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
+    """Paths and class names for every split, and the pictures that no class folder holds."""
+    tops = _split_folders([parts for _, parts in pictures])
+    meant = {top: SPLIT_NAMES[top.lower()] for top in tops}
+    if len(set(meant.values())) < len(meant):
+        raise DataError(
+            f"two folders for one split: {', '.join(sorted(tops))}",
+            where=where,
+            why="they mean the same",
+            hint="put their pictures into one of them",
+        )
+    rows: dict[str, tuple[list[str], list[str]]] = {}
+    strays = []
+    for path, parts in pictures:
+        split, label = (
+            ("train", parts[0]) if not tops else (meant.get(parts[0], ""), parts[1] if len(parts) > 1 else "")
+        )
+        if split and len(parts) >= (3 if tops else 2):
+            paths, labels = rows.setdefault(split, ([], []))
+            paths.append(path)
+            labels.append(shown(label))
+        else:
+            strays.append(path)
+    folders = {label.lower() for _, labels in rows.values() for label in labels}
+    if not tops and folders <= SPLIT_NAMES.keys():
+        return {}, strays  # train/1.jpg, test/2.jpg: splits without classes
+    return rows, strays
+
+
+def _split_folders(pictures: list[list[str]]) -> set[str]:
+    """The top folders that are splits: named so, with class folders inside, and together holding most pictures.
+
+    So a class that is called "train" (the vehicle) beside other classes stays a class.
+    """
+    nested = Counter(parts[0] for parts in pictures if len(parts) > 2)
+    direct = Counter(parts[0] for parts in pictures if len(parts) == 2)
+    tops = {top for top, n in nested.items() if top.lower() in SPLIT_NAMES and n > direct[top]}
+    return tops if 2 * sum(nested[top] for top in tops) > len(pictures) else set()

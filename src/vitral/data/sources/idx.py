@@ -1,0 +1,97 @@
+"""IDX files, the layout of MNIST: `train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte` …, gzip-compressed or not.
+
+Format: yann.lecun.com/exdb/mnist. Two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
+as a big-endian 32-bit integer, then the values.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import posixpath
+import re
+import struct
+import zlib
+
+import numpy as np
+
+from vitral.data.dataset import SPLIT_NAMES, DataSet, Numbered, Pixels, Split, in_order, index_labels
+from vitral.data.files import Files
+from vitral.errors import DataError
+
+IDX_LIMIT = 4 << 30
+"""Bytes of one IDX file, decompressed; it is held in memory."""
+
+_NAME = re.compile(r"(?P<set>.*?)(?P<split>[a-z0-9]+)[-_.](?P<what>images|labels)[-_.]idx[134][-_.]ubyte(\.gz)?", re.I)
+_SPLITS = {**SPLIT_NAMES, "t10k": "test"}
+
+
+def read(files: Files, name: str) -> DataSet | None:
+    """The pictures of the IDX files; None where there are none."""
+    found: dict[str, dict[str, str]] = {}
+    sets = set()
+    for path in sorted(files.paths, key=len, reverse=True):  # "x.gz" before "x": the decompressed file counts
+        match = _NAME.fullmatch(posixpath.basename(path))
+        if match and match["split"].lower() in _SPLITS:
+            found.setdefault(_SPLITS[match["split"].lower()], {})[match["what"].lower()] = path
+            sets.add((posixpath.dirname(path), match["set"]))
+    if not found:
+        return None
+    if len(sets) > 1:
+        raise DataError("more than one IDX set", where=files.where, why="cannot tell which is meant", hint="keep one")
+    arrays = {split: _read_split(files, split, paths) for split, paths in found.items()}
+    texts = {split: [str(label) for label in labels] for split, (_, labels) in arrays.items()}
+    classes, labels = index_labels(texts, files.where)
+    splits = {
+        split: Split(Numbered(f"{name}/{split}", len(images)), labels[split], Pixels(images))
+        for split, (images, _) in arrays.items()
+    }
+    return DataSet(name, classes, in_order(splits), files.where)
+
+
+def _read_split(files: Files, split: str, paths: dict[str, str]) -> tuple[np.ndarray, list[int]]:
+    """Images uint8 (n, H, W) or (n, H, W, C), and their n labels."""
+    for what in ("images", "labels"):
+        if what not in paths:
+            raise DataError(
+                f"no IDX file with the {what} of the {split} split",
+                where=files.where,
+                hint=f"put {split}-{what}-idx{'3' if what == 'images' else '1'}-ubyte.gz beside the other",
+            )
+    images, labels = _read_idx(files, paths["images"], (3, 4)), _read_idx(files, paths["labels"], (1,))
+    if len(images) != len(labels):
+        raise DataError(
+            f"{len(images):,} pictures but {len(labels):,} labels in the {split} split",
+            where=files.prefix + paths["labels"],
+            why="the two files do not belong together, or one is damaged",
+        )
+    return images, labels.tolist()
+
+
+def _read_idx(files: Files, path: str, dimensions: tuple[int, ...]) -> np.ndarray:
+    """The array of one file, its size checked against the header."""
+    where = files.prefix + path
+
+    def damaged(why: str) -> DataError:
+        return DataError("not a valid IDX file", where=where, why=why, hint="fetch it again")
+
+    try:
+        packed = files.read(path, IDX_LIMIT)
+        with gzip.open(io.BytesIO(packed)) if path.endswith(".gz") else io.BytesIO(packed) as stream:
+            zeros, kind, axes = struct.unpack(">HBB", stream.read(4).ljust(4, b"\xff"))
+            if zeros or kind != 8 or axes not in dimensions:
+                raise damaged("it does not start with the mark of IDX bytes of the right dimensions")
+            shape = struct.unpack(f">{axes}I", stream.read(4 * axes).ljust(4 * axes, b"\0"))
+            size = math.prod(shape)
+            if not 0 < size <= IDX_LIMIT:
+                raise damaged(f"its header says {' × '.join(map(str, shape))}")
+            data = stream.read(size + 1)  # one byte more than there should be
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise damaged(str(error)) from error
+    if len(data) != size:
+        more = "more" if len(data) > size else f"{len(data):,}"
+        raise damaged(f"its header says {size:,} bytes, but there are {more}")
+    return np.frombuffer(data, np.uint8).reshape(shape)

@@ -1,0 +1,184 @@
+"""Well-known sets by name: found under a root folder in any layout that we read, else fetched by torchvision.
+
+Looked for, in this order: what torchvision's own download left under ROOT; ROOT/NAME (a folder), ROOT/NAME.tar, .zip or
+.tar.gz; for the IDX sets ROOT itself. Then torchvision downloads into ROOT and verifies checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vitral.data.dataset import DataSet, Numbered, Pixels, Split, natural
+from vitral.data.files import ARCHIVES, Folder, FolderFetch, Names, open_files
+from vitral.data.sources import idx
+from vitral.data.sources.layout import read_layout
+from vitral.errors import DataError
+
+TIMEOUT = 30.0
+"""Seconds without an answer after which a download is given up."""
+
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+"""The classes of Fashion-MNIST by number (Xiao, Rasul and Vollgraf 2017, table 2)."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """One well-known set."""
+
+    fetch: Callable[[Path, bool], DataSet]
+    """(root, whether to download) -> the set by torchvision; raises where it is not to be had."""
+    by_hand: str
+    """What a person can put under the root."""
+    is_idx: bool = False
+    classes: tuple[str, ...] | None = None
+    """Names for IDX labels 0, 1, 2 …"""
+
+
+def accepts(data: str) -> bool:
+    """Whether this is the name of a set, in any spelling: "fashion-mnist", "FashionMNIST"."""
+    return _spelling(data) in {_spelling(name) for name in NAMED}
+
+
+def load(data: str, *, root: Path, download: bool) -> DataSet:
+    """The set, from where it lies under `root` or from the network."""
+    name = next(name for name in NAMED if _spelling(name) == _spelling(data))
+    named = NAMED[name]
+    with contextlib.suppress(OSError, RuntimeError):  # torchvision's way to say that it is not there
+        return replace(_fetch(named, root, False), name=name, source=data)
+    if (found := _lying(name, named, root)) is not None:
+        classes = named.classes if named.classes and found.classes == tuple("0123456789") else found.classes
+        return replace(found, name=name, classes=classes)
+    why = f"not under '{root}', and downloading is off"
+    if download:
+        try:
+            return replace(_fetch(named, root, True), name=name, source=data)
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
+            why = f"not under '{root}', and it could not be fetched: {error}"
+    raise DataError(
+        f"cannot get the data set '{name}'",
+        where=str(root),
+        why=why,
+        hint=f"put {named.by_hand} into '{root}', or say where it is with --data-root DIR",
+    )
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _lying(name: str, named: Named, root: Path) -> DataSet | None:
+    """The set as a person put it under the root, or None."""
+    folder = root / name
+    if folder.is_dir() and Folder(str(folder)).paths:
+        return read_layout(Folder(str(folder)), name)
+    for extension in ARCHIVES:
+        if (archive := root / (name + extension)).is_file():
+            return read_layout(open_files(str(archive)), name)
+    # MNIST and Fashion-MNIST have the same file names; the folder's name may tell.
+    if named.is_idx and root.is_dir() and ("fashion" in name) == ("fashion" in root.resolve().name.lower()):
+        return idx.read(Flat(str(root)), name)
+    return None
+
+
+class Flat(Folder):
+    """The files of one folder without its subfolders."""
+
+    @property
+    def paths(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self.root) if entry.is_file())
+
+
+def _fetch(named: Named, root: Path, download: bool) -> DataSet:
+    """torchvision's set, without its chatter on standard output and without waiting for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return named.fetch(root, download)
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _in_memory(maker: str, name: str, classes: tuple[str, ...] | None = None) -> Callable[[Path, bool], DataSet]:
+    """A set that torchvision holds as one array of pixels, with a train and a test part."""
+
+    def fetch(root: Path, download: bool) -> DataSet:
+        from torchvision import datasets  # takes a while to import, and is needed for these sets only
+
+        splits = {}
+        for split in ("train", "test"):
+            made = getattr(datasets, maker)(str(root), train=split == "train", download=download)
+            pixels, labels = np.asarray(made.data), np.asarray(made.targets, np.int64)
+            splits[split] = Split(Numbered(f"{name}/{split}", len(labels)), labels, Pixels(pixels))
+        return DataSet(name, classes or tuple(made.classes), splits, name)
+
+    return fetch
+
+
+def _places365(root: Path, download: bool) -> DataSet:
+    """The 36,500 small pictures of the validation split, as the train split (a random part of it is the write-up's)."""
+    from torchvision import datasets
+
+    made = datasets.Places365(str(root), split="val", small=True, download=download)
+    classes = tuple(sorted((name[3:] for name in made.classes), key=natural))  # "/a/airfield" -> "airfield"
+    position = {name: i for i, name in enumerate(classes)}
+    labels = np.array([position[made.classes[target][3:]] for _, target in made.imgs], np.int64)
+    notes = ("the validation split of Places365 (small pictures) serves as train split",)
+    return DataSet(
+        "places365", classes, {"train": _on_disk([path for path, _ in made.imgs], labels)}, "places365", notes
+    )
+
+
+def _imagenet(root: Path, download: bool) -> DataSet:
+    """The 2012 classification set from its official archives in ROOT/imagenet, which torchvision unpacks there."""
+    from torchvision import datasets
+
+    if not (root / "imagenet" / "ILSVRC2012_devkit_t12.tar.gz").is_file():
+        raise FileNotFoundError("ImageNet cannot be downloaded without an account at image-net.org")
+    splits = {}
+    for split in ("train", "val"):
+        made = datasets.ImageNet(str(root / "imagenet"), split=split)
+        splits[split] = _on_disk([path for path, _ in made.samples], np.asarray(made.targets, np.int64))
+    return DataSet("imagenet", tuple(", ".join(names) for names in made.classes), splits, "imagenet")
+
+
+def _on_disk(paths: list[str], labels: np.ndarray) -> Split:
+    return Split(Names("", paths), labels, FolderFetch(os.getcwd(), paths))
+
+
+NAMED: Mapping[str, Named] = {
+    "mnist": Named(
+        _in_memory("MNIST", "mnist", tuple("0123456789")),
+        "the four .gz files of MNIST, in a folder mnist/,",
+        is_idx=True,
+    ),
+    "fashion-mnist": Named(
+        _in_memory("FashionMNIST", "fashion-mnist", FASHION),
+        "its four .gz files, in a folder fashion-mnist/,",
+        is_idx=True,
+        classes=FASHION,
+    ),
+    "cifar10": Named(_in_memory("CIFAR10", "cifar10"), "cifar-10-batches-py/, or cifar10.tar with class folders,"),
+    "cifar100": Named(_in_memory("CIFAR100", "cifar100"), "cifar-100-python/, or cifar100.tar with class folders,"),
+    "places365": Named(_places365, "val_256/, places365_val.txt and categories_places365.txt"),
+    "imagenet": Named(_imagenet, "imagenet/train/CLASS/ and imagenet/val/CLASS/"),
+}
