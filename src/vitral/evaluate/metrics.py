@@ -178,7 +178,7 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927); unlike p ± 2σ it stays in 0..1 and holds for few trials or rates near 1."""
+    """95 % interval of a rate (Wilson 1927); unlike p ± 2σ it holds for few trials and for rates near 1."""
     rate, z2 = successes / trials, _Z95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
@@ -306,5 +306,5 @@ def _class_table(scores: Sequence[ClassScore], title: str) -> Table:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """A name as it stands: not markup where it is called "[red]", nor an order to the terminal where it holds an escape."""
+    """A name as it stands: no markup where it is "[red]", no order to the terminal where it holds an escape."""
     return Text("".join(character if character.isprintable() else "�" for character in text), style=style)

@@ -1,0 +1,233 @@
+"""The report's figures: training curves and reliability diagram as inline SVG, heat map and pictures as data URIs.
+
+Figures are drawn without a display and without matplotlib's global state (no pyplot, no rcParams). Colours are written
+as CSS variables, so that one figure serves a light page, a dark page and paper. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
+
+from vitral.evaluate.metrics import CalibrationBin
+
+# matplotlib knows no CSS: each figure is drawn in these stand-ins, which `_inline` replaces by the page's variables.
+INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
+_VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", FIRST: "--first", SECOND: "--second"}
+
+_FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
+_SIZE_INCHES = (4.3, 3.0)
+_FEW_POINTS = 40  # up to here every epoch gets a dot
+_HEAT_MAP_CELLS = 250
+_PIXELATED_BELOW = 96  # pixels; smaller pictures are shown enlarged, pixel by pixel
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure for the page: `svg` is markup without links, `alt` says in words what can be seen."""
+
+    title: str
+    svg: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture inside the page: a data URI, its size in pixels, and whether enlarging should keep the pixels."""
+
+    uri: str
+    width: int
+    height: int
+    pixelated: bool
+
+
+def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None) -> list[Plot]:
+    """Loss, accuracy and learning rate over the epochs; a quantity with fewer than two finite values has no plot."""
+    specs = [
+        ("Loss", [("train", "train_loss"), ("validation", "val_loss")], "{:.4g}"),
+        ("Accuracy", [("train", "train_accuracy"), ("validation", "val_accuracy")], "{:.2%}"),
+        ("Learning rate", [("learning rate", "lr")], "{:.3g}"),
+    ]
+    plots = []
+    for title, names, shown in specs:
+        series = [(label, series_of(history, key)) for label, key in names]
+        series = [(label, points) for label, points in series if len(points) > 1]
+        if series:
+            plots.append(_curve(title, series, best_epoch, shown))
+    return plots
+
+
+def series_of(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """(epoch, value) in order of epochs; without lines that lack a finite value, the last line of an epoch counting."""
+    points = {
+        float(line["epoch"]): float(line[key])
+        for line in history
+        if is_finite(line.get("epoch")) and is_finite(line.get(key))
+    }
+    return sorted(points.items())
+
+
+def is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
+    """Accuracy over confidence, bin by bin, beside the diagonal of a calibrated model, with each bin's pictures."""
+    figure = Figure(figsize=(5.2, 4.1))
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    filled = [bin_ for bin_ in bins if bin_.images]
+    middle, width = [(bin_.lower + bin_.upper) / 2 for bin_ in filled], 0.92 * (bins[0].upper - bins[0].lower)
+    upper.plot([0, 1], [0, 1], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="calibrated")
+    upper.bar(middle, [bin_.accuracy for bin_ in filled], width, color=FIRST, alpha=0.75, label="accuracy")
+    for x, bin_ in zip(middle, filled, strict=True):
+        upper.plot([x, x], [bin_.accuracy, bin_.confidence], color=SECOND, linewidth=2.4, solid_capstyle="butt")
+    upper.plot([], [], color=SECOND, linewidth=2.4, label="gap to confidence")
+    lower.bar(middle, [bin_.images for bin_ in filled], width, color=MUTED, alpha=0.6)
+    upper.set(xlim=(0, 1), ylim=(0, 1.02))
+    for axes, label in ((upper, "accuracy"), (lower, "pictures")):
+        _dress(axes, label)
+    lower.set_xlabel("confidence", fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    for axis in (upper.yaxis, lower.xaxis):
+        axis.set_major_formatter(FuncFormatter(_percent))
+    _legend(upper, "upper left")
+    parts = [f"{b.confidence:.0%} sure, {b.accuracy:.0%} right ({b.images})" for b in filled]
+    alt = f"Reliability diagram; expected calibration error {ece:.2%}. By confidence: {'; '.join(parts)}."
+    return Plot("Reliability", _inline(figure, "reliability"), alt)
+
+
+def heat_map(confusion: np.ndarray) -> Picture:
+    """The share of each true class (row) that goes to each predicted class (column), on a square-root scale in cividis.
+
+    More than 250 classes share cells, so that a single mistake stays visible.
+    """
+    count = len(confusion)
+    per_cell = math.ceil(count / _HEAT_MAP_CELLS)
+    starts = np.arange(0, count, per_cell)
+    cells = np.add.reduceat(np.add.reduceat(confusion, starts, axis=0), starts, axis=1).astype(np.float64)
+    share = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
+    colours = colormaps["cividis"](np.sqrt(share), bytes=True)[..., :3]
+    return _embed(Image.fromarray(np.ascontiguousarray(colours)), pixelated=True)
+
+
+def picture(pixels: np.ndarray, limit: int) -> Picture:
+    """A picture, uint8 (H, W) or (H, W, C), reduced to `limit` pixels a side where it is larger."""
+    pixels = np.asarray(pixels)
+    if pixels.ndim == 3:
+        pixels = pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3]
+    image = Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
+    original = max(image.size)
+    if original > limit:
+        image.thumbnail((limit, limit), Image.Resampling.LANCZOS)
+    return _embed(image, pixelated=original < _PIXELATED_BELOW)
+
+
+def _embed(image: Image.Image, pixelated: bool) -> Picture:
+    """Pictures whose pixels count are PNG; photographs, reduced anyway, are JPEG at a tenth of the bytes."""
+    buffer = io.BytesIO()
+    if pixelated:
+        image.save(buffer, "PNG", optimize=True)
+    else:
+        image.save(buffer, "JPEG", quality=88)
+    kind = "png" if pixelated else "jpeg"
+    uri = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return Picture(uri, *image.size, pixelated)
+
+
+def _curve(
+    title: str, series: Sequence[tuple[str, list[tuple[float, float]]]], best_epoch: int | None, shown: str
+) -> Plot:
+    figure = Figure(figsize=_SIZE_INCHES)
+    axes = figure.subplots()
+    words = []
+    for label, points in series:
+        x, y = zip(*points, strict=True)
+        # What is measured on unseen pictures is the solid line, in the first colour, on every figure.
+        colour, style = (SECOND, (0, (3, 1.5))) if label == "train" else (FIRST, "solid")
+        marker = "o" if len(points) <= _FEW_POINTS else ""
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=2, marker=marker, markersize=3.5, label=label)
+        words.append(f"{label} from {shown.format(y[0])} to {shown.format(y[-1])}")
+    first, last = (limit([x for _, points in series for x, _ in points]) for limit in (min, max))
+    if best_epoch is not None and first <= best_epoch <= last and title != "Learning rate":
+        line = axes.axvline(best_epoch, color=INK, linewidth=1.2, zorder=0, label=f"best epoch, {best_epoch}")
+        line.set_linestyle((0, (1, 2)))
+        _mark_best(axes, series[-1][1], best_epoch)
+        words.append(f"best epoch {best_epoch}")
+    _dress(axes, title.lower())
+    axes.set_xlabel("epoch", fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    if title == "Accuracy":
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    if title == "Learning rate":
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    else:
+        _legend(axes, "best")
+    alt = f"{title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
+    return Plot(title, _inline(figure, title.split()[0].lower()), alt)
+
+
+def _mark_best(axes: Axes, points: list[tuple[float, float]], best_epoch: int) -> None:
+    value = dict(points).get(float(best_epoch))
+    if value is not None:
+        (ring,) = axes.plot([best_epoch], [value], linestyle="", marker="o", markersize=9, color=INK)
+        ring.set(markerfacecolor="none", markeredgewidth=1.5)
+
+
+def _dress(axes: Axes, ylabel: str) -> None:
+    axes.set_facecolor("none")
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, axis="y", color=LINE, linewidth=0.8, linestyle="solid")
+    axes.grid(visible=False, axis="x")
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == "bottom", color=MUTED, linewidth=0.8)
+    axes.tick_params(colors=MUTED, labelsize=10, labelfontfamily=_FONT, length=0, pad=5)
+    axes.tick_params(axis="x", length=3)
+    axes.set_ylabel(ylabel, fontfamily=_FONT, fontsize=10.5, color=MUTED)
+
+
+def _legend(axes: Axes, place: str) -> None:
+    axes.legend(loc=place, frameon=False, labelcolor=INK, prop={"family": _FONT, "size": 10})
+
+
+def _percent(value: float, _position: object) -> str:
+    # A narrow range gives ticks such as 97.5 %, which must not be rounded to 98 %.
+    return f"{100 * value:.4g} %"
+
+
+def _inline(figure: Figure, prefix: str) -> str:
+    """The figure as an <svg> element for an HTML page: no declarations, no links, ids that no other figure has."""
+    figure.patch.set_alpha(0)
+    figure.set_layout_engine("constrained")
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text).replace("xlink:href", "href")
+    # matplotlib salts its ids at random; numbered in order they are the same every time.
+    ids: dict[str, str] = {}
+    for name in re.findall(r'\bid="([^"]*)"', text):
+        ids.setdefault(name, f"{prefix}-{len(ids)}")
+    text = re.sub(r'\bid="([^"]*)"', lambda m: f'id="{ids[m[1]]}"', text)
+    text = re.sub(r'href="#([^"]*)"', lambda m: f'href="#{ids[m[1]]}"', text)
+    text = re.sub(r"url\(#([^)]*)\)", lambda m: f"url(#{ids[m[1]]})", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    # The page sets the size; the drawing is hidden from screen readers, which read the figure's alt text instead.
+    text = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", text, count=1)
+    text = text.replace("<svg", '<svg aria-hidden="true"', 1)
+    return re.sub(r"\n\s*", "\n", text).strip()
