@@ -1,8 +1,8 @@
 """Files in a folder or an archive, read where they lie.
 
 An archive is never unpacked: its table of contents becomes an index of offsets, and a file is read with `os.pread`,
-which has no position, so threads and forked processes share one handle. Only a compressed tar has no place to seek to; its
-files are held in memory up to a limit. Names in an archive are only names: nothing is ever written.
+which has no position, so threads and forked processes share one handle. Only a compressed tar has no place to seek to;
+its files are held in memory up to a limit. Names in an archive are only names: nothing is ever written.
 """
 
 from __future__ import annotations
@@ -343,13 +343,12 @@ class HeldTar(_Archive):
     def __init__(self, where: str, limit: int = HELD_LIMIT):
         contents = _Contents()
         held: list[bytes] = []
-        with (
-            gzip.open(where, "rb") as stream,
-            tarfile.open(fileobj=cast(IO[bytes], _Limited(stream, limit, where)), mode="r|") as tar,
-        ):
-            for member in _members(tar, contents):
-                file = tar.extractfile(member)
-                held.append(file.read() if file else b"")
+        with gzip.open(where, "rb") as stream:
+            limited = cast(IO[bytes], _Limited(stream, limit, where))
+            with tarfile.open(fileobj=limited, mode="r|") as tar:
+                for member in _members(tar, contents):
+                    file = tar.extractfile(member)
+                    held.append(file.read() if file else b"")
         self._keep(where, contents)
         self._held = held
 

@@ -55,7 +55,7 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# The first bytes and who reads them. Pillow's own `open` would try some forty formats, and warn or raise by its own limit.
+# The first bytes and who reads them. Pillow's own `open` would try some forty formats, and has a limit of its own.
 _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[io.BytesIO], Image.Image]], ...] = (
     ((b"\xff\xd8\xff",), lambda file: cast(Image.Image, JpegImagePlugin.jpeg_factory(file))),
     ((b"\x89PNG\r\n\x1a\n",), PngImagePlugin.PngImageFile),
@@ -103,8 +103,8 @@ def read_image(
 ) -> np.ndarray:
     """Any picture as uint8 (H, W, C), upright, in memory of its own.
 
-    `picture` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4, where
-    2 and 4 end in alpha. `channels` is 1 or 3; None keeps grey grey and makes everything else RGB. What is transparent
+    `picture` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4,
+    where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps grey grey and makes everything else RGB. What is transparent
     shows `background`. 16 bits are scaled to 8; floats and 32-bit integers are taken as 0..1, 0..255 or 0..65535,
     whichever is the first that holds them all, else stretched from their least to their greatest value. Of an animation
     the first frame is read. `at_least` = (height, width) lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size as long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,15 +30,15 @@ SOURCES: Mapping[str, Source] = {
     "digits": digits,
     "named": named,
 }
-"""The first that accepts what was typed loads it. So a path that exists wins over a named set: with a folder `mnist` here,
-`mnist` means that folder."""
+"""The first that accepts what was typed loads it. So a path that exists wins over a named set: where there is a folder
+`mnist` here, `mnist` means that folder."""
 
 
 def load(data: str | Path, *, root: str | Path = "data", download: bool = True) -> DataSet:
     """The labelled pictures that `data` names; no picture is decoded yet.
 
-    `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv` with
-    file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits` (embedded), or
+    `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
+    with file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits` (embedded), or
     `mnist`, `cifar10` … looked for under `root` and, where `download` allows it, fetched into it.
 
     Raises `DataError` (unreadable, empty, badly labelled) or `UsageError` (unknown name).
@@ -45,7 +46,8 @@ def load(data: str | Path, *, root: str | Path = "data", download: bool = True) 
     text = os.path.expanduser(str(data))
     for source in SOURCES.values():
         if source.accepts(text):
-            return source.load(text, root=Path(root).expanduser(), download=download)
+            dataset = source.load(text, root=Path(root).expanduser(), download=download)
+            return replace(dataset, source=str(data))
     raise _refusal(text)
 
 
@@ -56,7 +58,7 @@ def _refusal(data: str) -> VitralError:
             "cannot tell what kind of data this is",
             where=data,
             why="vitral reads folders, .csv, .tar, .zip, .tar.gz, and sets by name",
-            hint="unpack it and give the folder",
+            hint="put the pictures into a folder for each class, DATA/cat/1.jpg, and give DATA",
         )
     if os.sep in data or os.path.splitext(data)[1]:
         parent = Path(data).parent
@@ -64,8 +66,6 @@ def _refusal(data: str) -> VitralError:
             parent = parent.parent
         inside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
         why = f"'{parent}' holds {some(inside, 6)}" if inside else f"'{parent}' is empty"
-        return DataError(
-            "no such file or folder", where=data, why=why, hint="check the path, or name a set: digits, mnist"
-        )
+        return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", *named.NAMED)
     return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")

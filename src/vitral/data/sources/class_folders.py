@@ -27,7 +27,7 @@ def read(files: Files, name: str) -> DataSet | None:
     if len(pictures) < len(files.paths):
         others = [path for path in files.paths if not is_picture(path)]
         notes.append(f"{len(others):,} other files are not used: {kinds(others)}")
-    return labelled(files, name, rows, notes)
+    return labelled(files, name, files.where, rows, notes)
 
 
 def _wrapping(pictures: list[str]) -> str:
@@ -61,17 +61,16 @@ def _sort(
     rows: dict[str, tuple[list[str], list[str]]] = {}
     strays = []
     for path, parts in pictures:
-        split, label = (
-            ("train", parts[0]) if not tops else (meant.get(parts[0], ""), parts[1] if len(parts) > 1 else "")
-        )
-        if split and len(parts) >= (3 if tops else 2):
+        folders = parts[:-1] if tops else ["train", *parts[:-1]]
+        split = meant.get(folders[0]) if tops and folders else "train"
+        if split and len(folders) > 1:
             paths, labels = rows.setdefault(split, ([], []))
             paths.append(path)
-            labels.append(shown(label))
+            labels.append(shown(folders[1]))
         else:
             strays.append(path)
-    folders = {label.lower() for _, labels in rows.values() for label in labels}
-    if not tops and folders <= SPLIT_NAMES.keys():
+    classes = {label.lower() for _, labels in rows.values() for label in labels}
+    if not tops and classes <= SPLIT_NAMES.keys():
         return {}, strays  # train/1.jpg, test/2.jpg: splits without classes
     return rows, strays
 

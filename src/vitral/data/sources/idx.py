@@ -1,7 +1,7 @@
 """IDX files, the layout of MNIST: `train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte` …, gzip-compressed or not.
 
-Format: yann.lecun.com/exdb/mnist. Two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
-as a big-endian 32-bit integer, then the values.
+Format: yann.lecun.com/exdb/mnist. Two zero bytes, the type (8 = unsigned byte), the number of dimensions, each
+dimension as a big-endian 32-bit integer, then the values.
 """
 
 from __future__ import annotations

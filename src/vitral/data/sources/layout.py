@@ -14,8 +14,8 @@ LAYOUTS: Mapping[str, Callable[[Files, str], DataSet | None]] = {
     "class folders": class_folders.read,
     "table": table.read,
 }
-"""Each reads files that lie its way, and gives None for others. Class folders come before a table, so a stray .csv beside
-them changes nothing; type the .csv itself to use it."""
+"""Each reads files that lie its way, and gives None for others. Class folders come before a table, so a stray .csv
+beside them changes nothing; type the .csv itself to use it."""
 
 
 def read_layout(files: Files, name: str) -> DataSet:

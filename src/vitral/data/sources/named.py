@@ -63,14 +63,14 @@ def load(data: str, *, root: Path, download: bool) -> DataSet:
     name = next(name for name in NAMED if _spelling(name) == _spelling(data))
     named = NAMED[name]
     with contextlib.suppress(OSError, RuntimeError):  # torchvision's way to say that it is not there
-        return replace(_fetch(named, root, False), name=name, source=data)
+        return _fetch(named, root, False)
     if (found := _lying(name, named, root)) is not None:
         classes = named.classes if named.classes and found.classes == tuple("0123456789") else found.classes
         return replace(found, name=name, classes=classes)
     why = f"not under '{root}', and downloading is off"
     if download:
         try:
-            return replace(_fetch(named, root, True), name=name, source=data)
+            return _fetch(named, root, True)
         except (OSError, RuntimeError, ValueError, EOFError) as error:
             why = f"not under '{root}', and it could not be fetched: {error}"
     raise DataError(
@@ -168,7 +168,7 @@ def _on_disk(paths: list[str], labels: np.ndarray) -> Split:
 NAMED: Mapping[str, Named] = {
     "mnist": Named(
         _in_memory("MNIST", "mnist", tuple("0123456789")),
-        "the four .gz files of MNIST, in a folder mnist/,",
+        "its four .gz files, in a folder mnist/,",
         is_idx=True,
     ),
     "fashion-mnist": Named(

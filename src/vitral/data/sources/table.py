@@ -108,7 +108,7 @@ class _Table:
         rows, notes = self._rows()
         if not rows:
             raise DataError("a table without rows", where=self.where, hint="a line for each picture: cat/1.jpg,cat")
-        return labelled(self.files, name, rows, notes)
+        return labelled(self.files, name, self.where, rows, notes)
 
     def _rows(self) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
         """Paths and class names for every split; and notes."""
