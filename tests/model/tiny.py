@@ -1,0 +1,67 @@
+"""Small networks with random weights, one for every choice that a configuration offers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from vitral.model import WRITE_UPS, ViT, ViTConfig
+
+SHAPE: dict[str, Any] = {
+    "image_size": 12, "patch_size": 4, "classes": 5, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24,
+}  # fmt: skip
+
+VARIANTS: dict[str, ViTConfig] = {
+    name: ViTConfig(**SHAPE | changes)
+    for name, changes in {
+        "paper": {},
+        "oblong": {"image_size": (8, 12), "patch_size": (4, 2)},
+        "grey": {"channels": 1},
+        "post-norm": {"norm": "post"},
+        "gelu": {"activation": "gelu"},
+        "swiglu": {"activation": "swiglu"},
+        "mean": {"pool": "mean"},
+        "mean-no-cls": {"pool": "mean", "cls_token": False},
+        "mean-pooled-norm": {"pool": "mean", "final_norm": "pooled", "registers": 2},
+        "mean-all": {"pool": "mean-all", "final_norm": "pooled"},
+        "no-final-norm": {"final_norm": "none"},
+        "map": {"pool": "map", "cls_token": False, "position": "sincos"},
+        "map-with-prefix": {"pool": "map", "registers": 1},
+        "registers": {"registers": 3},
+        "cls-without-position": {"cls_position": False},
+        "none": {"position": "none"},
+        "sincos": {"position": "sincos"},
+        "rotary": {"position": "rotary", "registers": 2},
+        "qk-norm": {"qk_norm": True},
+        "qk-norm-rotary": {"qk_norm": True, "position": "rotary"},
+        "layer-scale": {"layer_scale": 0.1},
+        "layer-scale-post-norm": {"layer_scale": 0.1, "norm": "post"},
+        "scale-by-width": {"attention_scale": "model"},
+        "no-bias": {"qkv_bias": False, "proj_bias": False},
+        "pre-logits": {"pre_logits": True},
+        "tanh": {"logits_tanh": True},
+        "headless": {"classes": 0},
+        "cls-normal": {"cls_init": "normal"},
+        "pos-zeros": {"pos_init": "zeros"},
+        "pos-normal": {"pos_init": "normal"},
+        "pos-uniform": {"pos_init": "uniform"},
+        "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2},
+    }.items()
+} | {name: dataclasses.replace(config, **SHAPE) for name, config in WRITE_UPS.items()}
+
+
+def network(config: ViTConfig, seed: int = 0) -> ViT:
+    """In double precision, evaluating, every parameter drawn at random: the zero head of a new network hides faults."""
+    torch.manual_seed(seed)
+    model = ViT(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model
+
+
+def pictures(config: ViTConfig, count: int = 2, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, config.channels, *config.image, generator=generator, dtype=torch.float64)
