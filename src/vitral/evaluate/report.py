@@ -35,6 +35,7 @@ _CONFUSIONS = 12
 _CLASSES_IN_DETAIL = 18
 _CLASSES_AT_ONCE = 30
 _HISTORY_LINES = 200
+_ENOUGH_TO_JUDGE = 30  # pictures; with fewer the interval takes in almost everything
 _SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
 
@@ -293,6 +294,8 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
     sure = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"on average {percent(sure)} sure and {percent(evaluation.accuracy)} right"
+    if evaluation.images < _ENOUGH_TO_JUDGE:
+        return f"Too few pictures to judge it: {means}."
     if sure > high:
         return f"Too sure of itself: {means}."
     if sure < low:
