@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -28,7 +29,6 @@ from PIL import (
     TiffImagePlugin,
     WebPImagePlugin,
 )
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from vitral.errors import ImageError
 
@@ -54,6 +54,29 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+# JPEG markers (ITU T.81, table B.1).
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_SCAN, _APP1 = 0xDA, 0xE1
+_HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, restart interval, comment, application
+
+_MODES = {"L": 1, "RGB": 3}  # torchvision's ImageReadMode
+
+
+def _find_jpeg_operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    """torchvision's JPEG decoder, or None: Pillow then decodes everything, to the same pixels.
+
+    The operator itself, because torchvision 0.29 announces, at every call of the function around it, that it will go.
+    """
+    try:
+        import torchvision.io  # noqa: F401  loads the operators
+
+        return cast(Callable[[torch.Tensor, int], torch.Tensor], torch.ops.image.decode_jpeg.default)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+_jpeg_operator = _find_jpeg_operator()
 
 # The first bytes and who reads them. Pillow's own `open` would try some forty formats, and has a limit of its own.
 _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[io.BytesIO], Image.Image]], ...] = (
@@ -104,11 +127,11 @@ def read_image(
     """Any picture as uint8 (H, W, C), upright, in memory of its own.
 
     `picture` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4,
-    where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps grey grey and makes everything else RGB. What is transparent
-    shows `background`. 16 bits are scaled to 8; floats and 32-bit integers are taken as 0..1, 0..255 or 0..65535,
-    whichever is the first that holds them all, else stretched from their least to their greatest value. Of an animation
-    the first frame is read. `at_least` = (height, width) lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size as long
-    as it stays that large.
+    where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps grey grey and makes everything else RGB. What is
+    transparent shows `background`. 16 bits are scaled to 8; floats and 32-bit integers are taken as 0..1, 0..255 or
+    0..65535, whichever is the first that holds them all, else stretched from their least to their greatest value. Of an
+    animation the first frame is read. `at_least` = (height, width) lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its
+    size as long as it stays that large.
 
     Raises `ImageError` with `name` (by default the path) where the picture cannot be read or is over a limit.
     """
@@ -184,6 +207,8 @@ def _decode(
     background: tuple[int, int, int],
     at_least: tuple[int, int] | None,
 ) -> np.ndarray:
+    if not at_least and (pixels := _decode_plain_jpeg(data)) is not None:
+        return _finish(pixels, channels)
     image = _open(data, name)
     if image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB"):
         full_size = image.size
@@ -195,14 +220,36 @@ def _decode(
     return _from_pillow(image, channels, background)
 
 
+def _decode_plain_jpeg(data: bytes) -> np.ndarray | None:
+    """(H, W, C) of a JPEG that has nothing special about it, EXIF included; None where Pillow must look.
+
+    Walks the segments up to the scan (ITU T.81, B.1.1): Pillow's header parser would cost a tenth of the decoding.
+    """
+    mode, at = "", 2
+    if not data.startswith(b"\xff\xd8\xff") or len(data) > MAX_BYTES:
+        return None
+    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
+        kind = data[at + 1]
+        if kind in _FRAMES:
+            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            mode = {1: "L", 3: "RGB"}.get(components, "")
+            if bits != 8 or not 0 < height * width <= MAX_PIXELS:
+                return None
+        elif kind not in _HARMLESS or (kind == _APP1 and data[at + 4 : at + 8] == b"Exif"):
+            return None
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return _decode_jpeg(data, mode) if mode else None
+
+
 def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
     """(H, W, C), or None where torchvision cannot; Pillow then tries, and says what is wrong."""
+    if _jpeg_operator is None:
+        return None
     try:
-        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = decode_jpeg(encoded, ImageReadMode.GRAY if mode == "L" else ImageReadMode.RGB)
+        pixels = _jpeg_operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), _MODES[mode])
     except RuntimeError:
         return None
-    return cast(np.ndarray, pixels.permute(1, 2, 0).numpy())
+    return pixels.permute(1, 2, 0).numpy()
 
 
 def _orientation(image: Image.Image) -> int:

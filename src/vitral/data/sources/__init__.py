@@ -38,8 +38,8 @@ def load(data: str | Path, *, root: str | Path = "data", download: bool = True) 
     """The labelled pictures that `data` names; no picture is decoded yet.
 
     `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
-    with file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits` (embedded), or
-    `mnist`, `cifar10` … looked for under `root` and, where `download` allows it, fetched into it.
+    with file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits`
+    (embedded), or `mnist`, `cifar10` … looked for under `root` and, where `download` allows it, fetched into it.
 
     Raises `DataError` (unreadable, empty, badly labelled) or `UsageError` (unknown name).
     """
