@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tiny import SHAPE, network, pictures
 from torch import nn
 
-from vitral.model import ViT, ViTConfig, config
+from vitral.model import ViT, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.model.vit import MLP, Attention, Block, PatchEmbed, drop_path
 
@@ -43,6 +43,17 @@ def test_fused_attention_is_softmax():
     mask = torch.rand(2, 1, 1, 9) > 0.4
     scores = (q @ k.transpose(-1, -2) / math.sqrt(8)).masked_fill(~mask, -math.inf)
     torch.testing.assert_close(attention.attend(q, k, v, mask), scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("length", [9, 1100])
+def test_attention_in_bfloat16_is_softmax_up_to_rounding(length):
+    """A processor may take another way in bfloat16, and another one for long sequences."""
+    q, k, v = torch.randn(3, 1, 2, length, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(length) % 3 != 0
+    scores = (q @ k.mT / math.sqrt(8)).masked_fill(~mask, -math.inf)
+    low = Attention(CONFIG).eval().attend(*(x.bfloat16() for x in (q, k, v)), mask.expand(1, 1, 1, length))
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), scores.softmax(-1) @ v, atol=0.03, rtol=0.03)
 
 
 def test_tensordot_attention_of_write_up_002():
@@ -145,7 +156,3 @@ def test_order_of_parts_is_the_order_of_data():
 def test_printing_shows_what_is_there():
     assert "attn_pool" not in repr(ViT(CONFIG))
     assert "q_norm" in repr(ViT(ViTConfig(**SHAPE, qk_norm=True)))
-
-
-def test_authors_activation_is_the_tanh_form():
-    assert config("B/16").activation == "gelu-tanh"

@@ -21,6 +21,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "grey": {"channels": 1},
         "post-norm": {"norm": "post"},
         "gelu": {"activation": "gelu"},
+        "gelu-tanh": {"activation": "gelu-tanh"},
         "swiglu": {"activation": "swiglu"},
         "mean": {"pool": "mean"},
         "mean-no-cls": {"pool": "mean", "cls_token": False},
