@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
-MakePictures = Callable[..., Path]
+from pictures import MakePictures, noise
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +18,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real data in {folder} (mnist/, cifar10.tar, hymenoptera.tar)")
     return folder
-
-
-def noise(seed: int, size: tuple[int, int] = (8, 10), channels: int = 3) -> np.ndarray:
-    """A picture (H, W, channels), or (H, W) for one channel, that differs for every seed."""
-    shape = size if channels == 1 else (*size, channels)
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 @pytest.fixture

@@ -150,7 +150,11 @@ class Folder:
     @cached_property
     def _listing(self) -> tuple[list[str], list[str]]:
         empty: list[str] = []
-        return sorted(_walk(self.root, "", (), empty)), sorted(empty)
+        try:
+            return sorted(_walk(self.root, empty)), sorted(empty)
+        except OSError as error:
+            where = shown(error.filename or self.where)
+            raise DataError("cannot read folder", where=where, why=error.strerror or str(error)) from error
 
     @property
     def paths(self) -> Sequence[str]:
@@ -171,20 +175,25 @@ class Folder:
         return FolderFetch(self.root, paths)
 
 
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], empty: list[str]) -> Iterator[str]:
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    with os.scandir(folder) as entries:
-        kept = [entry for entry in entries if not is_hidden(entry.name)]
-    if not kept and prefix:
-        empty.append(prefix.rstrip("/"))
-    for entry in kept:
-        if entry.is_dir():
-            yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here), empty)
-        elif entry.is_file():  # no pipes, sockets or devices, no dangling links
-            yield prefix + entry.name
+def _walk(root: str, empty: list[str]) -> Iterator[str]:
+    """Paths of regular files below the root; the empty folders are added to the list."""
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while todo:
+        prefix, above = todo.pop()
+        folder = os.path.join(root, prefix)
+        status = os.stat(folder)
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            continue
+        with os.scandir(folder) as entries:
+            kept = [entry for entry in entries if not is_hidden(entry.name)]
+        if not kept and prefix:
+            empty.append(prefix.rstrip("/"))
+        for entry in kept:
+            if entry.is_dir():
+                todo.append((f"{prefix}{entry.name}/", above | {here}))
+            elif entry.is_file():  # no pipes, sockets or devices, no dangling links
+                yield prefix + entry.name
 
 
 @dataclass(frozen=True)
@@ -231,9 +240,13 @@ class Handle:
         self.path = state["path"]
         self._open()
 
+    def up_to(self, offset: int, size: int) -> bytes:
+        """The `size` bytes from `offset`, or as many as there are."""
+        return os.pread(self._descriptor, size, offset)
+
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`; OSError where the file is shorter."""
-        data = os.pread(self._descriptor, size, offset)
+        data = self.up_to(offset, size)
         if len(data) != size:
             raise OSError("the archive ends inside this file (was it changed?)")
         return data
@@ -296,9 +309,19 @@ class Tar(_Archive):
         places: list[tuple[int, int]] = []
         with tarfile.open(where, "r:") as tar:
             places.extend((member.offset_data, member.size) for member in _members(tar, contents))
+            end = tar.offset
         self._keep(where, contents)
         self._handle = Handle(where)
         self._places = np.array(places, np.int64).reshape(-1, 2)
+        self._check_end(end)
+
+    def _check_end(self, offset: int) -> None:
+        """tarfile ends quietly at a damaged header, and a set would lose its second half without a word."""
+        block = self._handle.up_to(offset, tarfile.BLOCKSIZE)
+        if not block:
+            self.notes += ("the archive has no end mark: it may have been cut off",)
+        elif block.strip(b"\0") or len(block) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"no file header at byte {offset:,}")
 
     def read(self, path: str, limit: int) -> bytes:
         offset, size = self._places[self.members[path]].tolist()
@@ -349,6 +372,8 @@ class HeldTar(_Archive):
                 for member in _members(tar, contents):
                     file = tar.extractfile(member)
                     held.append(file.read() if file else b"")
+            while limited.read(1 << 20):  # gzip verifies its checksum at the end
+                pass
         self._keep(where, contents)
         self._held = held
 

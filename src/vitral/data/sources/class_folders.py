@@ -15,7 +15,7 @@ def read(files: Files, name: str) -> DataSet | None:
     if not pictures:
         return None
     start = len(_wrapping(pictures))
-    rows, strays = _sort([(path, path[start:].split("/")) for path in pictures], files.where)
+    rows, strays = _sort(pictures, start, files.where)
     if not rows:
         return None
     has_table = any(path.lower().endswith((".csv", ".tsv")) for path in files.paths)
@@ -45,11 +45,9 @@ def _wrapping(pictures: list[str]) -> str:
     return wrapping
 
 
-def _sort(
-    pictures: list[tuple[str, list[str]]], where: str
-) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
-    """Paths and class names for every split, and the pictures that no class folder holds."""
-    tops = _split_folders([parts for _, parts in pictures])
+def _sort(pictures: list[str], start: int, where: str) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
+    """Paths and class names for every split, and the pictures in no class folder; `start` skips the wrapping."""
+    tops = _split_folders(pictures, start)
     meant = {top: SPLIT_NAMES[top.lower()] for top in tops}
     if len(set(meant.values())) < len(meant):
         raise DataError(
@@ -60,7 +58,8 @@ def _sort(
         )
     rows: dict[str, tuple[list[str], list[str]]] = {}
     strays = []
-    for path, parts in pictures:
+    for path in pictures:
+        parts = path[start:].split("/")
         folders = parts[:-1] if tops else ["train", *parts[:-1]]
         split = meant.get(folders[0]) if tops and folders else "train"
         if split and len(folders) > 1:
@@ -75,12 +74,12 @@ def _sort(
     return rows, strays
 
 
-def _split_folders(pictures: list[list[str]]) -> set[str]:
+def _split_folders(pictures: list[str], start: int) -> set[str]:
     """The top folders that are splits: named so, with class folders inside, and together holding most pictures.
 
     So a class that is called "train" (the vehicle) beside other classes stays a class.
     """
-    nested = Counter(parts[0] for parts in pictures if len(parts) > 2)
-    direct = Counter(parts[0] for parts in pictures if len(parts) == 2)
+    nested = Counter(path[start : path.index("/", start)] for path in pictures if path.count("/", start) > 1)
+    direct = Counter(path[start : path.index("/", start)] for path in pictures if path.count("/", start) == 1)
     tops = {top for top, n in nested.items() if top.lower() in SPLIT_NAMES and n > direct[top]}
     return tops if 2 * sum(nested[top] for top in tops) > len(pictures) else set()

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from pictures import MakePictures, noise
+from vitral.data import load
+from vitral.data.check import DataCheck, Unreadable, check, readable
+from vitral.errors import DataError, UsageError
+
+
+def printed(found: DataCheck) -> str:
+    file = io.StringIO()
+    found.print_table(Console(file=file, width=200))
+    return file.getvalue()
+
+
+def test_a_sound_set_is_said_to_be_sound(make_pictures: MakePictures) -> None:
+    folder = make_pictures({"train/a": 12, "train/b": 11, "val/a": 2, "val/b": 3}, size=(8, 10))
+    found = check(load(folder))
+    assert found.is_sound
+    assert found.images == 28
+    assert found.counts == {"train": (12, 11), "val": (2, 3)}
+    assert found.sizes is not None
+    assert found.sizes.height == (8, 8, 8)
+    assert found.sizes.most_common == ((8, 10, 28),)
+    assert (found.modes, found.formats) == ({"RGB": 28}, {"PNG": 28})
+    assert found.findings() == []
+    assert "sound" in printed(found)
+
+
+@pytest.fixture
+def troubled(make_pictures: MakePictures) -> Path:
+    """A folder with one of every trouble."""
+    folder = make_pictures({"train/a": 25, "train/b": 2, "train/c": 12, "val/a": 1, "val/b": 1})
+    (folder / "train/a/broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    (folder / "train/c/empty.png").touch()
+    shutil.copy(folder / "train/a/0.png", folder / "val/a/leak.png")
+    Image.open(folder / "train/a/1.png").save(folder / "train/c/torn.bmp")  # other file, same pixels
+    shutil.copy(folder / "train/a/2.png", folder / "train/a/again.png")
+    Image.fromarray(noise(99, (30, 20), 1)).save(folder / "train/b/grey.gif")
+    (folder / "train/list.txt").write_text("x")
+    return folder
+
+
+def test_every_trouble_is_named(troubled: Path) -> None:
+    found = check(load(troubled))
+    assert not found.is_sound
+    bad = {Path(one.name).name: one.reason for one in found.unreadable}
+    assert set(bad) == {"broken.jpg", "empty.png"}
+    assert bad["empty.png"] == "empty file"
+
+    def groups(duplicates: object) -> list[list[str]]:
+        return [[Path(place.name).name for place in group] for group in duplicates]  # type: ignore[attr-defined]
+
+    assert groups(found.leaks) == [["0.png", "leak.png"]]
+    assert groups(found.conflicts) == [["1.png", "torn.bmp"]]
+    assert sorted(groups(found.duplicates)) == [["0.png", "leak.png"], ["1.png", "torn.bmp"], ["2.png", "again.png"]]
+    assert found.absent() == {"val": ("c",)}
+    assert found.small() == {"b": 3}
+    assert found.imbalance == pytest.approx(27 / 3)
+    assert found.formats["GIF"] == 1
+    assert found.sizes is not None
+    assert (found.sizes.height, found.sizes.width) == ((8, 8, 30), (10, 10, 20))
+    text = printed(found)
+    for word in ("unreadable", "broken.jpg", "leak between splits", "contradicting labels", "again.png", "val has no"):
+        assert word in text
+    assert "list" not in text or ".txt (1)" in text
+    assert "sound" not in text
+
+
+def test_the_findings_are_json(troubled: Path) -> None:
+    found = json.loads(json.dumps(check(load(troubled)).to_json()))
+    assert found["counts"]["train"] == {"a": 27, "b": 3, "c": 14}
+    assert found["sound"] is False
+    assert {bad["split"] for bad in found["unreadable"]} == {"train"}
+    assert found["leaks"][0][1]["label"] == "a"
+    assert found["small_classes"] == {"b": 3}
+
+
+def test_names_cannot_paint_the_terminal(make_pictures: MakePictures) -> None:
+    folder = make_pictures({"[red]a": 1, "b": 1})
+    (folder / "b/[blink]x.png").touch()
+    text = printed(check(load(folder)))
+    assert "[red]a" in text
+    assert "[blink]x.png" in text
+
+
+def test_many_classes_are_summed_up(make_pictures: MakePictures) -> None:
+    text = printed(check(load(make_pictures({str(i): 1 for i in range(30)}))))
+    assert "10 more" in text
+    assert "29" not in text
+
+
+def test_progress_is_told_up_to_the_end(make_pictures: MakePictures) -> None:
+    told: list[tuple[int, int]] = []
+    check(load(make_pictures({"a": 100, "b": 50})), lambda done, total: told.append((done, total)))
+    assert told[-1] == (150, 150)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_nothing_is_written_where_no_terminal_is(
+    make_pictures: MakePictures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(load(make_pictures({"a": 2, "b": 2})))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_arrays_are_checked_like_files() -> None:
+    found = check(load("digits"))
+    assert found.images == 1797
+    assert found.formats == {"pixels": 1797}
+    assert not found.unreadable
+
+
+def test_a_set_without_any_readable_picture(make_pictures: MakePictures) -> None:
+    folder = make_pictures({"a": 1, "b": 1})
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"x")
+    dataset = load(folder)
+    found = check(dataset)
+    assert found.sizes is None
+    assert len(found.unreadable) == 2
+    printed(found)
+    for bad in ("error", "skip"):
+        with pytest.raises(DataError, match="readable picture"):
+            readable(dataset, found.unreadable, bad)  # type: ignore[arg-type]
+
+
+def test_unreadable_pictures_are_refused_in_one_error(troubled: Path) -> None:
+    dataset = load(troubled)
+    with pytest.raises(DataError, match="2 unreadable pictures") as caught:
+        readable(dataset, check(dataset).unreadable)
+    message = str(caught.value)
+    assert "broken.jpg" in message
+    assert "--bad-images skip" in message
+    assert f"vitral data check {troubled}" in message
+    assert len(message.splitlines()) <= 5
+
+
+def test_unreadable_pictures_are_skipped_when_asked(troubled: Path) -> None:
+    dataset = load(troubled)
+    kept = readable(dataset, check(dataset).unreadable, "skip")
+    assert {name: len(split) for name, split in kept.splits.items()} == {"train": 42, "val": 3}
+    assert kept.classes == dataset.classes
+    assert not check(kept).unreadable
+    assert readable(dataset, [], "error") is dataset
+
+
+def test_an_unknown_choice_for_bad_pictures_is_refused(make_pictures: MakePictures) -> None:
+    dataset = load(make_pictures({"a": 1, "b": 1}))
+    with pytest.raises(UsageError, match="known: error, skip"):
+        readable(dataset, [Unreadable("train", 0, "x", "y")], "ignore")  # type: ignore[arg-type]
+
+
+def test_an_unbalanced_set_is_told(make_pictures: MakePictures) -> None:
+    found = check(load(make_pictures({"many": 40, "few": 2})))
+    assert ("imbalance", "the largest class has 20 times the pictures of the smallest") in found.findings()
+
+
+def test_real_photographs_are_sound(shared_data: Path) -> None:
+    found = check(load(shared_data / "hymenoptera.tar"))
+    assert found.is_sound
+    assert found.formats == {"JPEG": 397, "GIF": 1}
+    assert np.prod([high for _, _, high in (found.sizes.height, found.sizes.width)]) > 10**6  # type: ignore[union-attr]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.model_selection import StratifiedShuffleSplit
+
+from vitral.data import DataSet, Split, load
+from vitral.data.dataset import Numbered, Pixels
+from vitral.data.splits import subset, with_validation
+from vitral.errors import DataError, UsageError
+
+
+def made(counts: dict[str, list[int]]) -> DataSet:
+    """A data set with these numbers of pictures a class; each picture is its own number."""
+    splits = {}
+    for name, numbers in counts.items():
+        labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(numbers)), numbers)).astype(np.int64)
+        pixels = np.arange(len(labels), dtype=np.int64).reshape(-1, 1, 1).astype(np.uint8)
+        splits[name] = Split(Numbered(name, len(labels)), labels, Pixels(pixels))
+    classes = tuple(str(i) for i in range(len(next(iter(counts.values())))))
+    return DataSet("made", classes, splits, "made")
+
+
+def per_class(split: Split, classes: int) -> list[int]:
+    return np.bincount(split.labels, minlength=classes).tolist()
+
+
+def test_a_tenth_of_every_class_by_default() -> None:
+    dataset = with_validation(made({"train": [100, 50, 200], "test": [5, 5, 5]}))
+    assert list(dataset.splits) == ["train", "val", "test"]
+    assert per_class(dataset["val"], 3) == [10, 5, 20]
+    assert sorted([*dataset["train"].names, *dataset["val"].names]) == sorted(
+        made({"train": [100, 50, 200]})["train"].names
+    )
+    assert list(dataset["test"].names) == list(made({"test": [5, 5, 5]})["test"].names)
+
+
+def test_at_most_5000_by_default_but_any_share_when_asked() -> None:
+    large = made({"train": [40_000, 40_000]})
+    assert per_class(with_validation(large)["val"], 2) == [2500, 2500]
+    assert per_class(with_validation(large, 0.25)["val"], 2) == [10_000, 10_000]
+
+
+def test_the_cut_is_a_function_of_the_seed() -> None:
+    dataset = made({"train": [50, 50]})
+    first, again, other = (list(with_validation(dataset, seed=seed)["val"].names) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_an_existing_validation_split_stays() -> None:
+    dataset = made({"train": [5, 5], "val": [1, 1]})
+    assert with_validation(dataset, 0.5) is dataset
+
+
+def test_nothing_is_cut_when_the_share_is_zero() -> None:
+    dataset = made({"train": [5, 5]})
+    assert with_validation(dataset, 0) is dataset
+
+
+@pytest.mark.parametrize(
+    "counts", [[1, 1, 2], [2, 2, 2, 2, 2], [3, 100, 1, 7], [0, 4, 9], [1, 1000], [2, 3, 4, 5, 6] * 30]
+)
+@pytest.mark.parametrize("fraction", [None, 0.01, 0.1, 0.5, 0.9, 0.99])
+def test_every_class_keeps_a_picture_in_train(counts: list[int], fraction: float | None) -> None:
+    dataset = with_validation(made({"train": counts}), fraction)
+    train, val = (np.array(per_class(dataset[split], len(counts))) for split in ("train", "val"))
+    assert (train + val == counts).all()
+    assert (train[np.array(counts) > 0] >= 1).all()
+    assert val.sum() >= 1
+    if fraction is None:
+        assert (val[np.array(counts) > 1] >= 1).all()
+
+
+def test_the_shares_are_those_of_scikit_learn() -> None:
+    counts = [137, 55, 311, 90, 24]
+    dataset = made({"train": counts})
+    ours = per_class(with_validation(dataset, 0.2)["val"], 5)
+    labels = dataset["train"].labels
+    _, index = next(StratifiedShuffleSplit(1, test_size=sum(ours), random_state=0).split(labels, labels))
+    assert np.abs(np.array(ours) - np.bincount(labels[index])).max() <= 1
+
+
+def test_impossible_cuts_are_refused() -> None:
+    for fraction in (-0.1, 1.0, 3, float("nan")):
+        with pytest.raises(UsageError, match="share"):
+            with_validation(made({"train": [5, 5]}), fraction)
+    with pytest.raises(DataError, match="single picture"):
+        with_validation(made({"train": [1, 1, 1]}))
+    with pytest.raises(DataError, match="no 'train' split"):
+        with_validation(made({"test": [5, 5]}))
+
+
+def test_a_subset_of_one_split_gives_two_without_a_common_picture() -> None:
+    places = made({"train": [100] * 365})
+    dataset = subset(places, 0.10, 0.05, seed=3)
+    assert (len(dataset["train"]), len(dataset["val"])) == (3650, 1825)
+    assert not set(dataset["train"].names) & set(dataset["val"].names)
+    assert list(subset(places, 0.10, 0.05, seed=3)["val"].names) == list(dataset["val"].names)
+    assert list(subset(places, 0.10, 0.05, seed=4)["val"].names) != list(dataset["val"].names)
+
+
+def test_a_subset_of_two_splits_takes_from_each() -> None:
+    dataset = subset(made({"train": [60, 40], "val": [10, 10], "test": [3, 3]}), 0.5, 0.1)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 50, "val": 2, "test": 6}
+    assert all(name.startswith("val") for name in dataset["val"].names)
+
+
+def test_a_subset_without_validation_leaves_the_cut_to_later() -> None:
+    dataset = with_validation(subset(load("digits"), 0.5, 0.0))
+    assert len(dataset["train"]) + len(dataset["val"]) == 718
+
+
+@pytest.mark.parametrize(("train", "val"), [(0.8, 0.3), (0, 0.5), (-1, 0.5), (1.5, 0), (0.0001, 0.1)])
+def test_impossible_subsets_are_refused(train: float, val: float) -> None:
+    with pytest.raises(UsageError):
+        subset(made({"train": [5, 5]}), train, val)
