@@ -459,7 +459,10 @@ def test_encrypted_files_are_left_out(make_pictures: MakePictures) -> None:
 
 
 def test_a_tar_with_a_damaged_header_does_not_end_quietly(make_pictures: MakePictures) -> None:
-    path = pack_tar(make_pictures({"a": 3, "b": 3}), "photos.tar")
+    folder = make_pictures({"a": 3, "b": 3})
+    path = folder.parent / "photos.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        tar.add(folder, arcname=folder.name)
     whole = path.read_bytes()
     damaged = bytearray(whole)
     damaged[whole.rindex(b"photos/b/") + 110] ^= 1  # inside the header: its checksum fails
