@@ -41,25 +41,25 @@ SIZES: dict[str, Size] = {
 WRITE_UPS: dict[str, ViTConfig] = {
     # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
     "einops-b16": ViTConfig(
-        heads=8, attention_scale="model", pool="mean-all", final_norm="pooled", activation="gelu",
+        heads=8, attention_scale="model", pool="mean-all", final_norm="pooled",
         cls_init="normal", pos_init="normal", norm_eps=1e-5,
     ),
     # 001: tanh on the logits; class token and positions from N(0, 1).
     "mnist-7562": ViTConfig(
         image_size=28, patch_size=7, channels=1, classes=10, dim=16, depth=2, heads=2, mlp_dim=64,
-        activation="gelu", logits_tanh=True, cls_init="normal", pos_init="normal", norm_eps=1e-5,
+        logits_tanh=True, cls_init="normal", pos_init="normal", norm_eps=1e-5,
     ),
     # 002: the authors' layout; q, k, v and out are tensordots there, the same arithmetic as these dense layers.
-    "tensordot-b16": ViTConfig(dropout=0.1, activation="gelu", pos_init="uniform", norm_eps=1e-5),
+    "tensordot-b16": ViTConfig(dropout=0.1, pos_init="uniform", norm_eps=1e-5),
     # 003: BERT-like post-norm; dropout → add → norm; 8 heads; 365 scenes. 1×1 Conv1d is a dense layer.
     "places365-postnorm": ViTConfig(
-        classes=365, heads=8, norm="post", dropout=0.1, attention_dropout=0.1, activation="gelu",
+        classes=365, heads=8, norm="post", dropout=0.1, attention_dropout=0.1,
         cls_init="normal", pos_init="normal", norm_eps=1e-5,
     ),
     # 004: a simplified timm ViT: no bias in attention, MLP as wide as the model, dropout one half.
     "timm-small-128": ViTConfig(
         classes=10, dim=128, depth=3, heads=4, mlp_dim=128, qkv_bias=False, proj_bias=False, dropout=0.5,
-        attention_dropout=0.5, activation="gelu", pos_init="zeros", norm_eps=1e-5,
+        attention_dropout=0.5, pos_init="zeros", norm_eps=1e-5,
     ),
 }  # fmt: skip
 
@@ -74,15 +74,20 @@ def config(name: str, **changes: Any) -> ViTConfig:
         raise unknown("model option", bad[0], ViTConfig.__dataclass_fields__)
     if name in WRITE_UPS:
         return dataclasses.replace(WRITE_UPS[name], **changes)
+    size, patch = parse(name)
+    return ViTConfig(**{"patch_size": patch, **size._asdict(), **changes})
+
+
+def parse(name: str) -> tuple[Size, tuple[int, int]]:
+    """Size and patch (height, width) that `SIZE/PATCH` stands for; `UsageError` shows the nearest names."""
     size, slash, patch = name.partition("/")
-    parsed = re.fullmatch(r"(\d+)(?:x(\d+))?", patch)
-    if size not in SIZES or not parsed or int(parsed[1]) < 1:
-        if size in SIZES:
-            raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
-        raise unknown("model", name, [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *WRITE_UPS],
-                      hint="vitral models")  # fmt: skip
-    rows = int(parsed[1])
-    return ViTConfig(**{"patch_size": (rows, int(parsed[2] or rows)), **SIZES[size]._asdict(), **changes})
+    parsed = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", patch)
+    if size in SIZES and parsed:
+        return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
+    if size in SIZES:
+        raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
+    known = [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *WRITE_UPS]
+    raise unknown("model", name, known, hint="vitral models")
 
 
 def create(name: str, **changes: Any) -> ViT:

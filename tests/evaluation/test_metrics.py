@@ -10,8 +10,8 @@ from rich.console import Console
 from sklearn.metrics import accuracy_score, f1_score, log_loss, top_k_accuracy_score
 
 from vitral.errors import DataError, UsageError
-from vitral.evaluate import Evaluation, measure
-from vitral.evaluate.metrics import DENSE_JSON_CLASSES, wilson_interval
+from vitral.evaluation import Evaluation, measure
+from vitral.evaluation.metrics import DENSE_JSON_CLASSES, wilson_interval
 
 
 def by_hand() -> Evaluation:

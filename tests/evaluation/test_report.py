@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from vitral.errors import RunError
-from vitral.evaluate import measure
-from vitral.evaluate.report import (
+from vitral.evaluation import measure
+from vitral.evaluation.report import (
     Mistake,
     ReportContent,
     Sample,

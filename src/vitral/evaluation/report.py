@@ -20,8 +20,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitral.errors import RunError
-from vitral.evaluate import figures
-from vitral.evaluate.metrics import ClassScore, Evaluation
+from vitral.evaluation import figures
+from vitral.evaluation.metrics import ClassScore, Evaluation
 
 GALLERY_PICTURES = 24
 CLASS_PICTURES = 48

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-from vitral.evaluate.metrics import CalibrationBin
+from vitral.evaluation.metrics import CalibrationBin
 
 # matplotlib knows no CSS: each figure is drawn in these stand-ins, which `_inline` replaces by the page's variables.
 INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"

@@ -1,0 +1,133 @@
+"""Device, precision, threads and seeds: decided here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from vitral.errors import UsageError
+
+Precision = Literal["fp32", "bf16"]
+
+# Below this width a CPU spends more on casting to bf16 than its matrix units win back (benchmarks/precision.py).
+BF16_MIN_DIM_ON_CPU = 32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how precisely the network computes."""
+
+    device: torch.device
+    precision: Precision
+    reason: str
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context for forward passes: bf16 for matrix products where chosen, fp32 for the rest."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    @property
+    def name(self) -> str:
+        """What a person would call this machine: the GPU's name, or the processor and its cores."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        if self.device.type == "mps":
+            return "Apple GPU"
+        return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def choose(device: str = "auto", precision: str = "auto", dim: int | None = None) -> Machine:
+    """The machine to use. `auto`: a GPU where there is one; bf16 where the processor has instructions for it and the
+    network is wide enough (`dim`) to gain. fp16 is never chosen: a CPU is about a hundred times slower at it.
+
+    Raises `UsageError` for a device that is not there and for a precision that is not offered.
+    """
+    if precision not in ("auto", "fp32", "bf16"):
+        why = "fp16 needs loss scaling, and a CPU is about 100 times slower at it" if precision == "fp16" else None
+        raise UsageError(f"unknown precision '{precision}'", why=why, hint="--precision bf16, fp32 or auto")
+    target = _device(device)
+    if precision == "fp32":
+        return Machine(target, "fp32", "you asked")
+    if precision == "bf16":
+        return Machine(target, "bf16", "you asked")
+    if not _fast_bf16(target):
+        return Machine(target, "fp32", f"this {target.type} has no bf16 instructions")
+    if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:
+        return Machine(target, "fp32", f"at width {dim} casting costs more than bf16 gains")
+    return Machine(target, "bf16", "the processor has bf16 instructions")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device '{name}'", hint="--device auto, cpu, cuda or mps") from None
+    missing = (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if missing or device.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"no device '{name}' on this machine", hint="--device auto")
+    return device
+
+
+def _fast_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        flags = ("avx512_bf16", "amx_bf16", "bf16")
+        return any(flag in _cpu_flags() for flag in flags)
+    return False
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Instruction sets that the processor names (Linux); elsewhere none, which means fp32."""
+    try:
+        with open("/proc/cpuinfo") as info:
+            line = next((line for line in info if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return frozenset()
+    return frozenset(line.partition(":")[2].split())
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, in bytes."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 8 << 30
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def derive_seed(*parts: int) -> int:
+    """One seed from several numbers (seed, epoch, step or sample): randomness is a function of a position."""
+    return int(np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed every generator that torch uses, on all devices, from `derive_seed(*parts)`."""
+    torch.manual_seed(derive_seed(*parts))
+
+
+@contextlib.contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Within, torch's CPU generator follows from `parts`; afterwards it goes on as if nothing had been."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(*parts))
+        yield

@@ -1,0 +1,181 @@
+"""Predictor = network + preprocessing + class names: pictures in, named probabilities out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitral.data.intake import read_image
+from vitral.data.loader import Batches
+from vitral.data.transforms import Preprocessing
+from vitral.device import Machine, choose, cores
+from vitral.errors import ImageError, RunError, WeightsError
+from vitral.model import ViT
+from vitral.weights import native
+
+Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+"""A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of one picture."""
+
+    name: str
+    classes: tuple[str, ...]
+    probabilities: np.ndarray
+    """(K,), summing to 1."""
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return self.classes[int(self.probabilities.argmax())]
+
+    @property
+    def confidence(self) -> float:
+        """Its probability."""
+        return float(self.probabilities.max())
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """The most probable classes with their probabilities, best first."""
+        order = np.argsort(-self.probabilities, kind="stable")[:count]
+        return [(self.classes[i], float(self.probabilities[i])) for i in order]
+
+    def to_json(self, count: int = 5) -> dict[str, Any]:
+        """Plain data, with the `count` most probable classes."""
+        top = [{"class": name, "probability": p} for name, p in self.top(count)]
+        return {"image": self.name, "label": self.label, "confidence": self.confidence, "top": top}
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.label!r}, {self.confidence:.1%}, {self.name!r})"
+
+
+class Predictor:
+    """A trained network, ready to use. `predictor.model` is the module, in evaluation mode."""
+
+    def __init__(
+        self,
+        model: ViT,
+        preprocessing: Preprocessing,
+        classes: Sequence[str],
+        *,
+        machine: Machine | None = None,
+        source: str = "",
+    ):
+        self.machine = machine or choose(dim=model.config.dim)
+        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
+        # Weights are cast once: autocast would cast them again at every call.
+        self.model = model.to(self.machine.device, dtype).eval()
+        self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
+
+    @overload
+    def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap]  # str is a Sequence
+    @overload
+    def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]: ...
+    def __call__(self, pictures: Picture | Sequence[Picture]) -> Prediction | list[Prediction]:
+        """Predict one picture, or a sequence of them as one batch. `ImageError` names one that cannot be read."""
+        if isinstance(pictures, Sequence) and not isinstance(pictures, (str, bytes)):
+            names = [_name(picture, i) for i, picture in enumerate(pictures)]
+            probabilities = self.probabilities(list(pictures))
+            return [Prediction(n, self.classes, p) for n, p in zip(names, probabilities, strict=True)]
+        return self([pictures])[0]
+
+    def probabilities(self, pictures: Sequence[Picture]) -> np.ndarray:
+        """(n, K) float32."""
+        if not pictures:
+            return np.zeros((0, len(self.classes)), np.float32)
+        return self._forward(torch.stack([self.prepare(p, _name(p, i)) for i, p in enumerate(pictures)]))
+
+    def prepare(self, picture: Picture, name: str = "image") -> Tensor:
+        """uint8 (C, height, width), as the network reads it but for scaling."""
+        pixels = read_image(picture, name=name, channels=self.preprocessing.channels)
+        return self.preprocessing.geometry(pixels)
+
+    def stream(self, paths: Iterable[Path], batch_size: int = 32) -> Iterator[Prediction | ImageError]:
+        """Predict many files, decoding the next batch while this one is computed. A file that cannot be read gives its
+        error instead; the order is that of `paths`.
+        """
+
+        def prepare(path: Path) -> Tensor | ImageError:
+            try:
+                return self.prepare(path, str(path))
+            except ImageError as error:
+                return error
+
+        paths = list(paths)
+        parts = [paths[i : i + batch_size] for i in range(0, len(paths), batch_size)]
+        with ThreadPoolExecutor(cores()) as pool:
+            ahead = [pool.submit(prepare, path) for path in parts[0]] if parts else []
+            for number, part in enumerate(parts):
+                ready = [future.result() for future in ahead]
+                ahead = [pool.submit(prepare, p) for p in parts[number + 1]] if number + 1 < len(parts) else []
+                yield from self._predict_prepared(part, ready)
+
+    def _predict_prepared(
+        self, paths: Sequence[Path], ready: Sequence[Tensor | ImageError]
+    ) -> Iterator[Prediction | ImageError]:
+        images = [image for image in ready if isinstance(image, Tensor)]
+        rows = iter(self._forward(torch.stack(images)) if images else ())
+        for path, image in zip(paths, ready, strict=True):
+            yield image if isinstance(image, ImageError) else Prediction(str(path), self.classes, next(rows))
+
+    @torch.inference_mode()
+    def _forward(self, images: Tensor) -> np.ndarray:
+        images = self.preprocessing.standardise(images.to(self.machine.device))
+        logits = self.model(images.to(self.model.patch_embed.proj.weight.dtype))
+        return logits.float().softmax(1).cpu().numpy()
+
+
+def _name(picture: Picture, index: int) -> str:
+    return str(picture) if isinstance(picture, (str, os.PathLike)) else f"image {index}"
+
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
+    """Logits (n, K), fp32 on the CPU, of a split in its own order. The module's mode is left as it was."""
+    training = model.training
+    model.eval()
+    try:
+        with machine.autocast():
+            parts = [model(batches.preprocessing.standardise(batch.images)).float() for batch in batches.epoch()]
+    finally:
+        model.train(training)
+    return torch.cat(parts).cpu()
+
+
+def find_weights(path: str | Path) -> Path:
+    """The weights file that a run folder or a path stands for; `RunError` or `WeightsError` where there is none."""
+    path = Path(path)
+    if path.is_dir():
+        weights = path / "model.safetensors"
+        if not (path / "config.json").is_file():
+            raise RunError("not a run folder", where=path, why="there is no config.json in it", hint="ls runs")
+        if not weights.is_file():
+            hint = f"vitral train --out {path} --resume"
+            raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
+        return weights
+    if not path.exists():
+        raise WeightsError("no such run or weights file", where=path, hint="ls runs")
+    return path
+
+
+def load(source: str | Path, *, device: str = "auto", precision: str = "auto") -> Predictor:
+    """A predictor from a run folder or a weights file.
+
+    Raises `RunError` for a folder that is no run, `WeightsError` for a file that is damaged or of another kind.
+    """
+    path = find_weights(source)
+    weights = native.read(path)
+    machine = choose(device, precision, dim=weights.config.dim)
+    return Predictor(
+        native.build(weights, path), weights.preprocessing, weights.classes, machine=machine, source=str(source)
+    )

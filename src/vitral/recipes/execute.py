@@ -1,0 +1,335 @@
+"""Carrying a run out: from a plan to a run folder with weights, metrics and a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from vitral.data import Split
+from vitral.data.check import Unreadable, readable
+from vitral.data.loader import Batches
+from vitral.device import seed_everything
+from vitral.errors import Interrupted, RunError, UsageError
+from vitral.evaluation.metrics import measure
+from vitral.evaluation.report import Mistake, ReportContent, write_report
+from vitral.model import ViT
+from vitral.model.summary import summarize
+from vitral.predict import Predictor, find_weights, load, logits_of
+from vitral.recipes.planning import Job, plan_run, reopen
+from vitral.training.loop import State, ema_weights, fit
+from vitral.training.objective import balanced_weights, classification
+from vitral.training.optimizers import OptimizerSet, freeze
+from vitral.training.progress import ConsoleListener, counting, print_plan
+from vitral.training.run import RunFolder
+from vitral.weights import native
+from vitral.weights.files import write_text
+
+_MISTAKES = 96  # pictures that the report may show
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run: its folder, and `result` as in result.json."""
+
+    folder: Path
+    result: Mapping[str, Any]
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The best weights, ready to use."""
+        return load(self.folder)
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> TrainedRun:
+    """Train on `data` and return the run; `options` are fields of `vitral.Run`, all others follow from the data.
+
+    The run folder is `out`, by default runs/NAME. `resume` goes on from where it stopped, to the same bits; `overwrite`
+    replaces a run that is there. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if data is not None:
+        given["data"] = str(data)
+    console = Console(stderr=True, quiet=quiet)
+    return _resume(given, console) if resume else _start(given, console, overwrite)
+
+
+def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedRun:
+    job = plan_run(given)
+    folder = RunFolder(job.run.out or "")
+    if folder.exists():
+        _make_way(folder, overwrite)
+    print_plan(console, job.plan)
+    return _carry_out(job, folder, console, command(given))
+
+
+def _make_way(folder: RunFolder, overwrite: bool) -> None:
+    if not overwrite:
+        free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
+        hint = f"--resume to go on with it, --out {free} for another, or --overwrite"
+        raise RunError("the run folder exists already", where=folder.path, hint=hint)
+    if not folder.is_run():
+        why = "it is no run folder, and is not ours to replace"
+        raise RunError("will not overwrite this", where=folder.path, why=why, hint="another --out")
+
+
+def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
+    out = given.get("out") or f"runs/{Path(given.get('data', 'digits')).name}"
+    folder = RunFolder(out)
+    plan = folder.read_plan()
+    differing = [
+        name
+        for name, value in given.items()
+        if name not in ("out", "data") and _plain(getattr(plan.run, name)) != _plain(value)
+    ]
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"--resume goes on with the run as it was; --{name.replace('_', '-')} differs",
+            where=folder.path, why=f"it was {getattr(plan.run, name)}",
+            hint=f"without that option, or a new run: --init {folder.path} --out …",
+        )  # fmt: skip
+    if folder.result.is_file():
+        console.print(f"{folder.path} is finished already; nothing to do.")
+        return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
+    return _carry_out(reopen(plan), folder, console, json.loads(folder.config.read_text("utf-8"))["command"])
+
+
+def _plain(value: Any) -> Any:
+    return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def command(given: Mapping[str, Any]) -> str:
+    """The command line that these options are."""
+    words = ["vitral", "train", *([str(given["data"])] if "data" in given else [])]
+    for name, value in given.items():
+        if name == "data":
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, (tuple, list)) else [value])]
+    return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """What carrying out a job works with."""
+
+    job: Job
+    folder: RunFolder
+    console: Console
+    command: str
+    batches: Mapping[str, Batches]
+    state: State
+
+
+def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str) -> TrainedRun:
+    running = _set_up(job, folder, console, typed)
+    run, state = job.run, running.state
+    resumed = folder.last.is_file() and folder.is_run()
+    if resumed and not folder.result.is_file():
+        state.load(folder.last)
+        console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
+    else:
+        _open_folder(running)
+    if run.compile:
+        running.state.model.compile()
+    objective = classification(
+        run.preprocessing, run.augmentation, job.config.classes,
+        run.label_smoothing, _loss_weights(job),
+    )  # fmt: skip
+    try:
+        with ConsoleListener(console, run.epochs) as listener:
+            fit(
+                state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
+                save=lambda state, best: _save(running, best), listener=listener,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
+    return _finish(running)
+
+
+def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Running:
+    job, batches = _readable_batches(job, console)
+    run, machine = job.run, job.machine
+    seed_everything(run.seed)
+    model = ViT(job.config).to(machine.device)
+    if run.init:
+        _load_init(model, run.init, job.dataset.classes)
+    freeze(model, run.freeze)
+    model.checkpointing = run.checkpointing
+    state = State(model, OptimizerSet(model, run))
+    if run.ema:
+        state.averaged = AveragedModel(model, multi_avg_fn=ema_weights(run.ema, lambda: state.step))
+    return _Running(job, folder, console, typed, batches, state)
+
+
+def _readable_batches(job: Job, console: Console) -> tuple[Job, dict[str, Batches]]:
+    """The batches of all splits. Unreadable pictures are an error that names them, or are left out, as the run says."""
+    batches = {split: _batches(job, split, console) for split in job.dataset.splits}
+    bad = [
+        Unreadable(split, index, error.name, error.why or "")
+        for split, found in batches.items()
+        for index, error in found.unreadable
+    ]
+    if not bad:
+        return job, batches
+    dataset = readable(job.dataset, bad, job.run.bad_images)
+    console.print(f"left out {len(bad)} unreadable pictures: {', '.join(one.name for one in bad[:5])}", highlight=False)
+    return _readable_batches(dataclasses.replace(job, dataset=dataset), console)
+
+
+def _batches(job: Job, split: str, console: Console) -> Batches:
+    run, training = job.run, split == "train"
+    pictures = job.dataset[split]
+    weights = None
+    if training and run.sampling == "balanced":
+        weights = balanced_weights(pictures.labels, len(job.dataset.classes))[pictures.labels]
+    with counting(console, f"reading {split}", len(pictures)) as progress:
+        return Batches(
+            pictures, run.preprocessing, batch_size=run.batch_size if training else 256, device=job.machine.device,
+            augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
+            residency=run.residency, workers=run.workers, progress=progress,
+        )  # fmt: skip
+
+
+def _load_init(model: ViT, init: str, classes: tuple[str, ...]) -> None:
+    """Take over the weights; the head only where it is for the same classes."""
+    path = find_weights(init)
+    weights = native.read(path)
+    state = dict(weights.state)
+    if weights.classes != classes:
+        own = model.state_dict()
+        state |= {name: own[name] for name in ("head.weight", "head.bias")}
+    native.load_state(model, state, path)
+
+
+def _loss_weights(job: Job) -> Tensor | None:
+    if job.run.class_weights == "none":
+        return None
+    weights = balanced_weights(job.dataset["train"].labels, len(job.dataset.classes))
+    return torch.from_numpy(weights).to(job.machine.device)
+
+
+def _open_folder(running: _Running) -> None:
+    folder, plan = running.folder, running.job.plan
+    if folder.is_run():
+        shutil.rmtree(folder.path)
+    record = {
+        "command": running.command,
+        "run": plan.run.to_json(),
+        "plan": [asdict(choice) for choice in plan.choices],
+        "versions": versions(),
+    }
+    write_text(folder.config, json.dumps(record, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    return {name: version(name) for name in ("vitral", "torch", "torchvision", "numpy", "pillow")}
+
+
+def _validate(model: nn.Module, running: _Running) -> dict[str, float]:
+    if "val" not in running.batches:
+        return {}
+    val = running.batches["val"]
+    logits = logits_of(model, val, running.job.machine)
+    labels = torch.from_numpy(np.asarray(val.split.labels))
+    accuracy = (logits.argmax(1) == labels).double().mean()
+    return {"val_loss": float(F.cross_entropy(logits, labels)), "val_accuracy": float(accuracy)}
+
+
+def _save(running: _Running, best: bool) -> None:
+    """After an epoch, or where a person stopped: metrics, best weights, then the state that refers to them."""
+    folder, state, job = running.folder, running.state, running.job
+    write_text(folder.metrics, "".join(json.dumps(line) + "\n" for line in state.history))
+    if best:
+        trained = {
+            "data": job.run.data,
+            "model": job.run.model,
+            "recipe": job.run.recipe,
+            **state.history[-1],
+            "versions": versions(),
+        }
+        weights = native.Weights(
+            job.config, state.evaluated.state_dict(), job.run.preprocessing, job.dataset.classes, trained
+        )
+        native.save(folder.weights, weights)
+    state.save(folder.last, {"seed": job.run.seed})
+
+
+def _finish(running: _Running) -> TrainedRun:
+    """Measure the best weights, write result.json and report.html."""
+    job, folder, state = running.job, running.folder, running.state
+    model = native.build(native.read(folder.weights)).to(job.machine.device)
+    result: dict[str, Any] = {
+        "model": job.run.model,
+        "data": job.run.data,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "classes": len(job.dataset.classes),
+        "images": {name: len(split) for name, split in job.dataset.splits.items()},
+        "best_epoch": (state.best or {}).get("epoch"),
+        "epochs": state.epoch,
+        "seconds": state.seconds,
+        "images_per_second": float(np.median([line["images_per_second"] for line in state.history])),
+        "device": job.machine.name,
+        "precision": job.machine.precision,
+        "seed": job.run.seed,
+        "command": running.command,
+        "versions": versions(),
+    }
+    evaluation, mistakes, split = None, [], "val"
+    for split in (name for name in ("val", "test") if name in job.dataset.splits):
+        batches = running.batches[split]
+        probabilities = logits_of(model, batches, job.machine).softmax(1).numpy()
+        evaluation = measure(probabilities, batches.split.labels, job.dataset.classes)
+        mistakes = confident_mistakes(probabilities, batches.split, job.dataset.classes)
+        result[f"{split}_accuracy"] = evaluation.accuracy
+        result[split] = evaluation.to_json()
+    content = ReportContent(
+        title=job.dataset.name, command=running.command, result=result, plan=job.plan.choices, history=state.history,
+        evaluation=evaluation, evaluated_on=split, mistakes=mistakes,
+        layers=summarize(model).to_json()["layers"],
+    )  # fmt: skip
+    write_report(folder.report, content)
+    write_text(folder.result, json.dumps(result, indent=2) + "\n")
+    return TrainedRun(folder.path, result)
+
+
+def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
+    """The mistakes that the network is surest of, with their pictures, surest first."""
+    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
+    wrong = np.flatnonzero(predicted != split.labels)
+    return [
+        Mistake(
+            picture=split.image(int(i), 3),
+            name=split.names[int(i)],
+            label=classes[split.labels[i]],
+            predicted=classes[predicted[i]],
+            confidence=float(confidence[i]),
+        )
+        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MISTAKES]
+    ]

@@ -1,0 +1,157 @@
+"""From what a person typed to a complete run: the recipe decides, given options win, every choice has its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from vitral.data import DataSet, load
+from vitral.data.splits import subset, with_validation
+from vitral.device import Machine, choose
+from vitral.errors import DataError, unknown
+from vitral.model import WRITE_UPS, ViTConfig
+from vitral.model import config as model_config
+from vitral.model.variants import parse
+from vitral.predict import find_weights
+from vitral.recipes.facts import Facts, facts
+from vitral.recipes.table import RECIPES
+from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
+from vitral.weights import native
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to be carried out."""
+
+    plan: Plan
+    dataset: DataSet
+    config: ViTConfig
+    machine: Machine
+
+    @property
+    def run(self) -> Run:
+        return self.plan.run
+
+
+def plan_run(options: dict[str, Any]) -> Job:
+    """Read the data, ask the recipe, let the given `options` (fields of `Run`) win, and give each choice its reason."""
+    given = checked_options(options)
+    name = given.get("recipe", "small")
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    recipe = RECIPES[name]
+    start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
+    source = given.get("data") or recipe(_NO_FACTS).run.data
+    dataset = load(source, root=start.data_root)
+    return resolve(recipe(facts(dataset)), given, dataset)
+
+
+_NO_FACTS = Facts(images=1, classes=2, size=(224, 224), uniform=True, channels=3, imbalance=1.0)
+
+
+def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
+    """The recipe's plan with the given options in it, made consistent, on this data."""
+    changes, reasons = dict(given), []
+    for name, value in given.items():
+        if name not in ("data", "data_root", "out", "recipe"):
+            reasons.append(Choice(name.replace("_", " "), _shown(value), "you asked"))
+    if init := given.get("init"):
+        changes |= _from_weights(init, given)
+        reasons.append(Choice("model", "as in the weights", f"{init} decides the network and its preprocessing"))
+    elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
+        changes |= {k: None for k in MODEL_OPTIONS if k not in given}
+        changes |= {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
+    elif "model" in given and "image_size" not in given:
+        changes |= _fitting_size(given["model"], plan.run, reasons)
+    run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
+    dataset = _split(dataset, run, reasons)
+    config = _config(run, len(dataset.classes))
+    machine = choose(run.device, run.precision, dim=config.dim)
+    reasons += _consequences(run, machine, dataset)
+    named = {choice.name for choice in reasons}
+    kept = tuple(choice for choice in plan.choices if choice.name not in named)
+    run = dataclasses.replace(run, out=run.out or f"runs/{dataset.name}")
+    return Job(Plan(run, (*kept, *reasons)), dataset, config, machine)
+
+
+def reopen(plan: Plan) -> Job:
+    """The job of a run that was planned before: the same choices, nothing decided anew."""
+    run = plan.run
+    dataset = _split(load(run.data, root=run.data_root), run, [])
+    config = _config(run, len(dataset.classes))
+    return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim))
+
+
+def _config(run: Run, classes: int) -> ViTConfig:
+    if run.init:
+        return dataclasses.replace(native.read(find_weights(run.init)).config, classes=classes)
+    return model_config(run.model, classes=classes, **run.model_changes())
+
+
+def _from_weights(init: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a network that exists already decides: its shape and how it wants its pictures."""
+    weights = native.read(find_weights(init))
+    own = weights.preprocessing
+    fixed = {
+        "image_size": own.image_size,
+        "channels": own.channels,
+        "resize": own.resize,
+        "mean": own.mean,
+        "std": own.std,
+    }
+    return {**dict.fromkeys(MODEL_OPTIONS), **fixed, "model": str(weights.trained.get("model", "as in the weights"))}
+
+
+def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]:
+    """The recipe's image size, rounded up to whole patches of the model that was asked for."""
+    _, patch = parse(model)
+    size = tuple(-(-n // p) * p for n, p in zip(run.size, patch, strict=True))
+    if size != run.size:
+        reasons.append(Choice("image size", _shown(size), f"rounded up to whole patches of {model}"))
+    return {"image_size": size}
+
+
+def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
+    """The data with the validation split that the run asks for."""
+    found = set(dataset.splits)
+    if (run.train_share, run.val_share) != (1.0, 1.0):
+        dataset = subset(dataset, run.train_share, run.val_share, run.seed)
+        reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
+    dataset = with_validation(dataset, run.val_fraction, run.seed)
+    counts = {name: len(split) for name, split in dataset.splits.items()}
+    if "val" in found:
+        reasons.append(Choice("validation", f"{counts['val']:,} pictures", "the data's own split"))
+    elif "val" in counts:
+        why = (
+            "cut from train, the same share of each class; test is left for the end"
+            if "test" in counts
+            else "cut from train, the same share of each class"
+        )
+        reasons.append(Choice("validation", f"{counts['val']:,} pictures", why))
+    elif "test" in counts:
+        dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
+        reasons.append(
+            Choice("validation", f"{counts['test']:,} pictures", "the test split, because nothing is cut from train")
+        )
+    if len(dataset.classes) < 2:
+        raise DataError("only one class", where=dataset.source, why=f"every picture is '{dataset.classes[0]}'")
+    return dataset
+
+
+def _consequences(run: Run, machine: Machine, dataset: DataSet) -> list[Choice]:
+    """What follows from the other choices."""
+    found = []
+    if run.lr_batch is not None and run.lr_batch != run.step_batch:
+        why = f"{run.lr:g} is meant for batches of {run.lr_batch}; yours is {run.step_batch}: scaled in proportion"
+        found.append(Choice("learning rate", f"{run.peak_lr:g}", why))
+    found.append(Choice("precision", f"{machine.precision} on {machine.name}", machine.reason))
+    counts = [int((dataset["train"].labels == k).sum()) for k in range(len(dataset.classes))]
+    if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
+        why = f"classes have {min(counts):,} to {max(counts):,} pictures; if the rare ones matter: --sampling balanced"
+        found.append(Choice("class balance", "left as it is", why))
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,284 @@
+"""The training loop, whole and visible.
+
+Where a run stands is a `State`. Everything random follows from (seed, epoch, step), so a state that was saved at any
+step goes on to the same bits as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from vitral.data.loader import Batch, Batches
+from vitral.device import Machine, seed_everything
+from vitral.errors import TrainingError
+from vitral.training.objective import Objective
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run import Run
+from vitral.training.schedule import learning_rate
+from vitral.weights.files import read_tensors, write_tensors
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Epoch = dict[str, Any]
+"""One line of metrics.jsonl."""
+
+
+@dataclass
+class State:
+    """Where a run stands: saved whole, restored whole."""
+
+    model: nn.Module
+    optimizer: OptimizerSet
+    averaged: AveragedModel | None = None
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch that are done
+    step: int = 0  # steps of the optimizer in all
+    sums: dict[str, Tensor] = field(default_factory=dict)  # of this epoch's metrics
+    seconds: float = 0.0
+    history: list[Epoch] = field(default_factory=list)
+    best: Epoch | None = None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network that is validated and kept: the averaged one where there is one."""
+        return self.model if self.averaged is None else self.averaged.module
+
+    def save(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Write everything, atomically. `identity` says which run this belongs to."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state().items()}
+        tensors |= {f"sums.{k}": v for k, v in self.sums.items()}
+        if self.averaged is not None:
+            tensors |= {f"averaged.{k}": v.clone() for k, v in self.averaged.state_dict().items()}
+        names = ("epoch", "batch", "step", "seconds", "history", "best")
+        write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in names}})
+
+    def load(self, path: Path) -> None:
+        """Go back to what `save` wrote."""
+        tensors, header = read_tensors(path)
+        device = next(self.model.parameters()).device
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(part("model."))
+        self.optimizer.load_state(part("optimizer."))
+        if self.averaged is not None:
+            self.averaged.load_state_dict(part("averaged."))
+        self.sums = {k: v.to(device) for k, v in part("sums.").items()}
+        for name in ("epoch", "batch", "step", "seconds", "history", "best"):
+            setattr(self, name, header[name])
+
+
+class Listener:
+    """What `fit` tells as it goes; the methods do nothing unless overridden."""
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        """An epoch begins, or goes on after `done` batches."""
+
+    def on_batch(self, loss: Tensor) -> None:
+        """A batch is done. The loss is on the device: reading it waits for the device."""
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        """An epoch is done and validated."""
+
+
+def fit(
+    state: State,
+    run: Run,
+    machine: Machine,
+    train: Batches,
+    objective: Objective,
+    validate: Callable[[nn.Module], dict[str, float]],
+    *,
+    save: Callable[[State, bool], None],
+    listener: Listener,
+) -> None:
+    """Train until `run.epochs`, from wherever `state` stands.
+
+    `save(state, best)` is called after each epoch, and where a person stops the run, which then raises
+    `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
+    (on a GPU one step later, before anything is saved), with the names of the batch's files.
+    """
+    with stop_requested() as stopped:
+        while state.epoch < run.epochs and not _no_better(state, run.early_stop):
+            _epoch(state, run, machine, train, objective, listener, stopped)
+            if stopped.is_set():
+                save(state, False)
+                raise KeyboardInterrupt
+            line = _close_epoch(state, run, train, validate)
+            best = state.best is line
+            save(state, best)
+            listener.on_epoch_end(line, best)
+
+
+def _epoch(
+    state: State,
+    run: Run,
+    machine: Machine,
+    train: Batches,
+    objective: Objective,
+    listener: Listener,
+    stopped: threading.Event,
+) -> None:
+    model, optimizer = state.model, state.optimizer
+    model.train()
+    watch = _FiniteWatch(train, machine.device)
+    steps = math.ceil(len(train) / run.accumulate)
+    listener.on_epoch_start(state.epoch, len(train), state.batch)
+    started = time.perf_counter()
+    for batch in train.epoch(state.epoch, start=state.batch):
+        seed_everything(run.seed, state.epoch, state.batch)
+        with machine.autocast():
+            loss, metrics = objective(model, batch)
+        watch.loss(loss, batch, state.epoch)
+        parts = _parts(state.batch, len(train), run.accumulate)
+        (loss / parts if parts > 1 else loss).backward()
+        _add(state.sums, {"train_loss": loss.detach(), **metrics}, len(batch.indices))
+        state.batch += 1
+        if state.batch % run.accumulate == 0 or state.batch == len(train):
+            if run.clip:
+                norm = nn.utils.clip_grad_norm_(optimizer.parameters, run.clip)
+                watch.gradient(norm, batch, state.epoch)
+            optimizer.set_lr(learning_rate(run, state.step, steps))
+            optimizer.step()
+            state.step += 1
+            if state.averaged is not None:
+                state.averaged.update_parameters(model)
+            if stopped.is_set():
+                break
+        listener.on_batch(loss)
+    watch.close()
+    state.seconds += time.perf_counter() - started
+
+
+def _parts(batch: int, batches: int, accumulate: int) -> int:
+    """Batches in the step that `batch` belongs to; the last step of an epoch may have fewer."""
+    first = batch - batch % accumulate
+    return min(accumulate, batches - first)
+
+
+def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], count: int) -> None:
+    for name, value in {**metrics, "count": torch.ones((), device=next(iter(metrics.values())).device)}.items():
+        sums[name] = sums.get(name, 0) + value.double() * count
+
+
+def _close_epoch(state: State, run: Run, train: Batches, validate: Callable[[nn.Module], dict[str, float]]) -> Epoch:
+    """Validate, write the epoch's line into the history, and stand at the start of the next epoch."""
+    started = time.perf_counter()
+    means = {name: float(value / state.sums["count"]) for name, value in state.sums.items() if name != "count"}
+    images = int(state.sums["count"])
+    training_seconds = state.seconds - sum(line["seconds"] for line in state.history)
+    measured = validate(state.evaluated)
+    state.seconds += time.perf_counter() - started
+    steps = math.ceil(len(train) / run.accumulate)
+    line: Epoch = {
+        "epoch": state.epoch + 1,
+        "step": state.step,
+        "images_seen": images + (state.history[-1]["images_seen"] if state.history else 0),
+        **means,
+        **measured,
+        "lr": learning_rate(run, state.step - 1, steps),
+        "images_per_second": images / max(training_seconds, 1e-9),
+        "seconds": state.seconds - sum(line["seconds"] for line in state.history),
+    }
+    state.history.append(line)
+    if state.best is None or _score(line) >= _score(state.best):
+        state.best = line
+    state.epoch, state.batch, state.sums = state.epoch + 1, 0, {}
+    return line
+
+
+def _score(line: Epoch) -> tuple[float, float]:
+    """Better accuracy first, then lower loss; without validation, the later epoch."""
+    return line.get("val_accuracy", 0.0), -line.get("val_loss", 0.0)
+
+
+def _no_better(state: State, patience: int | None) -> bool:
+    return bool(patience and state.best and state.epoch - state.best["epoch"] >= patience)
+
+
+class _FiniteWatch:
+    """Stops at the first loss or gradient that is not finite, without making a GPU wait.
+
+    On a CPU the number is there already. On a GPU it is copied as the device goes and read a step later.
+    """
+
+    def __init__(self, train: Batches, device: torch.device):
+        self.train, self.late = train, device.type == "cuda"
+        self.pending: tuple[Tensor, torch.cuda.Event, Batch, int] | None = None
+
+    def loss(self, loss: Tensor, batch: Batch, epoch: int) -> None:
+        if not self.late:
+            self._judge("loss", float(loss.detach()), batch, epoch)
+            return
+        self.close()
+        copy = loss.detach().to("cpu", non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self.pending = copy, event, batch, epoch
+
+    def gradient(self, norm: Tensor, batch: Batch, epoch: int) -> None:
+        if not self.late:
+            self._judge("gradient", float(norm), batch, epoch)
+
+    def close(self) -> None:
+        if self.pending:
+            value, event, batch, epoch = self.pending
+            self.pending = None
+            event.synchronize()
+            self._judge("loss", float(value), batch, epoch)
+
+    def _judge(self, what: str, value: float, batch: Batch, epoch: int) -> None:
+        if math.isfinite(value):
+            return
+        names: Sequence[str] = [self.train.split.names[int(i)] for i in batch.indices]
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise TrainingError(
+            f"the {what} is {value} in epoch {epoch + 1}; stopped before the step",
+            where=", ".join(names[:5]) + more,
+            why="a learning rate too high, or damaged pictures or labels in this batch",
+            hint="a lower --lr, or --precision fp32; earlier epochs are saved",
+        )
+
+
+@contextmanager
+def stop_requested() -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or SIGTERM) sets, so that a step is finished before the run stops; twice stops at once."""
+    event = threading.Event()
+
+    def handler(number: int, frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
+        yield event
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def ema_weights(decay: float, steps: Callable[[], int]) -> Callable[[Tensors, Tensors, Any], None]:
+    """An exponential moving average whose memory grows with the `steps` taken, (1 + t) / (10 + t), up to `decay`."""
+
+    def update(averaged: Tensors, current: Tensors, _: Any) -> None:
+        # AveragedModel's own counter lies on the device; reading it would make a GPU wait
+        torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + steps()) / (10 + steps())))
+
+    return update

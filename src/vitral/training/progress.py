@@ -1,0 +1,83 @@
+"""What a person sees while a run goes on: a bar where there is a terminal, a line an epoch everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from vitral.training.loop import Epoch, Listener
+from vitral.training.run import Plan
+
+_EVERY = 0.25  # seconds between two readings of the loss: each makes a GPU wait
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar on standard error that vanishes when it is done; silent where standard error is no terminal."""
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+@contextmanager
+def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for work of `total` pictures; yields the function to call with the number that were just done."""
+    with progress_bar(console) as bar:
+        task = bar.add_task(what, total=total, note="")
+        yield lambda done: bar.advance(task, done)
+
+
+class ConsoleListener(Listener):
+    """A bar for the epoch at hand, and a line for each that is done."""
+
+    def __init__(self, console: Console, epochs: int):
+        self.console, self.epochs = console, epochs
+        self.bar = progress_bar(console)
+        self.task = self.bar.add_task("", total=1, note="")
+        self.read = 0.0
+
+    def __enter__(self) -> ConsoleListener:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        self.bar.reset(
+            self.task, total=batches, completed=done, description=f"epoch {epoch + 1}/{self.epochs}", note=""
+        )
+
+    def on_batch(self, loss: Tensor) -> None:
+        if self.bar.disable:
+            return
+        self.bar.advance(self.task)
+        if time.monotonic() - self.read > _EVERY:
+            self.read = time.monotonic()
+            self.bar.update(self.task, note=f"loss {float(loss):.3f}")
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        parts = [
+            f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}",
+            f"train loss {line['train_loss']:.4f}",
+        ]
+        if "val_loss" in line:
+            parts += [f"val loss {line['val_loss']:.4f}", f"val accuracy {line['val_accuracy']:.2%}"]
+        parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
+        self.console.print("  ".join(parts) + ("  *" if best else ""), highlight=False)
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """Each choice with its reason."""
+    table = Table(title="Plan", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("choice", "value", "why"):
+        table.add_column(column, overflow="fold")
+    for choice in plan.choices:
+        table.add_row(choice.name, choice.value, choice.reason)
+    console.print(table)

@@ -1,0 +1,226 @@
+"""A run is data: one frozen dataclass holds every choice, in Python, in `config.json` and on the command line alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitral.data.transforms import Augment, Augmentation, Crop, Preprocessing, Resize
+from vitral.errors import RunError, UsageError, unknown
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a run with the line that `--help` and the documentation show for it."""
+    return field(default=default, metadata={"help": help})
+
+
+MODEL_OPTIONS = (
+    "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
+    "pre_logits", "head_bias_init", "dropout", "drop_path",
+)  # fmt: skip
+"""Fields of a run that change the network that its model's name stands for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides a run. A recipe fills it, the command line and Python change single fields of it."""
+
+    # What to learn from
+    data: str = option("digits", "folder, .csv, .tar, .zip, IDX folder, or a name: digits, mnist, cifar10, …")
+    data_root: str = option("data", "where named sets are looked for and downloaded to")
+    val_fraction: float | None = option(
+        None, "share of the training pictures kept for validation where the data have none; 0 validates on test"
+    )
+    train_share: float = option(1.0, "random share of the training pictures to use")
+    val_share: float = option(1.0, "random share of the validation pictures to use")
+    bad_images: Literal["error", "skip"] = option(
+        "error", "unreadable pictures: stop before training, or leave them out"
+    )
+
+    # The network
+    model: str = option("Pico/2", "size and patch (Ti/16, S/4, B/32), or a write-up (mnist-7562); see `vitral models`")
+    init: str | None = option(None, "start from the weights of a run or file")
+    image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
+    channels: int = option(3, "1 for grey, 3 for colour")
+    dim: int | None = option(None, "width, instead of the model's")
+    depth: int | None = option(None, "layers, instead of the model's")
+    heads: int | None = option(None, "attention heads, instead of the model's")
+    mlp_dim: int | None = option(None, "width of the MLP, instead of the model's")
+    position: str | None = option(None, "none, learned, sincos or rotary, instead of the model's")
+    pool: str | None = option(None, "cls, mean, mean-all or map, instead of the model's")
+    cls_token: bool | None = option(None, "whether there is a class token, instead of the model's choice")
+    registers: int | None = option(None, "register tokens")
+    layer_scale: float | None = option(None, "LayerScale's initial value")
+    qk_norm: bool | None = option(None, "normalise queries and keys")
+    pre_logits: bool | None = option(None, "tanh layer before the head, as at the paper's pre-training")
+    head_bias_init: float | None = option(None, "initial bias of the head")
+    dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
+    drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")
+    freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
+
+    # What it sees
+    resize: Resize = option("stretch", "how pictures come to the image size: stretch, crop or letterbox")
+    mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one a channel")
+    std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels")
+    crop: Crop = option("none", "random geometry in training: none, shift by up to 1/8, or random-resized")
+    crop_area: float = option(0.08, "smallest share of the picture that random-resized keeps")
+    flip: bool = option(False, "mirror half of the training pictures")
+    augment: Augment = option("none", "none, randaugment or trivialaugment")
+    randaugment: tuple[int, int] = option((2, 10), "operations a picture, and their magnitude (0..30)")
+    erase: float = option(0.0, "probability of random erasing")
+    mixup: float = option(0.0, "mixup's α; 0 is off")
+    cutmix: float = option(0.0, "CutMix's α; 0 is off")
+    label_smoothing: float = option(0.0, "share of the label spread over all classes")
+    class_weights: Literal["none", "balanced"] = option("none", "weigh the loss by the inverse frequency of the class")
+    sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced draws each class equally often")
+
+    # How it learns
+    epochs: int = option(100, "passes over the training pictures")
+    batch_size: int = option(128, "pictures a step, per accumulation part")
+    accumulate: int = option(1, "batches whose gradients are added up before a step")
+    optimizer: str = option("adamw", "adamw, adam, sgd or muon")
+    lr: float = option(1e-3, "learning rate for a batch of `lr_batch`")
+    lr_batch: int | None = option(None, "batch that `lr` is meant for: the rate is scaled to yours; none is no scaling")
+    weight_decay: float = option(0.05, "decay of matrices (biases, norms and tokens have none)")
+    momentum: float = option(0.9, "of SGD, and β1 of the others")
+    beta2: float = option(0.999, "β2 of Adam and AdamW")
+    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "how the rate falls after the warm-up")
+    warmup: float = option(5.0, "epochs in which the rate rises linearly")
+    min_lr: float = option(0.0, "where the rate ends, as a share of its peak")
+    clip: float | None = option(1.0, "largest norm of the gradient; 0 is off")
+    layer_decay: float | None = option(None, "factor on the learning rate for each block away from the head")
+    ema: float | None = option(None, "decay of the averaged weights that are validated and kept; 0 is off")
+    early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
+    checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
+
+    # Where and how it runs
+    device: str = option("auto", "auto, cpu, cuda or mps")
+    precision: str = option("auto", "auto, bf16 or fp32")
+    compile: bool = option(False, "compile the network; pays on long runs")
+    residency: Literal["auto", "memory", "stream"] = option("auto", "keep decoded pictures in memory, or stream them")
+    workers: int | None = option(None, "worker processes that stream; none fits the machine")
+    seed: int = option(0, "decides split, initialisation, order and augmentation")
+    recipe: str = option("small", "small, paper, places365 or mnist-7562; see docs/recipes.md")
+    out: str | None = option(None, "run folder; none is runs/NAME")
+
+    def __post_init__(self) -> None:
+        from vitral.training.optimizers import OPTIMIZERS
+
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("epochs", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "warmup", "weight_decay", "mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
+        for name in ("erase", "label_smoothing", "train_share", "val_share", "momentum", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be between 0 and 1, not {getattr(self, name)}")
+        if self.val_fraction is not None and not 0 <= self.val_fraction < 1:
+            raise UsageError(f"--val-fraction must be from 0 to below 1, not {self.val_fraction}")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise UsageError(f"--ema must be from 0 to below 1, not {self.ema}", hint="--ema 0.999")
+
+    @property
+    def step_batch(self) -> int:
+        """Pictures a step of the optimizer."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up: `lr`, scaled linearly from `lr_batch` to this run's batch."""
+        return self.lr if self.lr_batch is None else self.lr * self.step_batch / self.lr_batch
+
+    def model_changes(self) -> dict[str, Any]:
+        """The fields of the network's configuration that this run sets."""
+        given = {name: getattr(self, name) for name in MODEL_OPTIONS if getattr(self, name) is not None}
+        return {"image_size": self.size, "channels": self.channels, **given}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image_size  # type: ignore[return-value]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the network is to expect of a picture."""
+        mean, std = (v if isinstance(v, tuple) else (v,) * self.channels for v in (self.mean, self.std))
+        return Preprocessing(self.size, self.channels, self.resize, mean=mean, std=std)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training pictures vary."""
+        names = [f.name for f in dataclasses.fields(Augmentation)]
+        return Augmentation(**{name: getattr(self, name) for name in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` is the way back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Run:
+        """Read `to_json`'s form. The schema is closed: a field that is not known raises `UsageError`."""
+        return cls(**checked_options(data))
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options by name as `Run` takes them: lists become tuples, an unknown name raises with the nearest known ones."""
+    names = [f.name for f in dataclasses.fields(Run)]
+    if bad := [name for name in options if name not in names]:
+        raise unknown("option", bad[0], names)
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of the plan: what was chosen and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete run and the reasons for its choices."""
+
+    run: Run
+    choices: tuple[Choice, ...] = ()
+
+
+class RunFolder:
+    """The files of a run; the one place that knows their names."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.result = self.path / "result.json"
+        self.weights = self.path / "model.safetensors"
+        self.last = self.path / "checkpoints" / "last.safetensors"
+        self.report = self.path / "report.html"
+
+    def exists(self) -> bool:
+        """Whether there is anything in the way of a new run."""
+        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+
+    def is_run(self) -> bool:
+        """Whether this is the folder of a run."""
+        return self.config.is_file()
+
+    def read_plan(self) -> Plan:
+        """The run that the folder holds; `RunError` where it holds none or a damaged one."""
+        if not self.is_run():
+            why = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
+            raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
+        try:
+            data = json.loads(self.config.read_text("utf-8"))
+            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error

@@ -1,0 +1,1 @@
+"""Weights on disk: `files` writes and reads tensors safely, `native` is vitral's own format."""

@@ -1,0 +1,81 @@
+"""vitral's own format: one safetensors file with the network's configuration, preprocessing and class names in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import UsageError, WeightsError
+from vitral.model import ViT, ViTConfig
+from vitral.weights.files import read_tensors, write_tensors
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All that is needed to use a trained network."""
+
+    config: ViTConfig
+    state: Mapping[str, Tensor]
+    preprocessing: Preprocessing
+    classes: tuple[str, ...]
+    trained: Mapping[str, Any]
+    """Where it comes from: data, recipe, accuracy, versions."""
+
+
+def save(path: Path, weights: Weights) -> None:
+    """Write the file, atomically."""
+    header = {
+        "format": FORMAT,
+        "model": weights.config.to_json(),
+        "preprocessing": weights.preprocessing.to_json(),
+        "classes": list(weights.classes),
+        "trained": dict(weights.trained),
+    }
+    write_tensors(path, weights.state, header)
+
+
+def read(path: Path) -> Weights:
+    """Read the file; `WeightsError` says what is wrong with one that does not hold together."""
+    state, header = read_tensors(path)
+    if header.get("format") != FORMAT:
+        raise WeightsError("unknown version of vitral's format", where=path, why=f"version {header.get('format')}")
+    try:
+        return Weights(
+            ViTConfig.from_json(header["model"]),
+            state,
+            Preprocessing.from_json(header["preprocessing"]),
+            tuple(header["classes"]),
+            header.get("trained", {}),
+        )
+    except (KeyError, TypeError, UsageError) as error:
+        raise WeightsError("damaged header in weights file", where=path, why=str(error)) from error
+
+
+def build(weights: Weights, path: Path | None = None) -> ViT:
+    """The network with these weights, in evaluation mode."""
+    model = ViT(weights.config)
+    load_state(model, weights.state, path)
+    return model.eval()
+
+
+def load_state(model: ViT, state: Mapping[str, Tensor], path: Path | None = None) -> None:
+    """Copy the weights in, strictly: `WeightsError` names what is missing, left over or of another shape."""
+    own = dict(model.state_dict())
+    problems = [f"{name} is missing" for name in own if name not in state]
+    problems += [f"{name} has no place" for name in state if name not in own]
+    problems += [
+        f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own
+        if name in state and own[name].shape != state[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise WeightsError("weights do not fit the model", where=path, why="; ".join(problems[:3]) + more)
+    model.load_state_dict(dict(state))
