@@ -589,6 +589,8 @@ def test_places365_serves_its_validation_split(tmp_path: Path, monkeypatch: pyte
     assert dataset.classes == ("attic", "barn")
     assert dataset["train"].labels.tolist() == [1, 0]
     assert dataset["train"].image(0).shape == (8, 10, 3)
+    path.unlink()  # an interrupted download: the lists without the pictures
+    assert "its pictures are not" in refusal("places365", root=tmp_path, download=True)
 
 
 def test_every_source_and_layout_is_complete() -> None:

@@ -139,6 +139,8 @@ def _places365(root: Path, download: bool) -> DataSet:
     from torchvision import datasets
 
     made = datasets.Places365(str(root), split="val", small=True, download=download)
+    if not all(os.path.isfile(path) for path, _ in (made.imgs[0], made.imgs[-1])):
+        raise FileNotFoundError("the lists of Places365 are there, its pictures are not")
     classes = tuple(sorted((name[3:] for name in made.classes), key=natural))  # "/a/airfield" -> "airfield"
     position = {name: i for i, name in enumerate(classes)}
     labels = np.array([position[made.classes[target][3:]] for _, target in made.imgs], np.int64)
