@@ -18,7 +18,7 @@ from vitral.errors import UsageError
 Precision = Literal["fp32", "bf16"]
 
 # Below this width a CPU spends more on casting to bf16 than its matrix units win back (benchmarks/precision.py).
-BF16_MIN_DIM_ON_CPU = 32
+BF16_MIN_DIM_ON_CPU = 16
 
 
 @dataclass(frozen=True)

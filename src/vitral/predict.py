@@ -14,11 +14,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitral.data.dataset import natural
+from vitral.data.files import is_picture
 from vitral.data.intake import read_image
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
-from vitral.errors import ImageError, RunError, WeightsError
+from vitral.errors import DataError, ImageError, RunError, WeightsError
 from vitral.model import ViT
 from vitral.weights import native
 
@@ -133,6 +135,27 @@ class Predictor:
         images = self.preprocessing.standardise(images.to(self.machine.device))
         logits = self.model(images.to(self.model.patch_embed.proj.weight.dtype))
         return logits.float().softmax(1).cpu().numpy()
+
+
+def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
+    """The picture files that files and folders stand for: folders in natural order, all levels, hidden files left out.
+
+    Raises `DataError` for a path that is not there, and where there is no picture at all.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = (p for p in path.rglob("*") if p.is_file() and is_picture(p.name))
+            visible = (p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts))
+            found += sorted(visible, key=lambda p: natural(str(p)))
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DataError("no such picture or folder", where=path)
+    if not found:
+        where = ", ".join(map(str, paths)) or None
+        raise DataError("no pictures to predict", where=where, hint="vitral predict RUN IMAGE_OR_FOLDER …")
+    return found
 
 
 def _name(picture: Picture, index: int) -> str:

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from typing import Any, NamedTuple
 
+import torch
+
 from vitral.errors import UsageError, unknown
 from vitral.model.vit import ViT, ViTConfig
 
@@ -93,3 +95,36 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
 def create(name: str, **changes: Any) -> ViT:
     """A freshly initialised network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
     return ViT(config(name, **changes))
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """What `vitral models` lists: each size at its usual patch for 224 pixels and 1000 classes, and the write-ups."""
+    usual = {size: f"{size}/14" for size in ("So400m", "H", "g", "g-opt", "G", "G-opt", "e")}
+    names = [usual.get(size, f"{size}/16") for size in SIZES]
+    return [_entry(name, NOTES.get(name.partition("/")[0], "")) for name in [*names, *WRITE_UPS]]
+
+
+def _entry(name: str, note: str) -> dict[str, Any]:
+    shape = config(name)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in ViT(shape).parameters())
+    sizes = {key: getattr(shape, key) for key in ("dim", "depth", "heads", "mlp_dim", "image_size", "patch_size")}
+    return {"name": name, **sizes, "classes": shape.classes, "parameters": parameters, "note": note}
+
+
+NOTES = {
+    "mu": "big_vision's smallest, for tests",
+    "Pico": "small grey pictures on a laptop",
+    "Nano": "small colour pictures on a laptop",
+    "Ti": "DeiT, AugReg",
+    "b": "half of B (paper, Figure 4)",
+    "B": "paper, Table 1",
+    "L": "paper, Table 1",
+    "H": "paper, Table 1",
+    "einops-b16": "write-up 000: 8 heads, mean over all tokens",
+    "mnist-7562": "write-up 001: MNIST, tanh on the logits",
+    "tensordot-b16": "write-up 002: the authors' layout",
+    "places365-postnorm": "write-up 003: post-norm, 365 scenes",
+    "timm-small-128": "write-up 004: no bias in attention",
+}
+"""A line on a size or write-up where there is something to say."""

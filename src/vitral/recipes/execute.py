@@ -20,16 +20,16 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from vitral.data import Split
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.evaluation.metrics import measure
-from vitral.evaluation.report import Mistake, ReportContent, write_report
+from vitral.evaluation.report import ReportContent, write_report
 from vitral.model import ViT
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, find_weights, load, logits_of
+from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.planning import Job, plan_run, reopen
 from vitral.training.loop import State, ema_weights, fit
 from vitral.training.objective import balanced_weights, classification
@@ -38,8 +38,6 @@ from vitral.training.progress import ConsoleListener, counting, print_plan
 from vitral.training.run import RunFolder
 from vitral.weights import native
 from vitral.weights.files import write_text
-
-_MISTAKES = 96  # pictures that the report may show
 
 
 @dataclass(frozen=True)
@@ -317,19 +315,3 @@ def _finish(running: _Running) -> TrainedRun:
     write_report(folder.report, content)
     write_text(folder.result, json.dumps(result, indent=2) + "\n")
     return TrainedRun(folder.path, result)
-
-
-def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
-    """The mistakes that the network is surest of, with their pictures, surest first."""
-    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
-    wrong = np.flatnonzero(predicted != split.labels)
-    return [
-        Mistake(
-            picture=split.image(int(i), 3),
-            name=split.names[int(i)],
-            label=classes[split.labels[i]],
-            predicted=classes[predicted[i]],
-            confidence=float(confidence[i]),
-        )
-        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MISTAKES]
-    ]

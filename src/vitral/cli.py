@@ -1,0 +1,378 @@
+"""The command line: one function a command, each a thin skin over the Python calls.
+
+What a command found goes to standard output (as JSON with `--format json`), everything else to standard error. Exit
+codes: 0 done; 1 some of the work failed, each item named; 2 the request cannot be done; 130 stopped by Ctrl-C, after
+saving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import itertools
+import json
+import operator
+import os
+import sys
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from vitral.errors import Interrupted, UsageError, VitralError, unknown
+
+
+def _help(text: str) -> Any:
+    return tyro.conf.arg(help=text)
+
+
+Format = Annotated[Literal["text", "json"], _help("how results are printed")]
+
+
+def train(format: str = "text", **given: Any) -> int:
+    """Train a network on a set of pictures; with no other choice, plan everything from the data."""
+    from vitral.recipes.execute import train as run_training
+
+    run = run_training(**given)
+    if format == "json":
+        _print_json(run.result)
+    else:
+        _print_result(run.folder, run.result)
+    return 0
+
+
+def _print_result(folder: Path, result: Any) -> None:
+    from vitral.evaluation.metrics import Evaluation
+
+    split = "test" if "test" in result else "val"
+    where = {"test": "test pictures, never seen in training", "val": "validation pictures"}[split]
+    if split in result:
+        evaluation = Evaluation.from_json(result[split])
+        low, high = evaluation.accuracy_interval
+        accuracy = f"{evaluation.accuracy:.2%} ({low:.1%} to {high:.1%})"
+        _say(f"\nAccuracy {accuracy} on {evaluation.images:,} {where}")
+    _say(f"Report   {folder / 'report.html'}")
+    _say("\nNext:")
+    for command in (f"predict {folder} IMAGE", f"evaluate {folder}", f"summary {folder}"):
+        _say(f"  vitral {command}")
+
+
+def evaluate(
+    run: str,
+    data: str | None = None,
+    /,
+    *,
+    split: Annotated[
+        str | None, _help("train, val or test; by default the furthest from training that there is")
+    ] = None,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    bad_images: Annotated[Literal["error", "skip"], _help("unreadable pictures: stop, or leave them out")] = "error",
+    report: Annotated[str | None, _help("also write a page with confusion matrix and mistakes to this file")] = None,
+    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    precision: Annotated[str, _help("auto, bf16 or fp32")] = "auto",
+    format: Format = "text",
+) -> int:
+    """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
+    from vitral.recipes.evaluation import evaluate_pictures
+    from vitral.training.progress import counting
+
+    with counting(_stderr(), "reading", 0) as progress:
+        found = evaluate_pictures(
+            run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
+            progress=progress,
+        )  # fmt: skip
+    if format == "json":
+        _print_json({"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()})
+    else:
+        _say(f"{run} on the {found.split} pictures of {found.source}")
+        found.evaluation.print_table(_stdout())
+    if report:
+        found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
+        _say(f"Report   {report}")
+    return 0
+
+
+def predict(
+    run: str,
+    /,
+    *images: str,
+    top: Annotated[int, _help("how many classes to show for each picture")] = 3,
+    batch_size: Annotated[int, _help("pictures computed together")] = 32,
+    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    precision: Annotated[str, _help("auto, bf16 or fp32")] = "auto",
+    format: Format = "text",
+) -> int:
+    """Name what is in pictures, or in all the pictures of folders."""
+    from vitral.errors import ImageError
+    from vitral.predict import find_pictures, load
+
+    if top < 1 or batch_size < 1:
+        raise UsageError("--top and --batch-size must be at least 1")
+    paths = find_pictures(images)
+    predictor = load(run, device=device, precision=precision)
+    results, failures = [], []
+    for found in predictor.stream(paths, batch_size):
+        if isinstance(found, ImageError):
+            failures.append(found)
+            _say(f"error: {found}")
+        elif format == "json":
+            results.append(found.to_json(top))
+        else:
+            print(f"{found.name}\t" + "\t".join(f"{name} {p:.1%}" for name, p in found.top(top)))
+    if format == "json":
+        _print_json(
+            {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
+        )
+    if failures:
+        _say(f"{len(failures)} of {len(paths)} pictures could not be read")
+    return 1 if failures else 0
+
+
+def summary(
+    model: str,
+    /,
+    *,
+    image_size: Annotated[int | tuple[int, int] | None, _help("pixels: one number, or height and width")] = None,
+    channels: Annotated[int | None, _help("1 for grey, 3 for colour")] = None,
+    classes: Annotated[int | None, _help("outputs of the head")] = None,
+    batch: Annotated[int, _help("pictures in the input")] = 1,
+    full: Annotated[bool, _help("show every block, also those that are alike")] = False,
+    format: Format = "text",
+) -> int:
+    """Show the layers of a named network, a run or a weights file: shapes, parameters, FLOPs, memory."""
+    from vitral.model import config, summarize
+
+    given = {"image_size": image_size, "channels": channels, "classes": classes}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if os.path.exists(model):
+        from vitral.predict import find_weights
+        from vitral.weights import native
+
+        network = dataclasses.replace(native.read(find_weights(model)).config, **changes)
+    else:
+        network = config(model, **changes)
+    found = summarize(network, batch=batch, name=model)
+    if format == "json":
+        _print_json(found.to_json())
+    else:
+        found.print_table(_stdout(), full=full)
+    return 0
+
+
+def models(*, format: Format = "text") -> int:
+    """List the networks that can be named."""
+    from vitral.model.variants import catalogue
+
+    entries = catalogue()
+    if format == "json":
+        _print_json(entries)
+        return 0
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("name", "width", "layers", "heads", "MLP", "parameters", "note"):
+        table.add_column(name, justify="left" if name in ("name", "note") else "right", no_wrap=name != "note")
+    for entry in entries:
+        sizes = (f"{entry[k]:,}" for k in ("dim", "depth", "heads", "mlp_dim", "parameters"))
+        table.add_row(entry["name"], *sizes, entry["note"])
+    _stdout().print(table)
+    _say("\nAny patch size goes with any size: S/4, B/32, Ti/16x8. Layers of one: vitral summary S/16")
+    return 0
+
+
+def data_check(
+    data: str,
+    /,
+    *,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    format: Format = "text",
+) -> int:
+    """Look through a data set: counts, sizes, unreadable files, duplicates, leaks between splits."""
+    from vitral.data import load
+    from vitral.data.check import check
+
+    found = check(load(data, root=data_root))
+    if format == "json":
+        _print_json(found.to_json())
+    else:
+        found.print_table(_stdout())
+    return 0 if found.is_sound else 1
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "predict": predict,
+    "summary": summary,
+    "models": models,
+    "data check": data_check,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; no traceback without `--debug`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        return _dispatch(words)
+    except Interrupted as stopped:
+        _say(f"\nStopped and saved. To go on:\n  {stopped.command}")
+        return stopped.exit_code
+    except VitralError as error:
+        if debug:
+            raise
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("\nStopped.")
+        return 130
+    except BrokenPipeError:  # `vitral models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"error: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        _say("  this is a mistake of vitral's, not yours; --debug shows where, and a report of it is welcome")
+        return 2
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        import vitral
+
+        print(f"vitral {vitral.__version__}")
+        return 0
+    name, rest = " ".join(words[:2]), words[2:]
+    if name not in COMMANDS:
+        name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS, hint="vitral --help")
+    command = COMMANDS[name]
+    if command is train:
+        return train(**_train_options(rest))
+    names = inspect.signature(command).parameters
+    _refuse_unknown_options(rest, names, name)
+    return _parse(command, rest, name)
+
+
+def _overview() -> str:
+    lines = ["Vision Transformers: train, measure, understand and ship them.", "", "usage: vitral COMMAND …", ""]
+    width = max(map(len, COMMANDS))
+    lines += [f"  {name:<{width}}  {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "vitral COMMAND --help tells the rest. To begin: vitral train digits"])
+
+
+def _train_options(words: Sequence[str]) -> dict[str, Any]:
+    """The options that were typed, of a class made from the fields of `Run`: the command line has Python's names."""
+    from vitral.training.run import Run
+
+    hints = typing.get_type_hints(Run)
+    fields: list[Any] = []
+    for item in dataclasses.fields(Run):
+        about = tyro.conf.arg(help=item.metadata["help"], help_behavior_hint=_SETTLED.get(item.name, "(by the plan)"))
+        kind = _without_none(hints[item.name])
+        default = False if kind is bool and item.default is None else item.default
+        if item.name == "data":
+            kind, default = tyro.conf.Positional[kind], None
+        fields.append((item.name, Annotated[kind, about], dataclasses.field(default=default)))
+    for name, kind, default, text in (
+        ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits"),
+        ("overwrite", bool, False, "replace the run in --out"),
+        ("quiet", bool, False, "print nothing but the result"),
+        ("format", Literal["text", "json"], "text", "how the result is printed"),
+    ):
+        fields.append((name, Annotated[kind, _help(text)], dataclasses.field(default=default)))
+    options = dataclasses.make_dataclass("TrainOptions", fields, frozen=True)
+    options.__doc__ = train.__doc__
+    _refuse_unknown_options(words, [name for name, *_ in fields], "train")
+    parsed = _parse(tyro.conf.configure(tyro.conf.DisallowNone)(options), words, "train")
+    typed = {_option_name(word) for word in words if word.startswith("--")}
+    return {name: getattr(parsed, name) for name, *_ in fields if name in typed or (name == "data" and parsed.data)}
+
+
+def _without_none(kind: Any) -> Any:
+    """The type of an option that is typed: None is what it has where it is not."""
+    options = [option for option in typing.get_args(kind) if option is not type(None)]
+    return kind if type(None) not in typing.get_args(kind) else functools.reduce(operator.or_, options)
+
+
+_SETTLED = {
+    "data": "(default: digits)",
+    "data_root": "(default: data)",
+    "seed": "(default: 0)",
+    "recipe": "(default: small)",
+    "out": "(default: runs/NAME)",
+    "device": "(default: auto)",
+    "bad_images": "(default: error)",
+    "freeze": "(default: nothing)",
+}
+"""What `--help` says of options that no plan decides."""
+
+
+def _option_name(word: str) -> str:
+    name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+    return name.removeprefix("no_")
+
+
+def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command: str) -> None:
+    known = {*names, "help"}
+    for word in words:
+        if word.startswith("--") and len(word) > 2 and _option_name(word) not in known:
+            flags = [f"--{name.replace('_', '-')}" for name in known]
+            raise unknown("option", word.partition("=")[0], flags, hint=f"vitral {command} --help")
+
+
+def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
+    """Call `command` with what was typed; tyro's complaint becomes one of ours, of at most five lines."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            call = tyro.cli(_deferred(command), args=list(words), prog=f"vitral {name}", description=command.__doc__)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line.startswith("│")]
+        told = list(itertools.takewhile(lambda line: not line.startswith(("──", "For full")), text))
+        raise UsageError(" ".join(told) or "cannot read the command", hint=f"vitral {name} --help") from None
+    return call()
+
+
+def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+    """A function of the same signature that only remembers its arguments: errors of the work are not the parser's."""
+
+    @functools.wraps(command)
+    def remember(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+        return functools.partial(command, *args, **kwargs)
+
+    return remember
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _stdout() -> Console:
+    return Console()
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""How good a trained network is: on its own held-out pictures, or on any other set with the same classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitral.data import DataSet, Split
+from vitral.data import load as load_data
+from vitral.data.check import Unreadable, readable
+from vitral.data.loader import Batches, Progress
+from vitral.errors import DataError, UsageError
+from vitral.evaluation.metrics import Evaluation, measure
+from vitral.evaluation.report import Mistake, ReportContent, write_report
+from vitral.model import summarize
+from vitral.predict import Predictor, load, logits_of
+from vitral.recipes.planning import reopen
+from vitral.training.run import RunFolder
+
+_MISTAKES = 96  # pictures that a report may show
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """An evaluation with what it was made from."""
+
+    evaluation: Evaluation
+    predictor: Predictor
+    pictures: Split
+    """In the order of `probabilities`, labelled with the network's classes."""
+    source: str
+    split: str
+    probabilities: np.ndarray
+
+    def write_report(self, path: Path, command: str) -> None:
+        """A page with the figures, the confusion matrix and the most confident mistakes."""
+        mistakes = confident_mistakes(self.probabilities, self.pictures, self.predictor.classes)
+        content = ReportContent(
+            title=f"{self.predictor.source} on {self.source}", command=command, evaluation=self.evaluation,
+            evaluated_on=self.split, mistakes=mistakes, layers=summarize(self.predictor.model).to_json()["layers"],
+        )  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_report(path, content)
+
+
+def evaluate(
+    model: str | Path | Predictor,
+    data: str | Path | None = None,
+    *,
+    split: str | None = None,
+    data_root: str | Path = "data",
+    bad_images: str = "error",
+    device: str = "auto",
+    precision: str = "auto",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Measure `model` (a run folder, weights file or predictor) on `data`, by default the data of its own run.
+
+    `split` is by default the one furthest from training that there is: test, else val, else all the pictures. Classes
+    are matched by name: the data may lack some of the network's, and may not have others (`DataError`).
+    """
+    return evaluate_pictures(
+        model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
+        progress=progress,
+    ).evaluation  # fmt: skip
+
+
+def evaluate_pictures(
+    model: str | Path | Predictor,
+    data: str | Path | None,
+    *,
+    split: str | None,
+    data_root: str | Path,
+    bad_images: str,
+    device: str,
+    precision: str,
+    progress: Progress | None,
+) -> Evaluated:
+    """`evaluate`, with the predictions beside the figures."""
+    predictor = model if isinstance(model, Predictor) else load(model, device=device, precision=precision)
+    dataset = _own_data(model) if data is None else load_data(data, root=data_root)
+    chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
+    dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
+    pictures = in_classes_of(predictor, dataset)[chosen]
+    batches = _batches(predictor, pictures, progress)
+    if batches.unreadable:
+        bad = [Unreadable(chosen, index, error.name, error.why or "") for index, error in batches.unreadable]
+        own = dataclasses.replace(dataset, splits={chosen: pictures})
+        pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
+        batches = _batches(predictor, pictures, progress)
+    dtype = predictor.model.patch_embed.proj.weight.dtype
+    with torch.autocast(predictor.machine.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        probabilities = logits_of(predictor.model, batches, predictor.machine).softmax(1).numpy()
+    evaluation = measure(probabilities, pictures.labels, predictor.classes)
+    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities)
+
+
+def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -> Batches:
+    return Batches(
+        pictures, predictor.preprocessing, batch_size=256, device=predictor.machine.device, progress=progress
+    )
+
+
+def _own_data(model: str | Path | Predictor) -> DataSet:
+    source = model.source if isinstance(model, Predictor) else str(model)
+    folder = RunFolder(source)
+    if not folder.is_run():
+        hint = f"vitral evaluate {source or 'WEIGHTS'} DATA"
+        raise UsageError("a weights file alone does not say what to evaluate on", where=source, hint=hint)
+    return reopen(folder.read_plan()).dataset
+
+
+def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
+    """The data set with labels that count the network's classes; `DataError` for a class that the network does not have.
+
+    timm and others compare by number and report 0.1 % without a word when the numbering differs.
+    """
+    place = {name: index for index, name in enumerate(predictor.classes)}
+    if foreign := [name for name in dataset.classes if name not in place]:
+        few = ", ".join(foreign[:4]) + (" …" if len(foreign) > 4 else "")
+        raise DataError(
+            f"the data have {len(foreign)} classes that the model does not know: {few}",
+            where=dataset.source,
+            why=f"the model knows {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}",
+            hint=f"rename the folders, or train on this data: vitral train {dataset.source} --init {predictor.source}",
+        )
+    number = np.array([place[name] for name in dataset.classes])
+    splits = {name: Split(s.names, number[s.labels], s.fetch) for name, s in dataset.splits.items()}
+    return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)
+
+
+def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
+    """The mistakes that the network is surest of, with their pictures, surest first."""
+    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
+    wrong = np.flatnonzero(predicted != split.labels)
+    return [
+        Mistake(
+            picture=split.image(int(i), 3),
+            name=split.names[int(i)],
+            label=classes[split.labels[i]],
+            predicted=classes[predicted[i]],
+            confidence=float(confidence[i]),
+        )
+        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MISTAKES]
+    ]
