@@ -284,7 +284,7 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
         kind = _without_none(hints[item.name])
         default = False if kind is bool and item.default is None else item.default
         if item.name == "data":
-            kind, default = tyro.conf.Positional[kind], None
+            kind, default = Annotated[kind, tyro.conf.Positional], None
         fields.append((item.name, Annotated[kind, about], dataclasses.field(default=default)))
     for name, kind, default, text in (
         ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits"),

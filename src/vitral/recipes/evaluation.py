@@ -115,7 +115,7 @@ def _own_data(model: str | Path | Predictor) -> DataSet:
 
 
 def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
-    """The data set with labels that count the network's classes; `DataError` for a class that the network does not have.
+    """The data set with labels that count the network's classes; `DataError` for a class that the network lacks.
 
     timm and others compare by number and report 0.1 % without a word when the numbering differs.
     """

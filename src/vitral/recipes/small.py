@@ -16,7 +16,7 @@ def small(facts: Facts) -> Plan:
     photographs = facts.channels == 3
     run = Run(
         recipe="small", model=model, image_size=image_size, channels=facts.channels, pool="mean", position="learned",
-        drop_path=0.1 if photographs else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=3e-3, momentum=0.9,
+        drop_path=0.1 if photographs else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=1e-2, momentum=0.9,
         beta2=0.99, weight_decay=0.05, warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1,
         crop="shift" if max(facts.size) <= 64 else "random-resized", crop_area=0.3, flip=photographs,
         augment="trivialaugment" if photographs else "none", ema=0.998,
