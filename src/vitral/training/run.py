@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitral.data.transforms import Augment, Augmentation, Crop, Preprocessing, Resize
 from vitral.errors import RunError, UsageError, unknown
@@ -109,23 +113,18 @@ class Run:
     def __post_init__(self) -> None:
         from vitral.training.optimizers import OPTIMIZERS
 
+        _check_kinds(self)
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("epochs", "batch_size", "accumulate"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "warmup", "weight_decay", "mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
-        for name in ("erase", "label_smoothing", "train_share", "val_share", "momentum", "beta2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be between 0 and 1, not {getattr(self, name)}")
-        if self.val_fraction is not None and not 0 <= self.val_fraction < 1:
-            raise UsageError(f"--val-fraction must be from 0 to below 1, not {self.val_fraction}")
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise UsageError(f"--ema must be from 0 to below 1, not {self.ema}", hint="--ema 0.999")
+        for names, fits, must in _LIMITS:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not all(map(fits, value if isinstance(value, tuple) else (value,))):
+                    raise UsageError(f"{_flag(name)} must be {must}, not {_shown(value)}")
+        if not 0 <= self.randaugment[1] <= 30:
+            raise UsageError(f"--randaugment takes a magnitude from 0 to 30, not {self.randaugment[1]}")
 
     @property
     def step_batch(self) -> int:
@@ -169,12 +168,69 @@ class Run:
         return cls(**checked_options(data))
 
 
+_LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (
+        ("epochs", "batch_size", "accumulate", "channels", "image_size", "lr_batch"),
+        lambda v: v >= 1,
+        "at least 1",
+    ),
+    (
+        ("lr", "warmup", "weight_decay", "mixup", "cutmix", "clip", "early_stop", "workers", "randaugment"),
+        lambda v: 0 <= v < math.inf,
+        "0 or more",
+    ),
+    (("erase", "label_smoothing", "val_share", "min_lr"), lambda v: 0 <= v <= 1, "from 0 to 1"),
+    (("train_share", "crop_area"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
+    (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
+)
+"""Fields, what each number of them must satisfy, and how that is said."""
+
+
+def _check_kinds(run: Run) -> None:
+    """Refuse a value of another kind than its field's: a misspelt choice must not fall through to some other branch."""
+    for name, kind in get_type_hints(Run).items():
+        value = getattr(run, name)
+        options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+        if choices and value not in choices:
+            raise unknown(f"choice for {_flag(name)}:", value, choices)
+        if not choices and not any(_is(value, option) for option in options):
+            raise UsageError(f"{_flag(name)} cannot be {_shown(value)}", why=f"it is {Run.__annotations__[name]}")
+
+
+def _is(value: object, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        same = isinstance(value, tuple) and (inner[-1] is Ellipsis or len(value) == len(inner))
+        return same and all(_is(one, inner[0]) for one in value)  # type: ignore[attr-defined]
+    if kind is bool or isinstance(value, bool):
+        return type(value) is kind
+    return isinstance(value, (float, int) if kind is float else kind)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options by name as `Run` takes them: lists become tuples, an unknown name raises with the nearest known ones."""
+    """Options by name as `Run` takes them: lists become tuples and paths text; an unknown name raises with the nearest
+    known ones.
+    """
     names = [f.name for f in dataclasses.fields(Run)]
     if bad := [name for name in options if name not in names]:
         raise unknown("option", bad[0], names)
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    return {name: _plain(value) for name, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True)
