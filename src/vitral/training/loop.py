@@ -109,11 +109,13 @@ def fit(
 
     `save(state, best)` is called after each epoch, and where a person stops the run, which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
-    (on a GPU one step later, before anything is saved), with the names of the batch's files.
+    (on a GPU one step later, before anything is saved), with the names of the batch's files, and for weights that the
+    last steps of an epoch made non-finite.
     """
     with stop_requested() as stopped:
         while state.epoch < run.epochs and not _no_better(state, run.early_stop):
             _epoch(state, run, machine, train, objective, listener, stopped)
+            _check_weights(state)
             if stopped.is_set():
                 save(state, False)
                 raise KeyboardInterrupt
@@ -171,7 +173,8 @@ def _parts(batch: int, batches: int, accumulate: int) -> int:
 
 def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], count: int) -> None:
     for name, value in {**metrics, "count": torch.ones((), device=next(iter(metrics.values())).device)}.items():
-        sums[name] = sums.get(name, 0) + value.double() * count
+        precise = value.double() if value.device.type != "mps" else value.float()  # Apple GPUs have no fp64
+        sums[name] = sums.get(name, 0) + precise * count
 
 
 def _close_epoch(state: State, run: Run, train: Batches, validate: Callable[[nn.Module], dict[str, float]]) -> Epoch:
@@ -250,6 +253,18 @@ class _FiniteWatch:
             where=", ".join(names[:5]) + more,
             why="a learning rate too high, or damaged pictures or labels in this batch",
             hint="a lower --lr, or --precision fp32; earlier epochs are saved",
+        )
+
+
+def _check_weights(state: State) -> None:
+    """A step may break the weights and no later loss tell: what is not finite is never saved."""
+    with torch.no_grad():
+        bad = [name for name, p in state.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
+    if bad:
+        raise TrainingError(
+            f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
+            why="a learning rate too high, or gradients that are not clipped",
+            hint="a lower --lr, or --clip 1; earlier epochs are saved",
         )
 
 

@@ -70,7 +70,7 @@ class ConsoleListener(Listener):
         if "val_loss" in line:
             parts += [f"val loss {line['val_loss']:.4f}", f"val accuracy {line['val_accuracy']:.2%}"]
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
-        self.console.print("  ".join(parts) + ("  *" if best else ""), highlight=False)
+        self.console.print("  ".join(parts) + ("  *" if best else ""), highlight=False, soft_wrap=True)
 
 
 def print_plan(console: Console, plan: Plan) -> None:

@@ -8,7 +8,9 @@ from vitral.training.run import Run
 
 
 def learning_rate(run: Run, step: int, steps_per_epoch: int) -> float:
-    """Linear warm-up over `run.warmup` epochs, then cosine or linear to `min_lr` at the last step, or constant."""
+    """Linear warm-up over `run.warmup` epochs, then constant, or falling by cosine or line to `min_lr`, which the step
+    after the last would have.
+    """
     warmup = min(round(run.warmup * steps_per_epoch), run.epochs * steps_per_epoch - 1)
     if step < warmup:
         return run.peak_lr * (step + 1) / warmup
