@@ -23,7 +23,7 @@ def replacing(path: Path) -> Iterator[Path]:
     A full disk or a crash while writing costs nothing that was there before. Raises `TrainingError` when the system
     refuses to write.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed process left is overwritten, not kept
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

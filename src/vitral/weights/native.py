@@ -47,7 +47,7 @@ def read(path: Path) -> Weights:
     if header.get("format") != FORMAT:
         raise WeightsError("unknown version of vitral's format", where=path, why=f"version {header.get('format')}")
     try:
-        return Weights(
+        weights = Weights(
             ViTConfig.from_json(header["model"]),
             state,
             Preprocessing.from_json(header["preprocessing"]),
@@ -56,6 +56,21 @@ def read(path: Path) -> Weights:
         )
     except (KeyError, TypeError, UsageError) as error:
         raise WeightsError("damaged header in weights file", where=path, why=str(error)) from error
+    _check(weights, path)
+    return weights
+
+
+def _check(weights: Weights, path: Path) -> None:
+    """The parts of the header must be of one network: a name too few would be found at some later picture."""
+    config, preprocessing = weights.config, weights.preprocessing
+    for what, own, networks in (
+        ("class names", len(weights.classes), config.classes),
+        ("image size of the preprocessing", preprocessing.image_size, config.image),
+        ("channels of the preprocessing", preprocessing.channels, config.channels),
+    ):
+        if own != networks:
+            why = f"{what}: {own}, but the network has {networks}"
+            raise WeightsError("damaged header in weights file", where=path, why=why)
 
 
 def build(weights: Weights, path: Path | None = None) -> ViT:
