@@ -129,10 +129,9 @@ class Batches:
         """Decode every picture once: to keep it, or where the set is too large, to know that it can be read."""
         split, preprocessing = self.split, self.preprocessing
         pictures = _Pictures(split, preprocessing, self.augmentation)
-        fixed = self.augmentation is None or self.augmentation.crop != "random-resized"
         shape = (preprocessing.channels, *preprocessing.image_size)
         room = {"auto": MEMORY_SHARE, "memory": math.inf, "stream": 0.0}[residency]
-        if fixed and len(split) * math.prod(shape) < room * _total_bytes(self.device):
+        if not pictures.cropped and len(split) * math.prod(shape) < room * _total_bytes(self.device):
             images = torch.zeros(len(split), *shape, dtype=torch.uint8)
             for index, pixels in self._decoded(lambda i: preprocessing.geometry(pictures.pixels(i)), progress):
                 images[index] = pixels
@@ -174,20 +173,27 @@ class _Pictures(Dataset[Tensor]):
 
     def __getitem__(self, position: tuple[int, int, int]) -> Tensor:
         seed, epoch, index = position
-        pixels = self.pixels(index)
+        pixels = (self.decode(index) if self.decoded is None else self.decoded[index]).permute(1, 2, 0)
         if self.augmentation is None:
-            return self.preprocessing.geometry(pixels)
+            return self.preprocessing.geometry(pixels).contiguous()
         with seeded(seed, epoch, index):
             return self.augmentation.geometry(pixels, self.preprocessing).contiguous()
 
-    def pixels(self, index: int) -> np.ndarray | Tensor:
-        if self.decoded is not None:
-            return self.decoded[index].permute(1, 2, 0)
+    @property
+    def cropped(self) -> bool:
+        """Whether each picture is cropped anew in every epoch."""
+        return self.augmentation is not None and self.augmentation.crop == "random-resized"
+
+    def pixels(self, index: int) -> np.ndarray:
         return self.split.image(index, self.preprocessing.channels)
 
     def decode(self, index: int) -> Tensor:
-        """Pixels (C, H, W), made smaller where that loses nothing: twice what is read leaves room to crop."""
-        image = _channels_first(self.split.image(index, self.preprocessing.channels))
+        """Pixels (C, H, W). Where they are to be cropped, at most twice what is read, which leaves room; the same
+        whether they are kept or streamed, so that a run does not depend on the memory at hand.
+        """
+        image = _channels_first(self.pixels(index))
+        if not self.cropped:
+            return image.contiguous()
         scale = max(2 * n / m for n, m in zip(self.preprocessing.image_size, image.shape[-2:], strict=True))
         if scale >= 1:
             return image.contiguous()
