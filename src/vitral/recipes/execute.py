@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -30,12 +31,12 @@ from vitral.model import ViT
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, find_weights, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
-from vitral.recipes.planning import Job, plan_run, reopen
+from vitral.recipes.planning import Job, load_given, plan_run, reopen
 from vitral.training.loop import State, ema_weights, fit
 from vitral.training.objective import balanced_weights, classification
 from vitral.training.optimizers import OptimizerSet, freeze
 from vitral.training.progress import ConsoleListener, counting, print_plan
-from vitral.training.run import RunFolder
+from vitral.training.run import RunFolder, checked_options
 from vitral.weights import native
 from vitral.weights.files import write_text
 
@@ -69,7 +70,7 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = str(data)
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)  # file names are no markup
     return _resume(given, console) if resume else _start(given, console, overwrite)
 
 
@@ -79,7 +80,7 @@ def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedR
     if folder.exists():
         _make_way(folder, overwrite)
     print_plan(console, job.plan)
-    return _carry_out(job, folder, console, command(given))
+    return _carry_out(job, folder, console, command(given), resume=False)
 
 
 def _make_way(folder: RunFolder, overwrite: bool) -> None:
@@ -93,13 +94,13 @@ def _make_way(folder: RunFolder, overwrite: bool) -> None:
 
 
 def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
-    out = given.get("out") or f"runs/{Path(given.get('data', 'digits')).name}"
-    folder = RunFolder(out)
+    given = checked_options(given)
+    folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
     plan = folder.read_plan()
     differing = [
         name
         for name, value in given.items()
-        if name not in ("out", "data") and _plain(getattr(plan.run, name)) != _plain(value)
+        if name != "out" and _plain(name, getattr(plan.run, name)) != _plain(name, value)
     ]
     if differing:
         name = differing[0]
@@ -111,11 +112,15 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     if folder.result.is_file():
         console.print(f"{folder.path} is finished already; nothing to do.")
         return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
-    return _carry_out(reopen(plan), folder, console, json.loads(folder.config.read_text("utf-8"))["command"])
+    typed = json.loads(folder.config.read_text("utf-8"))["command"]
+    return _carry_out(reopen(plan), folder, console, typed, resume=True)
 
 
-def _plain(value: Any) -> Any:
-    return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+def _plain(name: str, value: Any) -> Any:
+    """The one form of a value that can be given in several."""
+    if name == "data":
+        return Path(value)  # photos and photos/
+    return (value, value) if name == "image_size" and isinstance(value, int) else value
 
 
 def command(given: Mapping[str, Any]) -> str:
@@ -144,30 +149,44 @@ class _Running:
     state: State
 
 
-def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str) -> TrainedRun:
+def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool) -> TrainedRun:
     running = _set_up(job, folder, console, typed)
-    run, state = job.run, running.state
-    resumed = folder.last.is_file() and folder.is_run()
-    if resumed and not folder.result.is_file():
-        state.load(folder.last)
-        console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
-    else:
+    if not resume:
         _open_folder(running)
+    elif folder.last.is_file():
+        _go_on(running)
+    try:
+        _fit(running)
+        return _finish(running)
+    except KeyboardInterrupt:
+        raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
+
+
+def _go_on(running: _Running) -> None:
+    """Stand where the run stopped."""
+    state, last = running.state, running.folder.last
+    try:
+        state.load(last)
+    except (KeyError, RuntimeError) as error:
+        hint = "restore config.json as it was, or begin again with --overwrite"
+        raise RunError("the saved state does not fit the run", where=last, why=str(error)[:200], hint=hint) from error
+    running.console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
+
+
+def _fit(running: _Running) -> None:
+    """Train from where the state stands to the end."""
+    job, state, run = running.job, running.state, running.job.run
     if run.compile:
-        running.state.model.compile()
+        state.model.compile()
     objective = classification(
         run.preprocessing, run.augmentation, job.config.classes,
         run.label_smoothing, _loss_weights(job),
     )  # fmt: skip
-    try:
-        with ConsoleListener(console, run.epochs) as listener:
-            fit(
-                state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
-                save=lambda state, best: _save(running, best), listener=listener,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
-    return _finish(running)
+    with ConsoleListener(running.console, run.epochs) as listener:
+        fit(
+            state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
+            save=lambda state, best: _save(running, best), listener=listener,
+        )  # fmt: skip
 
 
 def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Running:
@@ -247,7 +266,8 @@ def _open_folder(running: _Running) -> None:
 
 def versions() -> dict[str, str]:
     """What the run was made with."""
-    return {name: version(name) for name in ("vitral", "torch", "torchvision", "numpy", "pillow")}
+    packages = {name: version(name) for name in ("vitral", "torch", "torchvision", "numpy", "pillow")}
+    return packages | {"python": platform.python_version()}
 
 
 def _validate(model: nn.Module, running: _Running) -> dict[str, float]:

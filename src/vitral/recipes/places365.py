@@ -19,9 +19,13 @@ def places365(facts: Facts) -> Plan:
     return Plan(
         run,
         (
-            Choice("data", "10 % / 5 %", "random, disjoint shares of the small validation split, as the write-up"),
+            Choice(
+                "train share",
+                "10 % (5 % validate)",
+                "random and disjoint, of the small validation split",
+            ),
             Choice("model", "places365-postnorm", "BERT-like post-norm ViT-B/16 with 8 heads, as the write-up"),
-            Choice("optimizer", "adam, 1e-3", "the write-up sets 1e-4 first, but builds its optimizer with 1e-3"),
+            Choice("lr", "0.001", "the write-up sets 1e-4 first, but builds its Adam with 1e-3"),
             Choice("clip", "1.0", "norm of the gradient, as the write-up"),
         ),
     )

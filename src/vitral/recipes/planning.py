@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vitral.data import DataSet, load
 from vitral.data.splits import subset, with_validation
 from vitral.device import Machine, choose
-from vitral.errors import DataError, unknown
+from vitral.errors import DataError, UsageError, unknown
 from vitral.model import WRITE_UPS, ViTConfig
 from vitral.model import config as model_config
 from vitral.model.variants import parse
@@ -37,14 +38,22 @@ class Job:
 def plan_run(options: dict[str, Any]) -> Job:
     """Read the data, ask the recipe, let the given `options` (fields of `Run`) win, and give each choice its reason."""
     given = checked_options(options)
+    Run(**given)  # what makes no sense by itself is said before data are read
+    dataset = load_given(given)
+    return resolve(_recipe(given)(facts(dataset)), given, dataset)
+
+
+def load_given(given: dict[str, Any]) -> DataSet:
+    """The data that were named, else those that the recipe is for."""
+    start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
+    return load(given.get("data") or _recipe(given)(_NO_FACTS).run.data, root=start.data_root)
+
+
+def _recipe(given: dict[str, Any]) -> Callable[[Facts], Plan]:
     name = given.get("recipe", "small")
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    recipe = RECIPES[name]
-    start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
-    source = given.get("data") or recipe(_NO_FACTS).run.data
-    dataset = load(source, root=start.data_root)
-    return resolve(recipe(facts(dataset)), given, dataset)
+    return RECIPES[name]
 
 
 _NO_FACTS = Facts(images=1, classes=2, size=(224, 224), uniform=True, channels=3, imbalance=1.0)
@@ -57,8 +66,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
         if name not in ("data", "data_root", "out", "recipe"):
             reasons.append(Choice(name.replace("_", " "), _shown(value), "you asked"))
     if init := given.get("init"):
-        changes |= _from_weights(init, given)
-        reasons.append(Choice("model", "as in the weights", f"{init} decides the network and its preprocessing"))
+        changes |= _from_weights(init, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
         changes |= {k: None for k in MODEL_OPTIONS if k not in given}
         changes |= {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
@@ -85,22 +93,44 @@ def reopen(plan: Plan) -> Job:
 
 def _config(run: Run, classes: int) -> ViTConfig:
     if run.init:
-        return dataclasses.replace(native.read(find_weights(run.init)).config, classes=classes)
+        changes = {name: getattr(run, name) for name in _FREE if getattr(run, name) is not None}
+        return dataclasses.replace(native.read(find_weights(run.init)).config, classes=classes, **changes)
     return model_config(run.model, classes=classes, **run.model_changes())
 
 
-def _from_weights(init: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What a network that exists already decides: its shape and how it wants its pictures."""
+_FREE = ("dropout", "drop_path")
+"""Options of the network that are not in its weights: training may change them."""
+
+
+def _from_weights(init: str, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
+    """What a network that exists already decides: its shape and how it wants its pictures.
+
+    `UsageError` for an option that says otherwise: it would be asked for and not be had.
+    """
     weights = native.read(find_weights(init))
     own = weights.preprocessing
-    fixed = {
-        "image_size": own.image_size,
-        "channels": own.channels,
-        "resize": own.resize,
-        "mean": own.mean,
-        "std": own.std,
-    }
-    return {**dict.fromkeys(MODEL_OPTIONS), **fixed, "model": str(weights.trained.get("model", "as in the weights"))}
+    fixed: dict[str, Any] = {name: getattr(own, name) for name in ("image_size", "channels", "resize", "mean", "std")}
+    fixed["model"] = str(weights.trained.get("model", "as in the weights"))
+    shape = {name: getattr(weights.config, name) for name in MODEL_OPTIONS if name not in _FREE}
+    for name, value in {**shape, **fixed}.items():
+        if name in given and _spread(name, given[name], own.channels) != value:
+            flag = f"--{name.replace('_', '-')}"
+            why = f"the network in it has {_shown(value)}"
+            raise UsageError(
+                f"{flag} {_shown(given[name])} does not go with --init {init}", why=why, hint="leave it out"
+            )
+    reasons += [
+        Choice("model", fixed["model"], f"{init} decides the network and its preprocessing"),
+        Choice("image size", _shown(own.image_size), "that of the weights"),
+        Choice("channels", str(own.channels), "those of the weights"),
+    ]
+    return {**{name: None for name in MODEL_OPTIONS if name not in given}, **fixed}
+
+
+def _spread(name: str, value: Any, channels: int) -> Any:
+    """A value in its full form: both sides of a size, every channel of a mean."""
+    count = {"image_size": 2, "mean": channels, "std": channels}.get(name)
+    return (value,) * count if count and not isinstance(value, tuple) else value
 
 
 def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]:
