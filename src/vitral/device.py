@@ -42,7 +42,7 @@ class Machine:
             return torch.cuda.get_device_name(self.device)
         if self.device.type == "mps":
             return "Apple GPU"
-        return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+        return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def choose(device: str = "auto", precision: str = "auto", dim: int | None = None) -> Machine:
@@ -94,12 +94,21 @@ def _fast_bf16(device: torch.device) -> bool:
 
 def _cpu_flags() -> frozenset[str]:
     """Instruction sets that the processor names (Linux); elsewhere none, which means fp32."""
+    return frozenset(_cpu_line("flags", "Features").split())
+
+
+def _cpu_line(*names: str) -> str:
+    """What Linux says of the first processor under one of these names."""
     try:
         with open("/proc/cpuinfo") as info:
-            line = next((line for line in info if line.startswith(("flags", "Features"))), "")
+            line = next((line for line in info if line.startswith(names)), "")
     except OSError:
-        return frozenset()
-    return frozenset(line.partition(":")[2].split())
+        return ""
+    return line.partition(":")[2].strip()
+
+
+def _cpu_name() -> str:
+    return _cpu_line("model name") or platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int:

@@ -6,11 +6,12 @@ The write-up names neither batch nor learning rate; these two reach its 96 % in 
 Time and accuracy: benchmarks/RESULTS.md.
 """
 
+from vitral.device import Machine
 from vitral.recipes.facts import Facts
 from vitral.training.run import Choice, Plan, Run
 
 
-def mnist_7562(facts: Facts) -> Plan:
+def mnist_7562(facts: Facts, machine: Machine) -> Plan:
     """The run of write-up 001."""
     run = Run(
         recipe="mnist-7562", data="mnist", model="mnist-7562", image_size=28, channels=1, epochs=15, optimizer="adam",

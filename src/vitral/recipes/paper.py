@@ -7,13 +7,14 @@ Table 3's ImageNet row took the authors a TPUv3 pod; the batch is theirs (4096),
 learning rate scales with yours.
 """
 
+from vitral.device import Machine
 from vitral.recipes.facts import Facts
 from vitral.training.run import Choice, Plan, Run
 
 SCRATCH_BATCH, FINETUNE_BATCH = 4096, 512
 
 
-def paper(facts: Facts) -> Plan:
+def paper(facts: Facts, machine: Machine) -> Plan:
     """Training from scratch as Table 3's row "ViT-*, ImageNet": 300 epochs, Adam, cosine, decay 0.3, dropout 0.1."""
     warmup = 10_000 * SCRATCH_BATCH / max(facts.images, 1)
     run = Run(
@@ -37,7 +38,7 @@ def paper(facts: Facts) -> Plan:
     )
 
 
-def paper_finetune(facts: Facts) -> Plan:
+def paper_finetune(facts: Facts, machine: Machine) -> Plan:
     """Fine-tuning as Table 4: SGD with momentum 0.9, batch 512, cosine, no decay, clip 1, 384 px, a zero head."""
     steps = 500 if facts.images < 20_000 else 10_000 if facts.images < 500_000 else 20_000
     epochs = max(1, round(steps * FINETUNE_BATCH / max(facts.images, 1)))

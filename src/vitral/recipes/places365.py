@@ -5,11 +5,12 @@
 Needs a GPU to be bearable: 3,650 pictures at 224 px through 86 million parameters, 5 epochs.
 """
 
+from vitral.device import Machine
 from vitral.recipes.facts import Facts
 from vitral.training.run import Choice, Plan, Run
 
 
-def places365(facts: Facts) -> Plan:
+def places365(facts: Facts, machine: Machine) -> Plan:
     """The run of write-up 003."""
     run = Run(
         recipe="places365", data="places365", train_share=0.1, val_share=0.05, model="places365-postnorm",

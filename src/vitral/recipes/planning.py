@@ -40,16 +40,17 @@ def plan_run(options: dict[str, Any]) -> Job:
     given = checked_options(options)
     Run(**given)  # what makes no sense by itself is said before data are read
     dataset = load_given(given)
-    return resolve(_recipe(given)(facts(dataset)), given, dataset)
+    machine = choose(given.get("device", "auto"))
+    return resolve(_recipe(given)(facts(dataset), machine), given, dataset)
 
 
 def load_given(given: dict[str, Any]) -> DataSet:
     """The data that were named, else those that the recipe is for."""
     start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
-    return load(given.get("data") or _recipe(given)(_NO_FACTS).run.data, root=start.data_root)
+    return load(given.get("data") or _recipe(given)(_NO_FACTS, choose("cpu")).run.data, root=start.data_root)
 
 
-def _recipe(given: dict[str, Any]) -> Callable[[Facts], Plan]:
+def _recipe(given: dict[str, Any]) -> Callable[[Facts, Machine], Plan]:
     name = given.get("recipe", "small")
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)

@@ -1,58 +1,91 @@
 """From scratch on little data, on the machine at hand: the default of `vitral train DATA`.
 
-Size, patch and length follow from the pictures; docs/log.md has the experiments behind the numbers.
+    vitral train photos/
+
+Size, patch and length follow from the pictures and the machine. The experiments behind the numbers are in docs/log.md,
+accuracies and times in benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from vitral.data.transforms import Crop
+from vitral.device import Machine
 from vitral.recipes.facts import Facts
 from vitral.training.run import Choice, Plan, Run
 
 
-def small(facts: Facts) -> Plan:
-    """A complete run for this data, with a reason for each choice."""
-    image_size, model, why_model = _network(facts)
-    epochs, batch = _length(facts)
-    photographs = facts.channels == 3
+def small(facts: Facts, machine: Machine) -> Plan:
+    """A complete run for this data on this machine, with a reason for each choice."""
+    gpu = machine.device.type == "cuda"
+    shape = _shape(facts, gpu)
+    epochs, why_epochs = _epochs(facts, gpu)
+    colour = facts.channels == 3
+    photographs = shape.crop == "random-resized"
+    long = epochs >= 40 and colour  # strong augmentation pays only where there is time to learn from it
+    batch = 64 if facts.images < 5_000 else 256
     run = Run(
-        recipe="small", model=model, image_size=image_size, channels=facts.channels, pool="mean", position="learned",
-        drop_path=0.1 if photographs else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=1e-2, momentum=0.9,
-        beta2=0.99, weight_decay=0.05, warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1,
-        crop="shift" if max(facts.size) <= 64 else "random-resized", crop_area=0.3, flip=photographs,
-        augment="trivialaugment" if photographs else "none", ema=0.998,
+        recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
+        drop_path=0.1 if long else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=1e-2, momentum=0.9,
+        beta2=0.99, weight_decay=0.05, schedule="cosine", warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1,
+        crop=shape.crop, crop_area=0.3, flip=colour, augment="trivialaugment" if long else "none", ema=0.998,
     )  # fmt: skip
     height, width = facts.size
-    grey = "every picture looked at is grey" if facts.channels == 1 else "pictures have colour"
-    return Plan(
-        run,
-        (
-            Choice("image size", "×".join(map(str, image_size)), f"pictures are {height}×{width} (median)"),
-            Choice("channels", str(facts.channels), grey),
-            Choice("model", model, why_model),
-            Choice("epochs", str(epochs), f"{facts.images:,} pictures to learn from"),
+    same = "" if facts.uniform else " (median)"
+    choices = (
+        Choice("image size", "×".join(map(str, shape.image_size)), f"pictures are {height}×{width}{same}"),
+        Choice(
+            "channels", str(facts.channels), "pictures have colour" if colour else "every picture looked at is grey"
         ),
+        Choice("model", shape.model, shape.why),
+        Choice("pooling", "mean", "learns faster than a class token on little data (arXiv 2205.01580)"),
+        Choice("epochs", str(epochs), why_epochs),
+        Choice("batch", str(batch), "small for a small set: more steps" if batch == 64 else "keeps the processor busy"),
+        Choice("optimizer", "muon, 0.01", "reaches in half the epochs what AdamW does (docs/log.md)"),
+        Choice(
+            "geometry",
+            "crops of 30 to 100 %" if photographs else "shifts by up to 1/8",
+            "the object may be anywhere in a photograph" if photographs else "the object fills a small picture",
+        ),
+        Choice("mirror", "yes" if colour else "no", "photographs stay true" if colour else "grey may be writing"),
+        Choice("augmentation", run.augment, "long run on colour" if long else "too short a run to learn from more"),
+        Choice("smoothing", "0.1, weights averaged", "both steady a network that sees each picture often"),
+    )
+    return Plan(run, choices)
+
+
+class _Shape(NamedTuple):
+    image_size: tuple[int, int]
+    model: str
+    crop: Crop
+    why: str
+
+
+def _shape(facts: Facts, gpu: bool) -> _Shape:
+    """Image size, network and training geometry: 16 to 64 patches, or 196 where there is a GPU."""
+    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Nano" if facts.channels == 3 else "Pico"
+    machine = "on a GPU" if gpu else "for a processor"
+    largest = max(facts.size)
+    for limit, patch in ((16, 2), (40, 4), (96, 8)):
+        if largest <= limit:
+            image_size = tuple(max(patch, round(n / patch) * patch) for n in facts.size)
+            why = f"patches of {patch} pixels for small pictures; width and depth {machine}"
+            return _Shape(image_size, f"{size}/{patch}", "shift", why)  # type: ignore[arg-type]
+    side = 224 if gpu else 128
+    return _Shape(
+        (side, side), f"{size}/16", "random-resized", f"photographs at {side} pixels; width and depth {machine}"
     )
 
 
-def _network(facts: Facts) -> tuple[tuple[int, int], str, str]:
-    largest = max(facts.size)
-    if largest <= 16:
-        size = _rounded(facts.size, 2)
-        return size, "Pico/2", "pictures are tiny: patches of 2 pixels"
-    if largest <= 40:
-        size = _rounded(facts.size, 4)
-        return size, "Pico/4" if facts.channels == 1 else "Nano/4", "small pictures: patches of 4 pixels"
-    if largest <= 96:
-        return _rounded(facts.size, 8), "Nano/8", "patches of 8 pixels"
-    return (128, 128), "Nano/16", "photographs"
-
-
-def _rounded(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    height, width = (max(patch, round(n / patch) * patch) for n in size)
-    return height, width
-
-
-def _length(facts: Facts) -> tuple[int, int]:
-    epochs = int(min(100, max(10, 900_000 / facts.images)))
-    batch = 64 if facts.images < 5_000 else 256
-    return epochs, batch
+def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
+    """As many passes as make about the number of pictures that some minutes allow, within bounds."""
+    pictures = (1_200_000 if facts.channels == 3 else 750_000) * (20 if gpu else 1)
+    most = 200 if facts.channels == 3 else 50
+    epochs = max(5, min(most, round(pictures / facts.images)))
+    why = (
+        f"{facts.images:,} pictures: more passes bring little"
+        if epochs == most
+        else (f"about {epochs * facts.images / 1e6:.1f} million pictures seen, which takes minutes, not hours")
+    )
+    return epochs, why
