@@ -1,0 +1,20 @@
+"""Programs that measure the library: `python -m benchmarks [NAME …]`, and `python -m benchmarks report`.
+
+A program is a module with `run(options) -> list[Table]`; its docstring stands above its tables in RESULTS.md. To add
+one, write the module and a line in `PROGRAMS`.
+"""
+
+from __future__ import annotations
+
+PROGRAMS: dict[str, str] = {
+    "write_up_loop": "MNIST by the write-up's own loop and by ours",
+    "peers": "ViT-S/16 beside timm, transformers, torchvision and vit-pytorch",
+    "decode": "From JPEG to pixels of one size",
+    "attention": "Attention written out and fused",
+    "precision": "Training in fp32 and in bf16, small networks",
+    "accuracy": "Whole runs, from one command to an accuracy",
+}
+"""Name of the module → title in RESULTS.md, in the order of the report."""
+
+USUAL = ("write_up_loop", "peers", "decode", "attention", "precision")
+"""What `python -m benchmarks` alone runs."""

@@ -1,0 +1,144 @@
+"""Whole runs as a person starts them: `vitral train` with nothing but the options shown. Validation pictures are cut
+from the training set, test pictures are looked at once, at the end; intervals are 95 % (Wilson) of one run.
+`mnist-7562` validates on the test digits, as its write-up does. Seconds are training and validation, without reading
+the data and the report. With more than one seed, figures are means, and least and greatest are given.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import vitral
+from benchmarks.machine import ROOT
+from benchmarks.results import Options, Table
+from vitral.evaluation.metrics import Evaluation
+from vitral.recipes.execute import command
+
+# name → the options, and the data that must be there
+RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "digits": ({"data": "digits"}, None),
+    "mnist": ({"data": "mnist"}, "mnist"),
+    "mnist-7562": ({"data": "mnist", "recipe": "mnist-7562"}, "mnist"),
+    "mnist-15": ({"data": "mnist", "epochs": 15}, "mnist"),
+    "mnist-7562-small": ({"data": "mnist", "model": "mnist-7562", "epochs": 15}, "mnist"),
+    "cifar10": ({"data": "cifar10"}, "cifar10.tar"),
+}
+CURVES = ("mnist", "cifar10")
+IMAGES = ROOT / "docs" / "images"
+
+Result = Mapping[str, Any]
+History = Sequence[Mapping[str, Any]]
+
+
+def run(options: Options) -> list[Table]:
+    """The runs that are named, by default all of them: a table each, and the curve of some."""
+    tables = []
+    for name in options.names or RUNS:
+        if name not in RUNS:
+            raise SystemExit(f"no run '{name}'; there are {', '.join(RUNS)}")
+        given, needs = RUNS[name]
+        if needs and not options.data(needs):
+            continue
+        runs = [_train(given, seed, options) for seed in range(options.seeds)]
+        tables += [_figures(name, given, [result for result, _ in runs]), _course(name, runs[0][1])]
+        if name in CURVES and not options.quick:
+            draw(IMAGES / f"{name}-curve.svg", f"vitral train {name}", [history for _, history in runs])
+    return tables
+
+
+def _train(given: dict[str, Any], seed: int, options: Options) -> tuple[Result, History]:
+    """One run from start to end, in a folder of its own that is gone afterwards."""
+    if options.quick:
+        given = {**given, "epochs": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        run = vitral.train(
+            **given, seed=seed, data_root=str(options.data_root), out=str(out), device=options.device,
+            quiet=options.quick,
+        )  # fmt: skip
+        return run.result, read_history(out / "metrics.jsonl")
+
+
+def read_history(path: Path) -> History:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Table:
+    last = "test" if "test" in results[0] else "val"
+    rows = [
+        {"what": split, **_accuracy(results, split)} for split in ("val", "test") if split in results[0]
+    ]  # fmt: skip
+    first = results[0]
+    seconds = [result["seconds"] for result in results]
+    caption = (
+        f"`{command(given)}`: {first['model']}, {first['parameters']:,} parameters, {first['epochs']} epochs, "
+        f"{first['precision']}, {statistics.median(seconds):.0f} s, "
+        f"{statistics.median(r['images_per_second'] for r in results):,.0f} pictures/s in training; "
+        f"best epoch {first['best_epoch']}, {'test set kept to the end' if last == 'test' else 'validated on test'}"
+    )
+    columns = {
+        "what": "pictures", "images": "|,d", "n": "seeds|d", "accuracy": "accuracy|.2%", "interval": "95 % interval",
+        "least": "least|.2%", "greatest": "greatest|.2%",
+    }  # fmt: skip
+    if len(results) == 1:
+        del columns["least"], columns["greatest"]
+    return Table(caption, columns, rows, name=name)
+
+
+def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:
+    found = [Evaluation.from_json(result[split]) for result in results]
+    accuracies = [one.accuracy for one in found]
+    low, high = found[0].accuracy_interval
+    return {
+        "images": found[0].images, "n": len(found), "accuracy": statistics.mean(accuracies),
+        "interval": f"{low:.2%} – {high:.2%}" + (" (seed 0)" if len(found) > 1 else ""),
+        "least": min(accuracies), "greatest": max(accuracies),
+    }  # fmt: skip
+
+
+def _course(name: str, history: History) -> Table:
+    """Accuracy by seconds, seed 0: some twelve epochs spread over the run."""
+    marks, seconds = [], 0.0
+    every = max(1, len(history) // 12)
+    for line in history:
+        seconds += line["seconds"]
+        if line["epoch"] % every == 0 or line["epoch"] in (1, len(history)):
+            marks.append({"epoch": line["epoch"], "seconds": seconds, **_known(line)})
+    columns = {
+        "epoch": "epoch|d", "seconds": "seconds|.0f", "train_loss": "training loss|.4f", "val_loss": "val loss|.4f",
+        "val_accuracy": "val accuracy|.2%",
+    }  # fmt: skip
+    return Table("By seconds, seed 0", columns, marks, name=name)
+
+
+def _known(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: line.get(key) for key in ("train_loss", "val_loss", "val_accuracy")}
+
+
+def draw(path: Path, title: str, histories: Sequence[History]) -> None:
+    """Validation accuracy by minutes, a line for each seed; the same histories give the same file."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "vitral", "font.size": 11}):
+        figure = Figure(figsize=(7, 4), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for seed, history in enumerate(histories):
+            minutes, total = [], 0.0
+            for line in history:
+                total += line["seconds"]
+                minutes.append(total / 60)
+            accuracy = [100 * line["val_accuracy"] for line in history]
+            axes.plot(minutes, accuracy, marker=".", label=f"seed {seed}: {max(accuracy):.2f} %")
+        axes.set(title=title, xlabel="minutes", ylabel="validation accuracy, %")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

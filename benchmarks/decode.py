@@ -1,0 +1,125 @@
+"""Encoded JPEG photographs, held in memory, to uint8 pixels of 224×224, stretched with antialiasing: torchvision's
+decoder and `v2.functional.resize`, vitral's intake and `Preprocessing.geometry` (which also checks limits and turns
+pictures upright), and Pillow alone. A pass is every picture of the set once; passes alternate. "Threads" spreads the
+pictures over one thread a core, as the loader does; otherwise one thread does all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision.io  # noqa: F401  loads the decoder
+from PIL import Image
+from torchvision.transforms.v2 import functional as tv
+
+from benchmarks.results import Options, Table
+from benchmarks.timing import alternate, ratio
+from vitral.data import load
+from vitral.data.intake import read_image
+from vitral.data.transforms import Preprocessing
+from vitral.device import cores
+
+SIZE = (224, 224)
+SETS = ("imagenet-samples.tar", "hymenoptera.tar")
+_MODE_RGB = 3  # torchvision's ImageReadMode.RGB
+_preprocessing = Preprocessing(SIZE)
+
+
+def by_torchvision(data: bytes) -> object:
+    """What a torchvision user would write; the operator behind `decode_jpeg`, which warns at every call."""
+    encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return tv.resize(torch.ops.image.decode_jpeg.default(encoded, _MODE_RGB), list(SIZE), antialias=True)
+
+
+def by_vitral(data: bytes) -> object:
+    """As training, evaluation and prediction read a picture."""
+    return _preprocessing.geometry(read_image(data, channels=3))
+
+
+def by_pillow(data: bytes) -> object:
+    """What torchvision's `ImageFolder` with a resize does."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB").resize(SIZE[::-1], Image.Resampling.BILINEAR))
+
+
+WAYS: dict[str, Callable[[bytes], object]] = {"torchvision": by_torchvision, "vitral": by_vitral, "Pillow": by_pillow}
+
+
+def run(options: Options) -> list[Table]:
+    """A row for each set, way and number of threads."""
+    rows = []
+    for name, pictures in _sets(options):
+        for threads in dict.fromkeys((1, cores())):
+            with _threads_of_torch(1), ThreadPoolExecutor(threads) as pool:
+                passes = {way: _pass(decode, pictures, pool if threads > 1 else None) for way, decode in WAYS.items()}
+                found = alternate(passes, rounds=1 if options.quick else 7)
+            rows += [
+                {
+                    "set": name, "pictures": len(pictures), "threads": threads, "way": way, "n": sample.n,
+                    "median": len(pictures) / sample.median, "least": len(pictures) / max(sample.seconds),
+                    "greatest": len(pictures) / min(sample.seconds), "ratio": ratio(found["torchvision"], sample),
+                }
+                for way, sample in found.items()
+            ]  # fmt: skip
+    columns = {
+        "set": "pictures", "pictures": "|d", "threads": "threads|d", "way": "by", "n": "n|d",
+        "median": "pictures/s|.0f", "least": "least|.0f", "greatest": "greatest|.0f",
+        "ratio": "rate : torchvision's|.2f",
+    }  # fmt: skip
+    return [Table("Pictures a second, decoded and resized to 224×224", columns, rows)] if rows else []
+
+
+def _pass(
+    decode: Callable[[bytes], object], pictures: list[bytes], pool: ThreadPoolExecutor | None
+) -> Callable[[], None]:
+    def every_picture() -> None:
+        for _ in map(decode, pictures) if pool is None else pool.map(decode, pictures):
+            pass
+
+    return every_picture
+
+
+def _sets(options: Options) -> Iterator[tuple[str, list[bytes]]]:
+    if options.quick:
+        yield "noise", [_noise(seed) for seed in range(3)]
+        return
+    for name in SETS:
+        if path := options.data(name):
+            yield name, _photographs(path)
+
+
+def _photographs(path: Path) -> list[bytes]:
+    """The encoded files of all splits; only the JPEGs, which all three ways can read."""
+    dataset = load(path)
+    files = chain.from_iterable(map(split.raw, range(len(split))) for split in dataset.splits.values())
+    return [data for data in files if isinstance(data, bytes) and data.startswith(b"\xff\xd8\xff") and _is_rgb(data)]
+
+
+def _is_rgb(data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return Image.open(io.BytesIO(data)).mode in ("RGB", "L")
+    return False
+
+
+def _noise(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def _threads_of_torch(count: int) -> Iterator[None]:
+    """torch's own threads within an operation: one, so that a thread is a thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,136 @@
+"""Results as plain data (benchmarks/results/NAME.json), and the page that is made from them (benchmarks/RESULTS.md)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import PROGRAMS
+from benchmarks.machine import ROOT
+
+FOLDER = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked of a program."""
+
+    command: str
+    names: tuple[str, ...] = ()  # what of it, where a program has parts (accuracy)
+    quick: bool = False  # tiny shapes, few rounds: shows that the program works, is not kept
+    device: str = "cpu"
+    seeds: int = 1
+    data_root: Path = ROOT.parent / "shared" / "data"
+
+    def data(self, name: str) -> Path | None:
+        """A file or folder of the real data; None, and a line that says so, where it is absent."""
+        path = self.data_root / name
+        if path.exists():
+            return path
+        print(f"left out: there is no {name} under --data-root")
+        return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with the same columns. `columns`: key → heading, with a format after a bar: "median|.1f"."""
+
+    caption: str
+    columns: Mapping[str, str]
+    rows: Sequence[Row]
+    name: str = ""  # results of one program that are measured apart are kept apart: NAME-name.json
+
+    def markdown(self) -> str:
+        """A Markdown table."""
+        headings = [heading.partition("|")[0] for heading in self.columns.values()]
+        formats = [heading.partition("|")[2] for heading in self.columns.values()]
+        lines = [headings, ["---:" if form else "---" for form in formats]]
+        lines += [[_shown(row.get(k), f) for k, f in zip(self.columns, formats, strict=True)] for row in self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _shown(value: Any, form: str) -> str:
+    if value is None:
+        return "–"
+    return format(value, form) if form and not isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program measured, and on what."""
+
+    program: str
+    command: str
+    machine: Mapping[str, Any]
+    load_average: Sequence[float | None]  # before and after
+    commit: str
+    date: str
+    versions: Mapping[str, str]
+    tables: Sequence[Table] = field(default_factory=tuple)
+
+    def save(self, folder: Path = FOLDER) -> list[Path]:
+        """Write one file for each name among the tables, replacing the older measurement of the same."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name in dict.fromkeys(table.name for table in self.tables):
+            path = folder / f"{'-'.join(filter(None, (self.program, name)))}.json"
+            tables = [asdict(table) for table in self.tables if table.name == name]
+            text = json.dumps({**asdict(self), "tables": tables}, indent=1, ensure_ascii=False)
+            path.write_text(text + "\n", "utf-8")
+            paths.append(path)
+        return paths
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """What `save` wrote."""
+        data = json.loads(path.read_text("utf-8"))
+        return cls(**{**data, "tables": [Table(**table) for table in data["tables"]]})
+
+    def markdown(self) -> str:
+        """The tables, each under its caption, and below them where they come from."""
+        parts = [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
+        return "\n\n".join([*parts, self._origin()])
+
+    def _origin(self) -> str:
+        machine = self.machine
+        place = f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])})"
+        place = f"{machine['gpu']}; {place}" if "gpu" in machine else place
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        load = " → ".join("?" if one is None else f"{one:.1f}" for one in self.load_average)
+        return (
+            f"<sub>`{self.command}` · {self.date} · commit {self.commit} · {place} · {machine['system']} · "
+            f"load {load} · {versions}</sub>"
+        )
+
+
+_HEAD = """# Results
+
+Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit. A figure is the median of n
+rounds in which everything in its table took its turn (A B A B), with the least and the greatest; a ratio is one of
+medians. `python -m benchmarks NAME` measures anew.
+"""
+
+
+def page(folder: Path = FOLDER) -> str:
+    """RESULTS.md: the same files give the same page."""
+    parts = [_HEAD]
+    for program, title in PROGRAMS.items():
+        found = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+        found = [result for result in found if result.program == program]
+        if found:
+            parts.append(f"## {title}\n\n{explanation(program)}\n")
+            parts += [result.markdown() + "\n" for result in found]
+    return "\n".join(parts)
+
+
+def explanation(program: str) -> str:
+    """The program's docstring."""
+    return inspect.cleandoc(importlib.import_module(f"benchmarks.{program}").__doc__ or "")

@@ -1,0 +1,143 @@
+"""MNIST with the 7,562-parameter network of write-up 001, 15 epochs on 60,000 digits, in one process: an epoch by ours
+(`vitral train mnist --recipe mnist-7562`: its batches, loop and plan), an epoch by the write-up's loop, and so on.
+
+The write-up names Adam and cross-entropy; its loop is `DataLoader(TensorDataset(…), batch_size=64, shuffle=True)` over
+standardised pictures that lie in memory, Adam at torch's default rate, fp32. Both train the same module. Seconds are
+those of the training pass; what ours spends on validating 10,000 digits stands apart, and the write-up's loop has
+none. Accuracy is that on the 10,000 test digits after the last epoch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import vitral
+from benchmarks.results import Options, Table
+from benchmarks.timing import Sample, ratio
+from vitral.data.loader import Batch, Batches
+from vitral.device import choose, seed_everything
+from vitral.model import ViT
+from vitral.predict import logits_of
+from vitral.recipes.planning import Job, plan_run
+from vitral.training.loop import Epoch, Listener, State, fit
+from vitral.training.objective import classification
+from vitral.training.optimizers import OptimizerSet
+
+
+class WriteUp(Listener):
+    """The write-up's loop. Each time that ours ends an epoch, it trains one."""
+
+    def __init__(self, images: Tensor, labels: Tensor, seed: int):
+        torch.manual_seed(seed)
+        self.model = vitral.create("mnist-7562")
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)
+        self.seconds: list[float] = []
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        started = time.perf_counter()
+        self.model.train()
+        for images, labels in self.loader:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(images), labels)
+            loss.backward()
+            self.optimizer.step()
+        self.seconds.append(time.perf_counter() - started)
+
+
+def run(options: Options) -> list[Table]:
+    """Epochs of both, and where 15 of them lead."""
+    if options.quick:
+        given: dict[str, Any] = {"data": "digits", "epochs": 1}  # embedded, 8×8 pixels: stretched to 28×28
+    elif options.data("mnist"):
+        given = {"data": "mnist", "data_root": str(options.data_root)}
+    else:
+        return []
+    runs = [
+        _alternate({**given, "recipe": "mnist-7562", "seed": seed, "device": "cpu"}) for seed in range(options.seeds)
+    ]
+    seconds = {name: Sample(tuple(s for run in runs for s in run[name])) for name in ("theirs", "ours", "validation")}
+    whole = ratio(seconds["theirs"], seconds["ours"])
+    with_validation = Sample(
+        tuple(a + b for a, b in zip(seconds["ours"].seconds, seconds["validation"].seconds, strict=True))
+    )
+    rows = [
+        {"what": "the write-up's loop, training", **seconds["theirs"].columns(), "ratio": 1.0},
+        {"what": "vitral, training", **seconds["ours"].columns(), "ratio": whole},
+        {"what": "vitral, training and validation", **with_validation.columns(),
+         "ratio": ratio(seconds["theirs"], with_validation)},
+    ]  # fmt: skip
+    columns = {
+        "what": "an epoch", "n": "n|d", "median": "seconds|.2f", "least": "least|.2f", "greatest": "greatest|.2f",
+        "ratio": "times as fast|.2f",
+    }  # fmt: skip
+    return [Table("Seconds an epoch", columns, rows), _accuracies(runs)]
+
+
+def _accuracies(runs: Sequence[Mapping[str, list[float]]]) -> Table:
+    rows = []
+    for what, key in (("the write-up's loop", "theirs"), ("vitral", "ours")):
+        found = [run[f"{key}_accuracy"][0] for run in runs]
+        rows.append({
+            "what": what, "n": len(found), "epochs": len(runs[0][key]), "mean": statistics.mean(found),
+            "least": min(found), "greatest": max(found),
+            "seconds": statistics.median(sum(run[key]) for run in runs),
+        })  # fmt: skip
+    columns = {
+        "what": "", "n": "seeds|d", "epochs": "epochs|d", "seconds": "seconds of training|.1f",
+        "mean": "test accuracy, mean|.2%", "least": "least|.2%", "greatest": "greatest|.2%",
+    }  # fmt: skip
+    return Table("Accuracy after the last epoch", columns, rows)
+
+
+def _alternate(given: dict[str, Any]) -> dict[str, list[float]]:
+    """Both trainings from start to end, epoch by epoch in turn."""
+    job = plan_run(given)
+    train, val = (_batches(job, split) for split in ("train", "val"))
+    theirs = WriteUp(*_everything(train), seed=job.run.seed)
+    seed_everything(job.run.seed)
+    model = ViT(job.config)
+    state = State(model, OptimizerSet(model, job.run))
+    objective = classification(job.run.preprocessing, job.run.augmentation, job.config.classes)
+    fit(
+        state, job.run, job.machine, train, objective, lambda model: {"val_accuracy": _accuracy(model, val, job)},
+        save=lambda state, best: None, listener=theirs,
+    )  # fmt: skip
+    training = [len(train) * train.batch_size / line["images_per_second"] for line in state.history]
+    return {
+        "ours": training,
+        "validation": [line["seconds"] - taken for line, taken in zip(state.history, training, strict=True)],
+        "theirs": theirs.seconds,
+        "ours_accuracy": [state.history[-1]["val_accuracy"]],
+        "theirs_accuracy": [_accuracy(theirs.model, val, job, "fp32")],
+    }
+
+
+def _batches(job: Job, split: str) -> Batches:
+    run, training = job.run, split == "train"
+    return Batches(
+        job.dataset[split], run.preprocessing, batch_size=run.batch_size if training else 256,
+        device=job.machine.device, augmentation=run.augmentation if training else None, seed=run.seed,
+    )  # fmt: skip
+
+
+def _everything(batches: Batches) -> tuple[Tensor, Tensor]:
+    """All pictures, standardised, and their labels: what the write-up's loop keeps in memory."""
+    own_order = Batches(batches.split, batches.preprocessing, batch_size=256, device=batches.device, residency="memory")
+    parts: list[Batch] = list(own_order.epoch())
+    images = torch.cat([batches.preprocessing.standardise(part.images) for part in parts])
+    return images, torch.cat([part.labels for part in parts])
+
+
+def _accuracy(model: nn.Module, batches: Batches, job: Job, precision: str = "") -> float:
+    machine = choose("cpu", precision) if precision else job.machine
+    logits = logits_of(model, batches, machine)
+    return float((logits.argmax(1) == batches.labels.cpu()).double().mean())

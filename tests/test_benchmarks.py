@@ -1,0 +1,97 @@
+"""The programs in benchmarks/ run, and their page is a function of their results. Nothing is timed here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds it in the working folder
+
+from benchmarks import PROGRAMS, USUAL, results  # noqa: E402
+from benchmarks.__main__ import measure  # noqa: E402
+from benchmarks.accuracy import RUNS, draw  # noqa: E402
+from benchmarks.results import Options, Result, Table, page  # noqa: E402
+from benchmarks.timing import Sample, alternate, ratio  # noqa: E402
+
+# What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits.
+PARTS = {"peers": ("torchvision",), "accuracy": ("digits",)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.filterwarnings("default")  # the peers have warnings of their own
+def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_path: Path) -> None:
+    options = Options("python -m benchmarks", PARTS.get(program, ()), quick=True)
+    result = measure(program, options)
+    assert result.tables
+    for table in result.tables:
+        assert table.rows
+        assert all(set(table.columns) <= set(row) for row in table.rows), "a column without a value in some row"
+    read = [Result.read(path) for path in result.save(tmp_path)]
+    assert "\n\n".join(one.markdown() for one in read).count("| --- ") == result.markdown().count("| --- ")
+    assert str(Path.home()) not in "".join(path.read_text() for path in tmp_path.iterdir())
+    assert str(ROOT.parent) not in "".join(path.read_text() for path in tmp_path.iterdir())
+
+
+def test_the_usual_programs_are_programs() -> None:
+    assert set(USUAL) <= set(PROGRAMS)
+    assert all(importlib.import_module(f"benchmarks.{name}").__doc__ for name in PROGRAMS)
+
+
+def test_the_page_follows_from_the_files_alone(tmp_path: Path) -> None:
+    for program in ("decode", "attention"):
+        _result(program).save(tmp_path)
+    first = page(tmp_path)
+    assert first == page(tmp_path)
+    assert first.index(PROGRAMS["decode"]) < first.index(PROGRAMS["attention"]), "the order is that of the programs"
+    assert "| torchvision | 3 | 1,234.5 |" in first
+    assert "| vitral | 3 | – |" in first, "a figure that is missing is shown as such"
+
+
+def test_a_new_measurement_replaces_the_old_one_and_no_other(tmp_path: Path) -> None:
+    _result("accuracy", "mnist").save(tmp_path)
+    _result("accuracy", "digits").save(tmp_path)
+    _result("accuracy", "mnist").save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy-digits.json", "accuracy-mnist.json"]
+
+
+def test_the_page_in_the_repository_is_up_to_date() -> None:
+    if not results.PAGE.is_file():
+        pytest.skip("nothing was measured yet: python -m benchmarks")
+    assert results.PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
+
+
+def test_alternating_gives_every_program_its_rounds_and_no_first_place() -> None:
+    calls: list[str] = []
+    programs = {name: lambda name=name: calls.append(name) for name in "ab"}
+    found = alternate(programs, rounds=3, warm_up=1)
+    assert "".join(calls) == "ba" + "ab" + "ba" + "ab"
+    assert {name: sample.n for name, sample in found.items()} == {"a": 3, "b": 3}
+
+
+def test_a_ratio_is_one_of_medians() -> None:
+    assert ratio(Sample((1.0, 4.0, 100.0)), Sample((2.0, 2.0, 0.1))) == 2.0
+
+
+def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = Options("", ("mnist",), data_root=tmp_path)
+    assert importlib.import_module("benchmarks.accuracy").run(options) == []
+    assert "left out: there is no mnist" in capsys.readouterr().out
+    assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
+
+
+def test_the_same_history_draws_the_same_curve(tmp_path: Path) -> None:
+    history = [{"seconds": 30.0, "val_accuracy": 0.5 + n / 10} for n in range(3)]
+    for name in ("a.svg", "b.svg"):
+        draw(tmp_path / name, "vitral train digits", [history])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def _result(program: str, name: str = "") -> Result:
+    rows = [{"way": "torchvision", "n": 3, "median": 1234.5}, {"way": "vitral", "n": 3, "median": None}]
+    table = Table("Pictures a second", {"way": "by", "n": "n|d", "median": "pictures/s|,.1f"}, rows, name)
+    machine = {"cpu": "a processor", "cores": 2, "instructions": ["avx2"], "system": "Linux"}
+    return Result(program, "python -m benchmarks", machine, (0.5, None), "abc", "2026-01-02", {"torch": "2"}, [table])
