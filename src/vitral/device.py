@@ -126,7 +126,9 @@ def cores() -> int:
 
 def derive_seed(*parts: int) -> int:
     """One seed from several numbers (seed, epoch, step or sample): randomness is a function of a position."""
-    return int(np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(1, np.uint64)[0] >> 1)
+    # SeedSequence takes (1,) and (1, 0) for the same; their number in front tells them apart.
+    words = [len(parts), *(part & 0xFFFFFFFF for part in parts)]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 def seed_everything(*parts: int) -> None:
