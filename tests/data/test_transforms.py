@@ -1,0 +1,195 @@
+"""Preprocessing and augmentation: what becomes of the pixels."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pictures import noise
+from vitral.data.transforms import Augmentation, Preprocessing, random_erase, random_shift
+from vitral.errors import UsageError
+
+
+def rings(height: int, width: int) -> np.ndarray:
+    """A picture whose value at each pixel tells its place: red is the row, green the column, in shares of 250."""
+    rows = np.linspace(0, 250, height).round()[:, None].repeat(width, 1)
+    columns = np.linspace(0, 250, width).round()[None].repeat(height, 0)
+    return np.stack([rows, columns, np.full((height, width), 99)], -1).astype(np.uint8)
+
+
+def edges(image: Tensor) -> tuple[int, int, int, int]:
+    """Red at the top and bottom row, green at the left and right column, along the middle lines."""
+    _, height, width = image.shape
+    red, green = image[0, :, width // 2], image[1, height // 2]
+    return int(red[0]), int(red[-1]), int(green[0]), int(green[-1])
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (33, 47)])
+@pytest.mark.parametrize("target", [(16, 16), (16, 24), (24, 12)])
+def test_geometry_of_oblong_pictures(size, target):
+    picture = rings(*size)
+    means = {"mean": (0.2, 0.4, 0.6), "std": (1.0, 1.0, 1.0)}
+    stretched = Preprocessing(target, resize="stretch", **means).geometry(picture)
+    assert (stretched.shape, stretched.dtype) == ((3, *target), torch.uint8)
+    top, bottom, left, right = edges(stretched)
+    assert max(top, left) < 25
+    assert min(bottom, right) > 225
+
+    cropped = Preprocessing(target, resize="crop", crop_fraction=0.5, **means).geometry(picture)
+    assert cropped.shape == (3, *target)
+    scale = 2 * max(target[0] / size[0], target[1] / size[1])
+    for (first, last), side, want in zip((edges(cropped)[:2], edges(cropped)[2:]), size, target, strict=True):
+        kept = want / (side * scale)  # the share of this side that stays, around the middle
+        assert (last - first) / 250 == pytest.approx(kept, abs=0.08)
+        assert (first + last) / 2 == pytest.approx(125, abs=10)
+
+    boxed = Preprocessing(target, resize="letterbox", **means).geometry(picture)
+    assert boxed.shape == (3, *target)
+    scale = min(target[0] / size[0], target[1] / size[1])
+    inner = boxed[2] != round(0.6 * 255)  # the third colour is 99 within, the mean around
+    rows, columns = int(inner.any(1).sum()), int(inner.any(0).sum())
+    assert (rows, columns) == (round(size[0] * scale), round(size[1] * scale))
+    assert torch.equal(boxed[0][~inner].unique(), torch.tensor([51], dtype=torch.uint8)) or inner.all()
+
+
+def test_a_picture_of_the_right_size_is_untouched():
+    picture = noise(0, (8, 12))
+    for resize in ("stretch", "crop", "letterbox"):
+        out = Preprocessing((8, 12), resize=resize).geometry(picture)
+        assert np.array_equal(out.permute(1, 2, 0).numpy(), picture)
+
+
+def test_interpolation_and_antialias_are_the_models_own():
+    picture = noise(0, (40, 60))
+    kinds = [(i, a) for i in ("bilinear", "bicubic") for a in (True, False)]
+    outs = [Preprocessing((16, 16), interpolation=i, antialias=a).geometry(picture) for i, a in kinds]
+    assert not any(torch.equal(a, b) for i, a in enumerate(outs) for b in outs[:i])
+
+
+def test_standardise_is_the_formula():
+    mean, std = (0.1, 0.5, 0.7), (0.2, 0.5, 1.5)
+    images = torch.from_numpy(np.stack([noise(s, (4, 6)) for s in range(3)])).permute(0, 3, 1, 2)
+    out = Preprocessing((4, 6), mean=mean, std=std).standardise(images)
+    wanted = (images.numpy().astype(np.float64) / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert out.dtype == torch.float32
+    assert np.allclose(out.numpy(), wanted, atol=1e-6)
+
+
+def test_preprocessing_comes_back_from_json():
+    one = Preprocessing((8, 12), 1, "crop", 0.9, "bicubic", False, (0.3,), (0.2,))
+    assert Preprocessing.from_json(json.loads(json.dumps(one.to_json()))) == one
+    with pytest.raises(UsageError, match="crop_fraction"):
+        Preprocessing.from_json({**one.to_json(), "crop_fractoin": 1})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"resize": "squash"}, {"interpolation": "nearest"}, {"mean": (0.5,)}, {"std": (1, 1, 0)}, {"crop_fraction": 0},
+     {"crop_fraction": 1.1}],
+)  # fmt: skip
+def test_preprocessing_refuses(wrong):
+    with pytest.raises(UsageError):
+        Preprocessing((8, 8), **wrong)
+
+
+def test_random_shift_moves_each_picture_by_itself():
+    torch.manual_seed(0)
+    images = torch.from_numpy(np.stack([noise(s, (10, 12)) for s in range(40)])).permute(0, 3, 1, 2)
+    moved = random_shift(images, 2)
+    assert moved.shape == images.shape
+    assert moved.dtype == torch.uint8
+    found = set()
+    for before, after in zip(images, moved, strict=True):
+        padded = torch.nn.functional.pad(before, (2, 2, 2, 2))
+        places = [(y, x) for y in range(5) for x in range(5) if torch.equal(padded[:, y : y + 10, x : x + 12], after)]
+        assert len(places) == 1
+        found.add(places[0])
+    assert len(found) > 10
+    assert {0, 4} <= {y for y, _ in found}
+    assert {0, 4} <= {x for _, x in found}
+
+
+def test_random_erase_fills_rectangles_of_the_right_area():
+    torch.manual_seed(0)
+    images = torch.zeros(600, 3, 32, 48)
+    erased = random_erase(images, 0.5) != 0
+    hit = erased.flatten(1).any(1)
+    assert float(hit.float().mean()) == pytest.approx(0.5, abs=0.06)
+    shares = []
+    for mask in erased[hit]:
+        assert torch.equal(mask[0], mask[1])
+        rows, columns = mask[0].any(1).nonzero(), mask[0].any(0).nonzero()
+        height, width = int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1
+        assert height * width == int(mask[0].sum())  # a whole rectangle
+        shares.append(height * width / (32 * 48))
+    assert 0.01 < min(shares) < 0.05
+    assert 0.25 < max(shares) < 0.36
+    assert not (random_erase(images, 0.0) != 0).any()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("augment", ["randaugment", "trivialaugment"])
+def test_augmentation_changes_pictures(channels, augment):
+    torch.manual_seed(0)
+    images = torch.from_numpy(np.stack([noise(s, (16, 16)) for s in range(40)])).permute(0, 3, 1, 2)[:, :channels]
+    out = Augmentation(augment=augment).pixels(images)
+    assert (out.shape, out.dtype) == (images.shape, torch.uint8)
+    changed = (out != images).flatten(1).any(1)
+    assert changed.sum() > 10
+
+
+def test_flip_mirrors_about_half():
+    torch.manual_seed(0)
+    images = torch.from_numpy(np.stack([noise(s, (4, 6)) for s in range(200)])).permute(0, 3, 1, 2)
+    out = Augmentation(flip=True).pixels(images)
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(out, images, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(out, images, strict=True)]
+    assert sum(mirrored) + sum(same) == 200
+    assert 70 < sum(mirrored) < 130
+
+
+def test_no_augmentation_changes_nothing():
+    images = torch.from_numpy(np.stack([noise(s) for s in range(3)])).permute(0, 3, 1, 2)
+    assert torch.equal(Augmentation().pixels(images), images)
+    floats, labels = images.float(), torch.tensor([0, 1, 2])
+    same, kept = Augmentation().standardised(floats, labels, 3)
+    assert torch.equal(same, floats)
+    assert torch.equal(kept, labels)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_mixed_labels_are_shares_of_what_is_seen(kind):
+    torch.manual_seed(0)
+    images = torch.arange(4.0)[:, None, None, None].expand(4, 1, 8, 8).clone()  # picture k is all k
+    labels = torch.arange(4)
+    mixed = 0
+    for _ in range(10):
+        out, shares = Augmentation(**{kind: 1.0}).standardised(images, labels, 6)
+        assert shares.shape == (4, 6)
+        assert torch.allclose(shares.sum(1), torch.ones(4))
+        value = (shares[:, :4] * torch.arange(4.0)).sum(1)
+        assert torch.allclose(out.mean((1, 2, 3)), value, atol=1e-4)
+        mixed += int((shares.max(1).values < 1).any())
+    assert mixed > 5
+
+
+def test_one_picture_alone_is_not_mixed():
+    _, labels = Augmentation(mixup=1.0).standardised(torch.zeros(1, 1, 4, 4), torch.tensor([2]), 3)
+    assert labels.tolist() == [2]
+
+
+def test_random_resized_crop_keeps_at_least_its_area():
+    torch.manual_seed(0)
+    augmentation, preprocessing = Augmentation(crop="random-resized", crop_area=0.5), Preprocessing((16, 24))
+    picture, areas = rings(60, 60), []
+    for _ in range(50):
+        out = augmentation.geometry(picture, preprocessing)
+        assert out.shape == (3, 16, 24)
+        top, bottom, left, right = edges(out)
+        areas.append((bottom - top) / 250 * (right - left) / 250)
+    assert 0.35 < min(areas) < 0.6
+    assert max(areas) > 0.75
