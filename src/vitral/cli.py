@@ -18,6 +18,7 @@ import operator
 import os
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -337,7 +338,9 @@ def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     """Call `command` with what was typed; tyro's complaint becomes one of ours, of at most five lines."""
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), warnings.catch_warnings():
+            # options that the plan decides have None as their default whatever their type: meant, and not for the user
+            warnings.simplefilter("ignore", UserWarning)
             call = tyro.cli(_deferred(command), args=list(words), prog=f"vitral {name}", description=command.__doc__)
     except SystemExit as stop:
         if not stop.code:
