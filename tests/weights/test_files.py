@@ -17,8 +17,8 @@ from vitral.weights.files import read_tensors, replacing, write_tensors, write_t
 
 def test_round_trip_of_every_kind_of_number(tmp_path):
     tensors = {
-        "a": torch.randn(2, 3), "half": torch.randn(3).bfloat16(), "whole": torch.arange(4), "scalar": torch.tensor(2.5),
-        "view": torch.randn(4, 4).t(),
+        "a": torch.randn(2, 3), "half": torch.randn(3).bfloat16(), "whole": torch.arange(4),
+        "scalar": torch.tensor(2.5), "view": torch.randn(4, 4).t(),
     }  # fmt: skip
     header = {"list": [1, 2.5, None], "text": "Käfer 甲虫"}
     write_tensors(tmp_path / "deep/er/x.safetensors", tensors, header)
@@ -47,9 +47,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, error):
 
 def test_any_other_error_leaves_the_old_file_too(tmp_path):
     write_text(tmp_path / "x.json", "old")
-    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x.json") as temporary:
-        temporary.write_text("new")
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with replacing(tmp_path / "x.json") as temporary:
+            temporary.write_text("new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert (tmp_path / "x.json").read_text() == "old"
     assert os.listdir(tmp_path) == ["x.json"]
 

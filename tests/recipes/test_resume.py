@@ -1,0 +1,242 @@
+"""Same seed, same bits: twice, stopped and gone on, killed and gone on, for everything that is random or has a state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitral
+from pictures import MakePictures
+from running import TINY, as_words, in_child, same_bits, weights_of
+from vitral.cli import main
+from vitral.errors import Interrupted, RunError, UsageError
+from vitral.recipes import execute
+from vitral.training.optimizers import OPTIMIZERS
+from vitral.weights.files import read_tensors, write_tensors
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1},
+    "averaged": {"ema": 0.9},
+    "dropout": {"dropout": 0.2, "drop_path": 0.3, "checkpointing": True},
+    "accumulated": {"accumulate": 2, "clip": 0.1},
+    "balanced": {"sampling": "balanced", "class_weights": "balanced"},
+    "augmented": {"augment": "trivialaugment", "flip": True, "crop": "shift", "erase": 0.5},
+    "streamed": {"residency": "stream", "workers": 2, "crop": "random-resized"},
+    "bf16": {"precision": "bf16"},
+    "layers": {"layer_decay": 0.7, "freeze": ("patch_embed",)},
+    "unvalidated": {"val_fraction": 0.0},
+    **{name: {"optimizer": name, "ema": 0.8} for name in OPTIMIZERS},
+}
+
+
+@pytest.fixture
+def photos(make_pictures: MakePictures) -> Path:
+    return make_pictures({"cat": 12, "dog": 8})
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
+
+
+def train(photos: Path, out: Path, **options: Any) -> vitral.TrainedRun:
+    return vitral.train(str(photos), out=str(out), quiet=True, **{**TINY, "val_fraction": 0.2, **options})
+
+
+def call_at_batch(monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[], None]) -> None:
+    """Call `what` while the `number`-th batch (from 0) of the coming runs is computed."""
+    original = execute.classification
+
+    def classification(*args: Any) -> Any:
+        objective, count = original(*args), iter(range(10**6))
+
+        def counted(model: Any, batch: Any) -> Any:
+            if next(count) == number:
+                what()
+            return objective(model, batch)
+
+        return counted
+
+    monkeypatch.setattr(execute, "classification", classification)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_same_seed_same_bits_another_seed_others(photos, tmp_path):
+    options = {"dropout": 0.1, "crop": "random-resized", "mixup": 0.3}
+    a, b, c = (train(photos, tmp_path / out, seed=s, **options) for out, s in (("a", 1), ("b", 1), ("c", 2)))
+    assert same_bits(weights_of(a.folder), weights_of(b.folder))
+    assert not same_bits(weights_of(a.folder), weights_of(c.folder))
+    dropped = ("seconds", "images_per_second")
+    lines = [[json.loads(line) for line in (r.folder / "metrics.jsonl").read_text().splitlines()] for r in (a, b)]
+    assert [{k: v for k, v in line.items() if k not in dropped} for line in lines[0]] == [
+        {k: v for k, v in line.items() if k not in dropped} for line in lines[1]
+    ]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_in_mid_epoch_and_resumed(photos, tmp_path, monkeypatch, name):
+    whole = train(photos, tmp_path / "whole", **VARIANTS[name])
+    call_at_batch(monkeypatch, 5, interrupt)
+    with pytest.raises(Interrupted) as stopped:
+        train(photos, tmp_path / "cut", **VARIANTS[name])
+    words = shlex.split(stopped.value.command)
+    assert words == ["vitral", "train", "--out", str(tmp_path / "cut"), "--resume"]
+    header = read_tensors(tmp_path / "cut/checkpoints/last.safetensors")[1]
+    assert 0 < header["batch"] < (5 if name == "unvalidated" else 4)
+    assert header["epoch"] == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
+    again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    last = [read_tensors(folder / "checkpoints/last.safetensors") for folder in (whole.folder, again.folder)]
+    assert same_bits(last[0][0], last[1][0])  # also the optimizer's state and the averaged weights
+    for key in ("val_accuracy", "best_epoch", "epochs", "command"):
+        got, wanted = again.result.get(key), whole.result.get(key)
+        assert got == (wanted.replace("whole", "cut") if key == "command" else wanted)
+
+
+@pytest.mark.parametrize("batch", [0, 3, 4, 11])
+def test_stopped_at_any_batch(photos, tmp_path, monkeypatch, batch):
+    """Also at the first, at the last of an epoch and at the last of all."""
+    whole = train(photos, tmp_path / "whole", residency="stream", workers=0, crop="random-resized")
+    call_at_batch(monkeypatch, batch, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "cut", residency="stream", workers=0, crop="random-resized")
+    monkeypatch.undo()
+    again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    assert (again.folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("batch", [2, 6])
+def test_killed_and_resumed(photos, tmp_path, monkeypatch, batch):
+    """In the first epoch nothing is saved yet, and the run begins again by itself."""
+    whole = train(photos, tmp_path / "whole", dropout=0.1)
+    call_at_batch(monkeypatch, batch, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    out = tmp_path / "cut"
+    assert in_child(lambda: train(photos, out, dropout=0.1) and 0) == -signal.SIGKILL
+    monkeypatch.undo()
+    again = vitral.train(out=str(out), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    assert again.result["command"] == whole.result["command"].replace("whole", "cut")
+
+
+def test_killed_between_weights_and_state(photos, tmp_path, monkeypatch):
+    """Better weights are on the disk, but the state is that of the epoch before."""
+    whole = train(photos, tmp_path / "whole", lr=0.05)
+
+    def killed(self: Any, path: Path, identity: Any) -> None:
+        if self.epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, path, identity)
+
+    original = execute.State.save
+    monkeypatch.setattr(execute.State, "save", killed)
+    assert in_child(lambda: train(photos, tmp_path / "cut", lr=0.05) and 0) == -signal.SIGKILL
+    monkeypatch.undo()
+    again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    assert (again.folder / "metrics.jsonl").read_text().count("\n") == 3
+
+
+def test_ctrl_c_reaches_the_workers_too(photos, tmp_path, monkeypatch, capfd):
+    """A terminal sends it to the whole group of processes."""
+    options = {"residency": "stream", "workers": 2}
+    call_at_batch(monkeypatch, 5, lambda: os.killpg(0, signal.SIGINT))
+    words = as_words({**TINY, "val_fraction": 0.2, **options, "out": tmp_path / "cut"})
+    assert in_child(lambda: main(["train", str(photos), *words])) == 130
+    told = capfd.readouterr().err
+    assert "Traceback" not in told
+    command = shlex.split(told.strip().splitlines()[-1])
+    monkeypatch.undo()
+    assert main([*command[1:], "--quiet"]) == 0
+    assert same_bits(weights_of(train(photos, tmp_path / "whole", **options).folder), weights_of(tmp_path / "cut"))
+
+
+def test_a_real_process_and_a_real_ctrl_c(photos, tmp_path):
+    """As a person sees it: exit code 130, the command to go on, and the same bits."""
+    options = {**TINY, "val_fraction": 0.2, "epochs": 60, "ema": 0.9}
+    out = tmp_path / "cut"
+    words = ["train", str(photos), *as_words({**options, "out": out})]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitral.cli", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert "Stopped and saved" in told
+    command = shlex.split(told.strip().splitlines()[-1])
+    assert not (out / "result.json").exists()
+    assert command[0] == "vitral"
+    assert main([*command[1:], "--quiet"]) == 0
+    assert same_bits(weights_of(train(photos, tmp_path / "whole", **options).folder), weights_of(out))
+
+
+def test_resume_is_for_the_same_run(photos, make_pictures, tmp_path):
+    run = train(photos, tmp_path / "run")
+    assert train(photos, tmp_path / "run", resume=True).result == run.result  # finished: nothing to do
+    with pytest.raises(UsageError, match="--epochs differs") as caught:
+        train(photos, tmp_path / "run", resume=True, epochs=9)
+    assert "it was 3" in str(caught.value)
+    with pytest.raises(UsageError, match="--data differs"):
+        train(make_pictures({"cat": 2, "dog": 2}, name="others"), tmp_path / "run", resume=True)
+    with pytest.raises(UsageError, match="unknown option 'epoch'"):
+        train(photos, tmp_path / "run", resume=True, epoch=9)
+    with pytest.raises(RunError, match="not a run folder"):
+        train(photos, tmp_path / "nothing", resume=True)
+
+
+def test_resume_finds_the_folder_that_training_chose(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call_at_batch(monkeypatch, 5, interrupt)
+    with pytest.raises(Interrupted):
+        vitral.train("photos/", quiet=True, **TINY)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert vitral.train("photos", resume=True, quiet=True).folder == Path("runs/photos")
+
+
+def test_overwrite_begins_anew_also_over_a_stopped_run(photos, tmp_path, monkeypatch):
+    call_at_batch(monkeypatch, 5, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "run", seed=7)
+    monkeypatch.undo()
+    again = train(photos, tmp_path / "run", overwrite=True)
+    fresh = train(photos, tmp_path / "fresh")
+    assert same_bits(weights_of(again.folder), weights_of(fresh.folder))
+    assert again.result["seed"] == 0
+
+
+def test_a_state_that_does_not_fit_is_named(photos, tmp_path, monkeypatch):
+    call_at_batch(monkeypatch, 5, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "run")
+    monkeypatch.undo()
+    last = tmp_path / "run/checkpoints/last.safetensors"
+    tensors, header = read_tensors(last)
+    del tensors["model.head.bias"]
+    write_tensors(last, tensors, header)
+    with pytest.raises(RunError, match="does not fit the run") as caught:
+        vitral.train(out=str(tmp_path / "run"), resume=True, quiet=True)
+    assert len(str(caught.value).splitlines()) <= 5
+    last.write_bytes(last.read_bytes()[:-5])
+    with pytest.raises(vitral.VitralError, match="damaged") as caught:
+        vitral.train(out=str(tmp_path / "run"), resume=True, quiet=True)
+    assert str(last) in str(caught.value)

@@ -1,0 +1,272 @@
+"""The loop: what a step is, what is kept, and when it stops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from pictures import noise
+from vitral.data import Split
+from vitral.data.loader import Batches
+from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import choose, seed_everything
+from vitral.errors import TrainingError
+from vitral.model import ViT, ViTConfig
+from vitral.training.loop import Listener, State, ema_weights, fit
+from vitral.training.objective import classification
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run import Run
+
+CONFIG = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, depth=2, heads=2, mlp_dim=8)
+PREPROCESSING = Preprocessing((8, 8))
+
+
+def batches(run: Run, count: int = 24) -> Batches:
+    pictures = Split([f"p{i}.png" for i in range(count)], np.arange(count) % 3, lambda i: noise(i, (8, 8)))
+    return Batches(
+        pictures, PREPROCESSING, batch_size=run.batch_size, device=torch.device("cpu"), augmentation=Augmentation(),
+        seed=run.seed,
+    )  # fmt: skip
+
+
+def state_of(run: Run, config: ViTConfig = CONFIG) -> State:
+    seed_everything(run.seed)
+    model = ViT(config)
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.1)  # a head of zeros gives the rest no gradient at first
+    model.checkpointing = run.checkpointing
+    state = State(model, OptimizerSet(model, run))
+    if run.ema:
+        state.averaged = AveragedModel(model, multi_avg_fn=ema_weights(run.ema, lambda: state.step))
+    return state
+
+
+def run_of(**options: Any) -> Run:
+    given = {"epochs": 1, "batch_size": 8, "warmup": 0.0, "schedule": "constant", "weight_decay": 0.0, "lr": 0.01}
+    return Run(**{**given, **options})
+
+
+def trained(run: Run, state: State | None = None, **parts: Any) -> State:
+    """`fit` with quiet defaults for every part that is not given."""
+    state = state or state_of(run)
+    given: dict[str, Any] = {
+        "train": batches(run), "objective": classification(PREPROCESSING, run.augmentation, 3),
+        "validate": lambda model: {}, "save": lambda state, best: None, "listener": Listener(), **parts,
+    }  # fmt: skip
+    fit(state, run, choose("cpu", "fp32"), given.pop("train"), given.pop("objective"), given.pop("validate"), **given)
+    return state
+
+
+def close(a: nn.Module, b: nn.Module, tolerance: float = 1e-6) -> bool:
+    return all(torch.allclose(x, y, atol=tolerance) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 3), (4, 6), (12, 2)])
+def test_accumulated_batches_equal_a_large_one(batch_size, accumulate):
+    options = {"optimizer": "sgd", "lr": 0.1, "epochs": 2, "clip": 0.5}
+    large = trained(run_of(batch_size=24, **options))
+    small = trained(run_of(batch_size=batch_size, accumulate=accumulate, **options))
+    assert small.step == large.step == 2
+    assert close(small.model, large.model)
+    assert not close(small.model, state_of(run_of()).model, 1e-4)
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_batches():
+    """Five batches in steps of two: the fifth alone, at its full weight."""
+    run = run_of(batch_size=8, accumulate=2, optimizer="sgd", momentum=0.0, clip=None, lr=0.1)
+    pictures = batches(run, count=40)
+    found = trained(run, train=pictures)
+    assert found.step == 3
+    by_hand = state_of(run)
+    objective = classification(PREPROCESSING, Augmentation(), 3)
+    groups = [[0, 1], [2, 3], [4]]
+    parts = list(pictures.epoch(0))
+    for group in groups:
+        (sum(objective(by_hand.model, parts[i])[0] for i in group) / len(group)).backward()
+        by_hand.optimizer.set_lr(0.1)
+        by_hand.optimizer.step()
+    assert close(found.model, by_hand.model)
+
+
+def test_clip_bounds_the_step():
+    before = state_of(run_of())
+    for clip in (0.01, 0.001):
+        run = run_of(optimizer="sgd", momentum=0.0, lr=1.0, clip=clip, batch_size=24)
+        moved = [a - b for a, b in zip(trained(run).model.parameters(), before.model.parameters(), strict=True)]
+        assert torch.cat([m.detach().flatten() for m in moved]).norm().item() == pytest.approx(clip, rel=1e-3)
+    assert close(trained(run_of(clip=0.0)).model, trained(run_of(clip=None)).model, 0)
+
+
+def test_checkpointing_changes_nothing_but_memory():
+    config = dataclasses.replace(CONFIG, dropout=0.2, drop_path=0.3)
+    plain, saving = (run_of(checkpointing=on, epochs=2) for on in (False, True))
+    a, b = (trained(run, state_of(run, config)) for run in (plain, saving))
+    assert a.history[-1]["train_loss"] == pytest.approx(b.history[-1]["train_loss"], rel=1e-6)
+    assert close(a.model, b.model)
+
+
+def test_the_average_is_the_formula_and_is_what_is_validated():
+    run = run_of(ema=0.95, epochs=2)
+    state = state_of(run)
+    steps: list[list[torch.Tensor]] = []
+    original = state.optimizer.step
+
+    def step() -> None:
+        original()
+        steps.append([p.detach().clone() for p in state.model.parameters()])
+
+    state.optimizer.step = step  # type: ignore[method-assign]
+    seen = []
+    trained(run, state, validate=lambda model: seen.append(model) or {"val_loss": 1.0, "val_accuracy": 0.5})
+    mean = steps[0]
+    for number, weights in enumerate(steps[1:], start=2):
+        decay = min(0.95, (1 + number) / (10 + number))
+        mean = [decay * m + (1 - decay) * w for m, w in zip(mean, weights, strict=True)]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mean, state.evaluated.parameters(), strict=True))
+    assert seen == [state.averaged.module] * 2
+    assert not close(state.evaluated, state.model, 1e-5)
+
+
+def test_best_is_the_highest_accuracy_then_the_lowest_loss():
+    scores = [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.85), (0.6, 0.1), (0.7, 0.8)]
+    told = iter([{"val_accuracy": a, "val_loss": loss} for a, loss in scores])
+    saved = []
+    run = run_of(epochs=6, batch_size=24)
+    state = trained(run, validate=lambda model: next(told), save=lambda state, best: saved.append(best))
+    assert saved == [True, True, True, False, False, True]
+    assert state.best["epoch"] == 6
+
+
+def test_without_validation_the_last_epoch_is_kept():
+    saved = []
+    trained(run_of(epochs=3, batch_size=24), save=lambda state, best: saved.append(best))
+    assert saved == [True, True, True]
+
+
+def test_early_stopping_waits_for_its_patience():
+    told = iter([0.3, 0.5, 0.4, 0.4, 0.4, 0.9])
+    run = run_of(epochs=6, batch_size=24, early_stop=2)
+    state = trained(run, validate=lambda model: {"val_accuracy": next(told), "val_loss": 1.0})
+    assert (state.epoch, state.best["epoch"]) == (4, 2)
+
+
+def test_the_line_of_an_epoch():
+    run = run_of(epochs=2, accumulate=2, schedule="cosine", lr=0.02)
+    state = trained(run, validate=lambda model: {"val_loss": 0.25, "val_accuracy": 0.75})
+    line = state.history[1]
+    assert set(line) == {
+        "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
+        "images_per_second", "seconds",
+    }  # fmt: skip
+    assert (line["epoch"], line["step"], line["images_seen"]) == (2, 4, 48)
+    assert (line["val_loss"], line["val_accuracy"]) == (0.25, 0.75)
+    assert 0 < line["lr"] < state.history[0]["lr"] < 0.02
+    assert line["seconds"] > 0
+    assert state.seconds == pytest.approx(sum(one["seconds"] for one in state.history))
+
+
+def test_train_loss_is_the_mean_over_pictures():
+    losses = iter([1.0, 2.0, 6.0])
+
+    def objective(model, batch):
+        loss = next(iter(model.parameters())).sum() * 0 + next(losses)
+        return loss, {"odd": loss.detach() + 1}
+
+    line = trained(run_of(), objective=objective).history[0]
+    assert line["train_loss"] == pytest.approx(3.0)
+    assert line["odd"] == pytest.approx(4.0)
+
+
+def failing_at(number: int, loss: Any) -> Any:
+    real, count = classification(PREPROCESSING, Augmentation(), 3), iter(range(99))
+
+    def objective(model, batch):
+        value, metrics = real(model, batch)
+        return (loss(value) if next(count) == number else value), metrics
+
+    return objective
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [(lambda v: v * float("nan"), {}), (lambda v: v * float("inf"), {}), (lambda v: (v * 1e30) ** 2, {"clip": 0.0})],
+)
+def test_a_loss_that_is_not_finite_stops_before_the_step(what, options):
+    run = run_of(**options)
+    state = state_of(run)
+    with pytest.raises(TrainingError, match="the loss is (nan|inf) in epoch 1; stopped before the step") as caught:
+        trained(run, state, objective=failing_at(1, what))
+    assert state.step == 1
+    assert all(p.isfinite().all() for p in state.model.parameters())
+    order = batches(run).order(0)[8:16]
+    assert ", ".join(f"p{i}.png" for i in order[:5]) + " and 3 more" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step():
+    state = state_of(run_of())
+    with pytest.raises(TrainingError, match="the gradient is nan"):
+        trained(run_of(), state, objective=failing_at(1, lambda v: v + 0 * (v - v.detach()).sqrt()))
+    assert state.step == 1
+    assert all(p.isfinite().all() for p in state.model.parameters())
+
+
+def test_weights_broken_by_the_last_step_are_not_saved():
+    """The loss was finite at every step, so only the weights tell."""
+    saved = []
+    with pytest.raises(TrainingError, match="no longer finite in epoch 2") as caught:
+        trained(
+            run_of(epochs=2, clip=None), save=lambda state, best: saved.append(state.epoch),
+            objective=failing_at(5, lambda v: v + 0 * (v - v.detach()).sqrt()),
+        )  # fmt: skip
+    assert saved == [1]
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_the_listener_is_told():
+    told: list[Any] = []
+
+    class Ears(Listener):
+        def on_epoch_start(self, epoch, batches, done):
+            told.append(("start", epoch, batches, done))
+
+        def on_batch(self, loss):
+            told.append(loss.ndim)
+
+        def on_epoch_end(self, line, best):
+            told.append(("end", line["epoch"], best))
+
+    trained(run_of(epochs=2), listener=Ears())
+    assert told == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
+
+
+def test_a_state_comes_back_whole(tmp_path):
+    run = run_of(epochs=2, ema=0.9, optimizer="adamw")
+    state = trained(run)
+    state.save(tmp_path / "x.safetensors", {"seed": 0})
+    other = state_of(dataclasses.replace(run, seed=1))
+    other.load(tmp_path / "x.safetensors")
+    assert close(state.model, other.model, 0)
+    assert close(state.evaluated, other.evaluated, 0)
+    assert (other.epoch, other.step, other.batch, other.history, other.best, other.seconds) == (
+        state.epoch, state.step, state.batch, state.history, state.best, state.seconds,
+    )  # fmt: skip
+
+
+def test_validation_leaves_dropout_on_for_the_next_epoch():
+    run = run_of(epochs=2)
+    state = state_of(run, dataclasses.replace(CONFIG, dropout=0.5))
+    modes = []
+
+    def objective(model, batch):
+        modes.append(model.training)
+        return classification(PREPROCESSING, Augmentation(), 3)(model, batch)
+
+    trained(run, state, objective=objective, validate=lambda model: model.eval() and {})
+    assert modes == [True] * 6

@@ -1,0 +1,79 @@
+"""What a step minimises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitral.data.loader import Batch
+from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.training.objective import balanced_weights, classification
+
+PREPROCESSING = Preprocessing((4, 4), 1, mean=(0.5,), std=(0.5,))
+
+
+class Fixed(nn.Module):
+    """Gives these logits and keeps what it saw."""
+
+    def __init__(self, logits: torch.Tensor):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen = images
+        return self.logits
+
+
+def batch() -> Batch:
+    images = torch.arange(6 * 16, dtype=torch.uint8).view(6, 1, 4, 4)
+    return Batch(images, torch.tensor([0, 1, 2, 0, 0, 1]), np.arange(6))
+
+
+def logits() -> torch.Tensor:
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_cross_entropy_of_standardised_pictures():
+    model = Fixed(logits())
+    loss, metrics = classification(PREPROCESSING, Augmentation(), 3)(model, batch())
+    assert torch.allclose(model.seen, batch().images / 127.5 - 1, atol=1e-6)
+    wanted = -logits().log_softmax(1)[range(6), batch().labels].mean()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    right = (logits().argmax(1) == batch().labels).float().mean()
+    assert metrics["train_accuracy"].item() == pytest.approx(right.item())
+
+
+def test_label_smoothing_is_the_formula():
+    loss, _ = classification(PREPROCESSING, Augmentation(), 3, label_smoothing=0.3)(Fixed(logits()), batch())
+    shares = 0.7 * F.one_hot(batch().labels, 3) + 0.1
+    assert loss.item() == pytest.approx(-(shares * logits().log_softmax(1)).sum(1).mean().item(), rel=1e-6)
+
+
+def test_class_weights_are_inverse_to_frequency():
+    labels = np.array([0] * 8 + [1] * 2)
+    weights = balanced_weights(labels, 3)
+    assert weights.tolist() == pytest.approx([10 / 16, 10 / 4, 0])
+    assert weights[labels].mean() == pytest.approx(1.0)
+    given = torch.tensor([1.0, 5.0, 0.0])
+    loss, _ = classification(PREPROCESSING, Augmentation(), 3, class_weights=given)(Fixed(logits()), batch())
+    each = -logits().log_softmax(1)[range(6), batch().labels]
+    picked = given[batch().labels]
+    assert loss.item() == pytest.approx(((each * picked).sum() / picked.sum()).item(), rel=1e-6)
+
+
+def test_logits_of_half_precision_make_a_loss_of_full():
+    loss, _ = classification(PREPROCESSING, Augmentation(), 3)(Fixed(logits().bfloat16()), batch())
+    assert loss.dtype == torch.float32
+
+
+def test_mixed_pictures_count_by_the_heavier_label():
+    torch.manual_seed(0)
+    hits = torch.full((6, 3), -5.0)
+    hits[range(6), batch().labels] = 5.0
+    objective = classification(PREPROCESSING, Augmentation(mixup=1.0), 3)
+    loss, metrics = objective(Fixed(hits), batch())
+    assert torch.isfinite(loss)
+    assert 0 <= metrics["train_accuracy"] <= 1
