@@ -13,7 +13,7 @@ from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches, Progress
-from vitral.errors import DataError, UsageError
+from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
@@ -81,6 +81,8 @@ def evaluate_pictures(
     progress: Progress | None,
 ) -> Evaluated:
     """`evaluate`, with the predictions beside the figures."""
+    if bad_images not in ("error", "skip"):
+        raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     predictor = model if isinstance(model, Predictor) else load(model, device=device, precision=precision)
     dataset = _own_data(model) if data is None else load_data(data, root=data_root)
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)

@@ -70,18 +70,41 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
         changes |= _from_weights(init, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
         changes |= {k: None for k in MODEL_OPTIONS if k not in given}
-        changes |= {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
+        own = {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
+        changes |= own
+        reasons += [Choice(k.replace("_", " "), _shown(value), f"that of {model}") for k, value in own.items()]
     elif "model" in given and "image_size" not in given:
         changes |= _fitting_size(given["model"], plan.run, reasons)
     run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
+    _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
     config = _config(run, len(dataset.classes))
     machine = choose(run.device, run.precision, dim=config.dim)
     reasons += _consequences(run, machine, dataset)
-    named = {choice.name for choice in reasons}
-    kept = tuple(choice for choice in plan.choices if choice.name not in named)
+    kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]
+    told = {choice.name: choice for choice in (*kept, *reasons)}  # each name once: the later one knows more
     run = dataclasses.replace(run, out=run.out or f"runs/{dataset.name}")
-    return Job(Plan(run, (*kept, *reasons)), dataset, config, machine)
+    return Job(Plan(run, tuple(told.values())), dataset, config, machine)
+
+
+TOLD_BY: dict[str, tuple[str, ...]] = {
+    "augmentation": ("augment", "randaugment"),
+    "batch": ("batch_size", "accumulate"),
+    "crop": ("crop", "crop_area", "flip"),
+    "geometry": ("crop", "crop_area"),
+    "mirror": ("flip",),
+    "optimizer": ("optimizer", "lr"),
+    "pooling": ("pool",),
+    "smoothing": ("label_smoothing", "ema"),
+    "train share": ("train_share", "val_share"),
+}
+"""A recipe's choice → the fields of the run that it tells of, where its name is not just that of one."""
+
+
+def _holds(choice: Choice, recipes: Run, run: Run) -> bool:
+    """Whether what the recipe chose is what is done; a plan with a line that was overruled would lie."""
+    fields = TOLD_BY.get(choice.name, (choice.name.replace(" ", "_"),))
+    return all(getattr(recipes, name, None) == getattr(run, name, None) for name in fields)
 
 
 def reopen(plan: Plan) -> Job:
@@ -122,8 +145,8 @@ def _from_weights(init: str, given: dict[str, Any], reasons: list[Choice]) -> di
             )
     reasons += [
         Choice("model", fixed["model"], f"{init} decides the network and its preprocessing"),
-        Choice("image size", _shown(own.image_size), "that of the weights"),
-        Choice("channels", str(own.channels), "those of the weights"),
+        Choice("image size", _shown(own.image_size), f"that of {init}"),
+        Choice("channels", str(own.channels), f"those of {init}"),
     ]
     return {**{name: None for name in MODEL_OPTIONS if name not in given}, **fixed}
 
@@ -146,10 +169,12 @@ def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]
 def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
     """The data with the validation split that the run asks for."""
     found = set(dataset.splits)
+    if run.val_share == 1.0:  # a smaller one is drawn beside the training share where there is no val (Places365)
+        dataset = with_validation(dataset, run.val_fraction, run.seed)
     if (run.train_share, run.val_share) != (1.0, 1.0):
-        dataset = subset(dataset, run.train_share, run.val_share, run.seed)
+        val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
+        dataset = subset(dataset, run.train_share, val_share, run.seed)
         reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
-    dataset = with_validation(dataset, run.val_fraction, run.seed)
     counts = {name: len(split) for name, split in dataset.splits.items()}
     if "val" in found:
         reasons.append(Choice("validation", f"{counts['val']:,} pictures", "the data's own split"))
