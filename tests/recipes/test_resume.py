@@ -1,4 +1,4 @@
-"""Same seed, same bits: twice, stopped and gone on, killed and gone on, for everything that is random or has a state."""
+"""The same bits: twice, stopped and gone on, killed and gone on, with everything that is random or has a state."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def failing_at(number: int, loss: Any) -> Any:
 def test_a_loss_that_is_not_finite_stops_before_the_step(what, options):
     run = run_of(**options)
     state = state_of(run)
-    with pytest.raises(TrainingError, match="the loss is (nan|inf) in epoch 1; stopped before the step") as caught:
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) in epoch 1; stopped before the step") as caught:
         trained(run, state, objective=failing_at(1, what))
     assert state.step == 1
     assert all(p.isfinite().all() for p in state.model.parameters())

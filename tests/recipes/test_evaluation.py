@@ -1,0 +1,95 @@
+"""Measuring a network: on its own held-out pictures or others, classes matched by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitral
+from vitral.errors import DataError, UsageError
+from vitral.recipes.evaluation import evaluate_pictures
+
+OPTIONS = {"split": None, "data_root": "data", "bad_images": "error", "device": "cpu", "precision": "fp32",
+           "progress": None}  # fmt: skip
+
+
+def picture(level: int) -> Image.Image:
+    return Image.fromarray(np.full((8, 10), level, np.uint8))
+
+
+@pytest.fixture
+def sky(tmp_path: Path) -> Path:
+    """Other pictures of day and night, with a third class folder to be filled by the test."""
+    for name, level in (("day", 230), ("night", 30)):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        for number in range(3):
+            picture(level + number).save(tmp_path / "other" / name / f"{number}.png")
+    return tmp_path / "other"
+
+
+def test_its_own_test_pictures_by_default(trained):
+    found = vitral.evaluate(trained.folder)
+    assert found.images == 12
+    assert found.accuracy == trained.result["test_accuracy"]
+    assert vitral.evaluate(trained.folder, split="val").images == 8
+    assert vitral.evaluate(str(trained.folder), split="train").images == 24
+    assert vitral.evaluate(vitral.load(trained.folder)).images == 12
+
+
+def test_other_pictures_with_the_same_classes(trained, sky):
+    found = evaluate_pictures(trained.folder, sky, **OPTIONS)
+    assert (found.split, found.evaluation.images) == ("train", 6)
+    assert found.evaluation.accuracy == 1.0
+    predictor = vitral.load(trained.folder, device="cpu", precision="fp32")
+    singles = [predictor(found.pictures.names[i]).probabilities for i in (0, 5)]
+    assert np.allclose(found.probabilities[[0, 5]], singles, atol=1e-5)
+
+
+def test_labels_are_matched_by_name_not_by_number(trained, sky, make_pictures, tmp_path):
+    """Three classes, of which the network is shown two; those two have other numbers in the data."""
+    photos = make_pictures({"a": 4, "b": 4, "c": 4})
+    options = {"model": "mu/4", "dim": 8, "depth": 1, "heads": 1, "mlp_dim": 8, "image_size": 8, "epochs": 1}
+    run = vitral.train(str(photos), out=str(tmp_path / "abc"), quiet=True, device="cpu", **options)
+    shutil.rmtree(photos / "a")
+    found = evaluate_pictures(run.folder, photos, **OPTIONS)
+    assert found.pictures.labels.tolist() == [1] * 4 + [2] * 4
+    assert [score.images for score in found.evaluation.per_class] == [0, 4, 4]
+
+
+def test_foreign_classes_are_refused(trained, sky):
+    shutil.copytree(sky / "day", sky / "dusk")
+    with pytest.raises(DataError, match="1 classes that the model does not know: dusk") as caught:
+        vitral.evaluate(trained.folder, sky)
+    assert "the model knows day, night" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_bad_pictures(trained, sky):
+    (sky / "day/1.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"day/1\.png"):
+        vitral.evaluate(trained.folder, sky)
+    assert vitral.evaluate(trained.folder, sky, bad_images="skip").images == 5
+
+
+def test_weights_alone_do_not_say_what_to_evaluate_on(trained, sky):
+    weights = trained.folder / "model.safetensors"
+    with pytest.raises(UsageError, match="DATA"):
+        vitral.evaluate(weights)
+    assert vitral.evaluate(weights, sky).images == 6
+
+
+def test_choices_are_checked(trained, sky):
+    with pytest.raises(DataError, match="no 'dev' split"):
+        vitral.evaluate(trained.folder, sky, split="dev")
+    with pytest.raises(UsageError, match="unknown choice for bad pictures: 'ignore'"):
+        vitral.evaluate(trained.folder, sky, bad_images="ignore")
+
+
+def test_the_page(trained, sky, tmp_path):
+    found = evaluate_pictures(trained.folder, sky, **OPTIONS)
+    found.write_report(tmp_path / "deep/page.html", "vitral evaluate")
+    assert "vitral evaluate" in (tmp_path / "deep/page.html").read_text("utf-8")

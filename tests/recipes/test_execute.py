@@ -1,0 +1,266 @@
+"""Carrying a run out: what is in the run folder, what is kept, and what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitral
+from pictures import MakePictures, noise
+from running import TINY, same_bits, weights_of
+from vitral.errors import DataError, RunError, TrainingError, WeightsError
+from vitral.model import create
+from vitral.recipes import execute
+from vitral.weights import files, native
+
+
+def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:
+    return vitral.train(str(data), out=str(out), quiet=True, **{**TINY, **options})
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_the_run_folder(trained):
+    folder = trained.folder
+    assert sorted(os.listdir(folder)) == [
+        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "report.html", "result.json",
+    ]  # fmt: skip
+    assert os.listdir(folder / "checkpoints") == ["last.safetensors"]
+    history = lines(folder)
+    assert [line["epoch"] for line in history] == [1, 2, 3, 4, 5, 6]
+    for line in history:
+        assert set(line) == {
+            "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
+            "images_per_second", "seconds",
+        }  # fmt: skip
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert set(config) == {"command", "run", "plan", "versions"}
+    assert vitral.Run.from_json(config["run"]).epochs == 6
+    assert all(choice["reason"] for choice in config["plan"])
+
+
+def test_the_result(trained):
+    result = json.loads((trained.folder / "result.json").read_text("utf-8"))
+    assert result == json.loads(json.dumps(dict(trained.result)))
+    assert set(result) == {
+        "model", "data", "parameters", "classes", "images", "best_epoch", "epochs", "seconds", "images_per_second",
+        "device", "precision", "seed", "command", "versions", "val_accuracy", "val", "test_accuracy", "test",
+    }  # fmt: skip
+    assert {"vitral", "torch", "torchvision", "python"} <= set(result["versions"])
+    assert result["images"] == {"train": 24, "val": 8, "test": 12}
+    assert result["val_accuracy"] == max(line["val_accuracy"] for line in lines(trained.folder))
+    assert result["best_epoch"] in (1, 2, 3, 4, 5, 6)
+    assert result["test_accuracy"] == result["test"]["accuracy"] > 0.8  # day and night are told apart
+    assert result["parameters"] == sum(w.numel() for w in weights_of(trained.folder).values())
+    assert result["command"].startswith("vitral train ")
+
+
+def test_the_command_repeats_the_run(trained, tmp_path):
+    from shlex import split
+
+    from vitral.cli import main
+
+    words = split(trained.result["command"])[1:]
+    words[words.index("--out") + 1] = str(tmp_path / "again")
+    assert main([*words, "--quiet"]) == 0
+    assert same_bits(weights_of(trained.folder), weights_of(tmp_path / "again"))
+
+
+def test_best_weights_are_kept_and_last_ones_too(make_pictures: MakePictures, tmp_path, monkeypatch):
+    """With told accuracies the second epoch is best; its weights stay while the third's are in the state."""
+    scores = iter([0.4, 0.9, 0.1])
+    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": next(scores)})
+    seen = {}
+    original = execute._save
+
+    def save(running: Any, best: bool) -> None:
+        original(running, best)
+        seen[running.state.epoch] = {k: v.clone() for k, v in running.state.model.state_dict().items()}
+
+    monkeypatch.setattr(execute, "_save", save)
+    run = train(make_pictures({"a": 10, "b": 10}), tmp_path / "run")
+    assert run.result["best_epoch"] == 2
+    assert same_bits(weights_of(run.folder), seen[2])
+    last = files.read_tensors(run.folder / "checkpoints/last.safetensors")[0]
+    assert same_bits({k.removeprefix("model."): v for k, v in last.items() if k.startswith("model.")}, seen[3])
+    trained = native.read(run.folder / "model.safetensors").trained
+    assert (trained["epoch"], trained["val_accuracy"], trained["model"]) == (2, 0.9, "mu/4")
+
+
+def test_the_average_is_what_is_saved(make_pictures, tmp_path):
+    run = train(make_pictures({"a": 10, "b": 10}), tmp_path / "run", ema=0.9, val_fraction=0.0)
+    last = files.read_tensors(run.folder / "checkpoints/last.safetensors")[0]
+    average = {k.removeprefix("averaged.module."): v for k, v in last.items() if k.startswith("averaged.module.")}
+    assert same_bits(weights_of(run.folder), average)
+
+
+def test_without_validation_and_test(make_pictures, tmp_path):
+    run = train(make_pictures({"a": 4, "b": 4}), tmp_path / "run", val_fraction=0.0)
+    assert not {"val", "val_accuracy", "test"} & run.result.keys()
+    assert set(lines(run.folder)[0]) & {"val_loss", "val_accuracy"} == set()
+    assert run.result["best_epoch"] == 3
+    assert (run.folder / "report.html").stat().st_size > 1000
+
+
+def test_early_stopping_ends_the_run(make_pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": 0.0}
+                        if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5})  # fmt: skip
+    run = train(make_pictures({"a": 4, "b": 4}), tmp_path / "run", epochs=9, early_stop=2)
+    assert (run.result["epochs"], run.result["best_epoch"]) == (3, 1)
+    assert len(lines(run.folder)) == 3
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "last.safetensors"])
+def test_a_full_disk_leaves_the_last_good_state(make_pictures, tmp_path, monkeypatch, file):
+    photos, out = make_pictures({"a": 10, "b": 10}), tmp_path / "run"
+    original, count = files.save_file, iter(range(99))
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        if file in path.name and next(count) == 1:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(tensors, path, metadata)
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(TrainingError, match="No space left on device") as caught:
+        train(photos, out, val_fraction=0.0)
+    message = str(caught.value)
+    assert file in message
+    assert len(message.splitlines()) <= 5
+    assert caught.value.exit_code == 2
+    monkeypatch.undo()
+    assert not list(out.rglob("*.tmp"))
+    assert files.read_tensors(out / "checkpoints/last.safetensors")[1]["epoch"] == 1
+    native.read(out / "model.safetensors")
+    resumed = vitral.train(out=str(out), resume=True, quiet=True)
+    whole = train(photos, tmp_path / "whole", val_fraction=0.0)
+    assert same_bits(weights_of(resumed.folder), weights_of(whole.folder))
+
+
+def test_a_rate_far_too_high_stops_with_finite_weights(make_pictures, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError) as caught:
+        train(make_pictures({"a": 10, "b": 10}), out, lr=1e38, clip=0.0, optimizer="sgd", warmup=0.0)
+    assert len(str(caught.value).splitlines()) <= 5
+    for path in out.rglob("*.safetensors"):
+        assert all(t.isfinite().all() for t in files.read_tensors(path)[0].values())
+    assert not (out / "result.json").exists()
+
+
+def test_bad_pictures_stop_or_are_left_out(make_pictures, tmp_path, capsys):
+    photos = make_pictures({"a": 10, "b": 10})
+    (photos / "a/3.png").write_bytes(b"no picture")
+    (photos / "b/7.png").write_bytes((photos / "b/7.png").read_bytes()[:-40])
+    with pytest.raises(DataError, match="2 unreadable pictures") as caught:
+        train(photos, tmp_path / "run")
+    for part in ("a/3.png", "b/7.png", "--bad-images skip"):
+        assert part in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    run = vitral.train(str(photos), out=str(tmp_path / "run"), **{**TINY, "bad_images": "skip"})
+    told = " ".join(capsys.readouterr().err.split())
+    assert "left out 2 unreadable pictures" in told
+    assert sum(run.result["images"].values()) == 18
+
+
+def test_names_are_not_markup(make_pictures, tmp_path, capsys):
+    photos = make_pictures({"[red]a": 5, "[/b]": 5}, name="[bold]photos :cat:")
+    (photos / "[/b]/0.png").write_bytes(b"no picture")
+    run = vitral.train(str(photos), out=str(tmp_path / "[/x]"), **{**TINY, "bad_images": "skip", "epochs": 1})
+    assert vitral.train(out=str(run.folder), resume=True).folder == run.folder
+    told = "".join(capsys.readouterr().err.split())
+    assert "[/b]/0.png" in told
+    assert f"{tmp_path}/[/x]isfinishedalready" in told
+
+
+def test_frozen_parts_keep_their_bits(trained, tmp_path):
+    options = {"init": str(trained.folder), "freeze": ("patch_embed", "blocks.0.*", "pos_embed"), "epochs": 1}
+    data = trained.result["data"]
+    run = vitral.train(data, out=str(tmp_path / "run"), quiet=True, lr=0.01, batch_size=4, device="cpu", **options)
+    before, after = weights_of(trained.folder), weights_of(run.folder)
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    frozen = {n for n in before if n.startswith(("patch_embed", "blocks.0.", "pos_embed"))}
+    assert frozen <= same
+    assert {"head.weight", "norm.weight", "blocks.1.mlp.fc1.weight"}.isdisjoint(same)
+
+
+def test_init_takes_the_head_only_for_the_same_classes(trained, make_pictures, tmp_path):
+    own = weights_of(trained.folder)
+    model = create("mu/4", dim=8, depth=2, heads=2, mlp_dim=8, image_size=(8, 12), channels=1, pool="mean", classes=2)
+    head = model.head.weight.clone()
+    execute._load_init(model, str(trained.folder), ("day", "night"))
+    assert same_bits(dict(model.state_dict()), own)
+    model.head.weight.data.copy_(head)
+    execute._load_init(model, str(trained.folder), ("night", "day"))
+    assert torch.equal(model.head.weight, head)
+    others = make_pictures({"x": 4, "y": 4, "z": 4})
+    run = vitral.train(str(others), init=str(trained.folder), epochs=1, out=str(tmp_path / "run"), quiet=True)
+    assert weights_of(run.folder)["head.weight"].shape == (3, 8)
+
+
+def test_a_run_folder_that_exists(trained, tmp_path, make_pictures):
+    photos = make_pictures({"a": 4, "b": 4})
+    with pytest.raises(RunError, match="exists already") as caught:
+        train(photos, trained.folder)
+    for part in ("--resume", "--overwrite", f"{trained.folder}-2"):
+        assert part in str(caught.value)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(RunError, match="will not overwrite"):
+        train(photos, mine, overwrite=True)
+    assert (mine / "thesis.txt").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    assert train(photos, tmp_path / "empty", epochs=1).folder == tmp_path / "empty"
+
+
+def test_classes_that_validation_lacks(make_pictures, tmp_path):
+    photos = make_pictures({"train/a": 6, "train/b": 6, "train/c": 6, "val/a": 2, "val/b": 2})
+    assert 0 <= train(photos, tmp_path / "run", epochs=1).result["val_accuracy"] <= 1
+
+
+def test_the_python_calls_of_the_design_page(make_pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_pictures({"cat": 8, "dog": 8})
+    run = vitral.train(data="photos/", quiet=True, **TINY)
+    assert run.folder == Path("runs/photos")
+    predictor = vitral.load("runs/photos")
+    assert predictor.classes == ("cat", "dog")
+    top = predictor("photos/cat/0.png").top(5)
+    assert {name for name, _ in top} == {"cat", "dog"}
+    assert sum(p for _, p in top) == pytest.approx(1.0)
+    assert isinstance(predictor.model, torch.nn.Module)
+    assert run.predictor.classes == predictor.classes
+    evaluation = vitral.evaluate("runs/photos")
+    assert evaluation.accuracy == pytest.approx(run.result["val_accuracy"])
+
+
+def test_options_may_be_paths_and_lists(make_pictures, tmp_path):
+    run = vitral.train(
+        make_pictures({"cat": 4, "dog": 4}), out=tmp_path / "run", quiet=True,
+        **{**TINY, "epochs": 1, "mean": [0.4, 0.4, 0.4]},
+    )  # fmt: skip
+    assert json.loads((run.folder / "config.json").read_text())["run"]["mean"] == [0.4, 0.4, 0.4]
+
+
+def test_truncated_weights(trained, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((trained.folder / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="damaged weights file") as caught:
+        vitral.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_grey_and_oblong_digits_train(tmp_path):
+    run = vitral.train("digits", out=str(tmp_path / "run"), quiet=True, **{**TINY, "epochs": 1, "batch_size": 128})
+    assert run.result["images"]["test"] == 360
+    assert run.predictor(noise(0, (8, 8), 1)).label in "0123456789"
+    assert isinstance(run.predictor.probabilities([noise(0, (8, 8), 1)]), np.ndarray)

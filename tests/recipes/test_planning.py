@@ -1,0 +1,135 @@
+"""From what was typed to a plan: given options win, consequences are said, nothing is ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictures import MakePictures
+from running import TINY
+from vitral.errors import UsageError
+from vitral.recipes.planning import Job, plan_run, reopen
+from vitral.training.run import Run
+
+
+def reasons(job: Job) -> dict[str, tuple[str, str]]:
+    names = [choice.name for choice in job.plan.choices]
+    assert len(set(names)) == len(names), "a plan says each thing once"
+    return {choice.name: (choice.value, choice.reason) for choice in job.plan.choices}
+
+
+def test_every_choice_has_a_reason_and_given_ones_say_so():
+    job = plan_run({"data": "digits", "epochs": 7, "batch_size": 32, "device": "cpu"})
+    told = reasons(job)
+    assert told["epochs"] == ("7", "you asked")
+    assert told["batch size"] == ("32", "you asked")
+    assert "batch" not in told
+    assert all(reason for _, reason in told.values())
+    assert told["image size"] == ("8×8", told["image size"][1])
+    assert job.run.epochs == 7
+    assert job.run.out == "runs/digits"
+    assert "precision" in told
+
+
+def test_given_options_replace_what_the_recipe_says_of_them():
+    told = reasons(plan_run({"data": "digits", "lr": 0.5, "flip": True, "label_smoothing": 0.0, "pool": "cls"}))
+    for value, _ in told.values():
+        assert "0.01" not in value
+    assert told["flip"] == ("True", "you asked")
+    assert "pooling" not in told
+
+
+def test_the_learning_rate_that_is_scaled_is_said():
+    job = plan_run({"data": "digits", "recipe": "paper-finetune", "batch_size": 64, "accumulate": 2, "model": "mu/4"})
+    value, reason = reasons(job)["learning rate"]
+    assert float(value) == pytest.approx(0.01 * 128 / 512)
+    assert "batches of 512; yours is 128" in reason
+    assert "learning rate" not in reasons(plan_run({"data": "digits"}))
+
+
+def test_an_image_size_is_rounded_to_patches_of_the_asked_model():
+    job = plan_run({"data": "digits", "model": "mu/3"})
+    assert job.config.image == (9, 9)
+    assert "patches of mu/3" in reasons(job)["image size"][1]
+
+
+def test_a_write_up_by_name_keeps_its_own_shape():
+    job = plan_run({"data": "digits", "model": "mnist-7562"})
+    assert (job.config.image, job.config.dim, job.config.pool) == ((28, 28), 16, "cls")
+    assert job.config.classes == 10
+
+
+def test_validation_is_said(make_pictures: MakePictures):
+    plain = make_pictures({"a": 10, "b": 10}, name="plain")
+    own = make_pictures({"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2}, name="own")
+    tested = make_pictures({"train/a": 10, "train/b": 10, "test/a": 2, "test/b": 2}, name="tested")
+    job = plan_run({"data": str(plain), **TINY})
+    assert reasons(job)["validation"] == ("2 pictures", "cut from train, the same share of each class")
+    assert "the data's own split" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
+    assert "test is left for the end" in reasons(plan_run({"data": str(tested), **TINY}))["validation"][1]
+    job = plan_run({"data": str(tested), "val_fraction": 0.0, **TINY})
+    assert "the test split" in reasons(job)["validation"][1]
+    assert {name: len(split) for name, split in job.dataset.splits.items()} == {"train": 20, "val": 4}
+    job = plan_run({"data": str(plain), "val_fraction": 0.0, **TINY})
+    assert list(job.dataset.splits) == ["train"]
+
+
+def test_shares(make_pictures: MakePictures):
+    folder = make_pictures({"a": 20, "b": 20})
+    job = plan_run({"data": str(folder), "train_share": 0.5, "val_share": 0.25, **TINY})
+    assert {name: len(split) for name, split in job.dataset.splits.items()} == {"train": 20, "val": 10}
+    train, val = (set(job.dataset[name].names) for name in ("train", "val"))
+    assert not train & val
+    job = plan_run({"data": str(folder), "train_share": 0.5, "val_fraction": 0.2, **TINY})
+    assert {name: len(split) for name, split in job.dataset.splits.items()} == {"train": 16, "val": 8}
+
+
+def test_unequal_classes_are_said(make_pictures: MakePictures):
+    folder = make_pictures({"a": 40, "b": 4})
+    told = reasons(plan_run({"data": str(folder), **TINY}))
+    assert "--sampling balanced" in told["class balance"][1]
+    assert "class balance" not in reasons(plan_run({"data": str(folder), **TINY, "sampling": "balanced"}))
+
+
+def test_a_reopened_plan_is_the_same_job(make_pictures: MakePictures):
+    job = plan_run({"data": str(make_pictures({"a": 10, "b": 10})), **TINY, "seed": 3})
+    again = reopen(job.plan)
+    assert (again.run, again.config, again.machine, again.plan) == (job.run, job.config, job.machine, job.plan)
+    assert list(again.dataset["val"].names) == list(job.dataset["val"].names)
+    assert Run.from_json(job.run.to_json()) == job.run
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"recipe": "smal"}, "nearest: small"),
+        ({"epoch": 3}, "nearest: epochs"),
+        ({"model": "S/16x"}, "unknown model|needs a patch"),
+        ({"model": "T/16"}, "nearest: .*Ti/16"),
+        ({"model": "S/16", "image_size": 20}, "not divisible by patch size 16×16"),
+        ({"model": "S/8", "heads": 5}, "width 384 is not divisible by 5 heads"),
+        ({"epochs": "3"}, "--epochs cannot be 3"),
+        ({"mean": (0.1, 0.2)}, "mean and std need"),
+    ],
+)
+def test_refusals_come_before_any_work(options, said):
+    with pytest.raises(UsageError, match=said):
+        plan_run({"data": "digits", **options})
+
+
+def test_nonsense_is_said_before_data_are_read():
+    with pytest.raises(UsageError, match="--lr"):
+        plan_run({"data": "no/such/folder", "lr": -1.0})
+
+
+def test_weights_decide_the_network(trained):
+    data = trained.result["data"]
+    job = plan_run({"data": data, "init": str(trained.folder), "epochs": 1, "drop_path": 0.2, "image_size": (8, 12)})
+    assert job.config.dim == 8
+    assert job.config.drop_path == 0.2
+    told = reasons(job)
+    assert told["model"][0] == "mu/4"
+    assert told["image size"][0] == "8×12"
+    for name, value in (("model", "S/4"), ("image_size", 16), ("dim", 32), ("mean", 0.3), ("pool", "cls")):
+        with pytest.raises(UsageError, match="does not go with --init") as caught:
+            plan_run({"data": data, "init": str(trained.folder), name: value})
+        assert len(str(caught.value).splitlines()) <= 5
