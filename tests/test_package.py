@@ -1,0 +1,144 @@
+"""The package as a whole: light to import, its names true, its parts in their order."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitral
+from vitral import errors
+
+SOURCE = Path(vitral.__file__).parent
+
+LAYERS = [
+    {"errors"},
+    {"device"},
+    {"model"},
+    {"data"},
+    {"weights"},
+    {"predict"},
+    {"training", "evaluation"},
+    {"recipes"},
+    {"cli"},
+]
+"""Lowest first: a part imports parts below it, and of its own layer only itself. The network knows nothing but errors."""
+
+
+def test_importing_is_light():
+    """Torch takes seconds to import; a person who types `vitral --help` should not wait for it."""
+    code = (
+        "import time, sys; t = time.perf_counter(); import vitral, vitral.errors; t = time.perf_counter() - t\n"
+        "heavy = {'torch', 'torchvision', 'numpy', 'matplotlib', 'sklearn', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nassert t < 0.3, t"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys; from vitral.cli import main; assert main(['--help']) == 0; assert main(['--version']) == 0\n"
+        "assert main(['trian']) == 2; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert vitral.__version__ in done.stdout
+    assert "nearest: train" in done.stderr
+
+
+def test_public_names():
+    assert vitral.__all__ == sorted(vitral.__all__)
+    assert set(vitral._HOME) == set(vitral.__all__)
+    for name in vitral.__all__:
+        value = getattr(vitral, name)
+        assert value.__doc__, name
+        module, _, inner = vitral._HOME[name].partition(":")
+        assert value is getattr(importlib.import_module(module), inner or name)
+    assert set(vitral.__all__) <= set(dir(vitral))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        vitral.trian  # noqa: B018
+
+
+def test_public_names_are_those_that_a_type_checker_sees():
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}" if alias.asname else node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == vitral._HOME
+
+
+def test_functions_are_not_hidden_by_packages():
+    """docs/decisions/0001."""
+    for name in ("train", "evaluate", "load", "create"):
+        importlib.import_module("vitral.cli")
+        assert callable(getattr(vitral, name))
+        assert not (SOURCE / name).exists()
+        assert not (SOURCE / f"{name}.py").exists()
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of vitral that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = {name.split(".")[1] for name in found if name.startswith("vitral.")}
+    return parts - {"__version__"}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_down_only(path):
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        return
+    level = next(i for i, layer in enumerate(LAYERS) if part in layer)
+    allowed = {"errors"} if part == "model" else set().union(*LAYERS[:level])
+    assert imports(path) <= allowed | {part}
+
+
+def test_every_part_has_its_layer():
+    parts = {
+        p.name.removesuffix(".py") for p in SOURCE.iterdir() if not p.name.startswith("_") and p.name != "py.typed"
+    }
+    assert parts == set().union(*LAYERS)
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    drawn = re.findall(r"^ {4}([│├└─ ]*)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
+    parents: dict[str, str] = {}
+    stack: list[tuple[int, str]] = []
+    for lead, name in drawn:
+        while stack and stack[-1][0] >= len(lead):
+            stack.pop()
+        parents[name] = stack[-1][1] if stack else "Exception"
+        stack.append((len(lead), name))
+    defined = {
+        name: value.__bases__[0].__name__
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.VitralError)
+    }
+    assert parents == defined
+
+
+def test_an_error_is_at_most_five_lines_whatever_it_holds():
+    error = errors.VitralError("what\nnow", where="a\nb", why="c\r\nd", hint="e\n\nf")
+    assert str(error).splitlines() == ["what now", "  where: a b", "  why: c d", "  try: e  f"]
+    assert error.exit_code == 2
+
+
+def test_unknown_names_show_the_nearest():
+    assert "nearest: cosine" in str(errors.unknown("schedule", "Cosin", ["cosine", "linear"]))
+    told = str(errors.unknown("thing", "zzz", [f"n{i:02}" for i in range(20)]))
+    assert "known: n00, n01" in told
+    assert told.endswith("…")

@@ -1,0 +1,158 @@
+"""Predictor: pictures of every kind in, named probabilities out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from pictures import noise
+from vitral.data.loader import Batches
+from vitral.errors import DataError, ImageError, RunError, WeightsError
+from vitral.predict import Predictor, find_pictures, find_weights, logits_of
+
+
+@pytest.fixture(scope="module")
+def predictor(trained: vitral.TrainedRun) -> Predictor:
+    return vitral.load(trained.folder, device="cpu", precision="fp32")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Pictures of all sizes and kinds."""
+    paths = []
+    for number, (size, mode) in enumerate([((8, 10), "L"), ((40, 25), "RGB"), ((9, 31), "RGBA"), ((8, 12), "P")]):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(noise(number, size)).convert(mode).save(path)
+        paths.append(path)
+    return paths
+
+
+def test_every_kind_of_picture(predictor, files):
+    pixels = noise(3, (8, 10), 1)
+    path = files[0].with_name("grey.png")
+    Image.fromarray(pixels).save(path)
+    kinds = [str(path), path, path.read_bytes(), Image.fromarray(pixels), pixels, pixels[..., None]]
+    found = [predictor(kind) for kind in kinds]
+    assert all(np.array_equal(one.probabilities, found[0].probabilities) for one in found)
+    assert (found[0].name, found[1].name, found[3].name) == (str(path), str(path), "image 0")
+    assert found[0].probabilities.shape == (2,)
+    assert found[0].probabilities.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_the_numbers_are_the_networks(predictor, files):
+    pixels = predictor.prepare(files[1])[None]
+    with torch.no_grad():
+        wanted = predictor.model(predictor.preprocessing.standardise(pixels)).softmax(1)[0]
+    assert np.allclose(predictor(files[1]).probabilities, wanted.numpy(), atol=1e-6)
+
+
+def test_a_batch_equals_its_pictures_one_by_one(predictor, files):
+    batch = predictor(files)
+    assert [one.name for one in batch] == list(map(str, files))
+    for one, path in zip(batch, files, strict=True):
+        assert np.allclose(one.probabilities, predictor(path).probabilities, atol=1e-6)
+    assert predictor([]) == []
+    assert predictor.probabilities([]).shape == (0, 2)
+
+
+def test_stream_equals_the_batch_and_gives_errors_in_their_place(predictor, files):
+    bad = files[0].with_name("bad.png")
+    bad.write_bytes(b"no picture")
+    paths = [files[0], bad, *files[1:]]
+    for batch_size in (1, 2, 32):
+        found = list(predictor.stream(paths, batch_size))
+        assert isinstance(found[1], ImageError)
+        assert found[1].name == str(bad)
+        good = [one for one in found if not isinstance(one, ImageError)]
+        assert [one.name for one in good] == list(map(str, files))
+        assert np.allclose([one.probabilities for one in good], predictor.probabilities(files), atol=1e-6)
+    assert [type(one) for one in predictor.stream([bad, bad], 1)] == [ImageError, ImageError]
+    assert list(predictor.stream([])) == []
+
+
+def test_top_is_sorted_and_bounded(predictor, files):
+    one = dataclasses.replace(
+        predictor(files[0]), classes=("a", "b", "c"), probabilities=np.array([0.2, 0.5, 0.3], np.float32)
+    )
+    assert [name for name, _ in one.top(2)] == ["b", "c"]
+    assert [name for name, _ in one.top(99)] == ["b", "c", "a"]
+    assert (one.label, one.confidence) == ("b", 0.5)
+    told = one.to_json(2)
+    assert set(told) == {"image", "label", "confidence", "top"}
+    assert [entry["class"] for entry in told["top"]] == ["b", "c"]
+    assert "'b', 50.0%" in repr(one)
+
+
+def test_a_bad_picture_is_named(predictor, files):
+    bad = files[0].with_name("bad.png")
+    bad.write_bytes(files[0].read_bytes()[:-30])
+    with pytest.raises(ImageError, match=r"bad\.png"):
+        predictor([files[0], bad])
+    with pytest.raises(ImageError, match="image 1"):
+        predictor([noise(0), b"nothing"])
+    with pytest.raises(ImageError, match=r"gone\.png"):
+        predictor("gone.png")
+
+
+def test_bf16_is_near(trained, predictor, files):
+    half = vitral.load(trained.folder, device="cpu", precision="bf16")
+    assert half.model.head.weight.dtype == torch.bfloat16
+    assert np.allclose(half.probabilities(files), predictor.probabilities(files), atol=0.03)
+
+
+def test_a_weights_file_alone_is_enough(trained, predictor, files, tmp_path):
+    copy = tmp_path / "anything.safetensors"
+    copy.write_bytes((trained.folder / "model.safetensors").read_bytes())
+    other = vitral.load(copy, device="cpu", precision="fp32")
+    assert np.array_equal(other.probabilities(files), predictor.probabilities(files))
+    assert other.classes == ("day", "night")
+    assert not other.model.training
+
+
+def test_find_weights(tmp_path, trained):
+    assert find_weights(trained.folder) == trained.folder / "model.safetensors"
+    with pytest.raises(RunError, match="not a run folder"):
+        find_weights(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="no weights yet") as caught:
+        find_weights(tmp_path)
+    assert f"vitral train --out {tmp_path} --resume" in str(caught.value)
+    with pytest.raises(WeightsError, match="no such run or weights file"):
+        find_weights(tmp_path / "gone")
+
+
+def test_find_pictures(tmp_path, make_pictures):
+    folder = make_pictures({"b": 2, "a/deep": 1, ".hidden": 1, "b/.cache": 1})
+    (folder / "b/10.png").write_bytes(b"x")
+    (folder / "b/notes.txt").write_text("x")
+    names = [str(path.relative_to(tmp_path)) for path in find_pictures([folder, folder / "b/notes.txt"])]
+    assert names == ["photos/a/deep/0.png", "photos/b/0.png", "photos/b/1.png", "photos/b/10.png", "photos/b/notes.txt"]
+    with pytest.raises(DataError, match="no such picture or folder"):
+        find_pictures([folder / "gone.png"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no pictures to predict") as caught:
+        find_pictures([tmp_path / "empty"])
+    assert str(tmp_path / "empty") in str(caught.value)
+    with pytest.raises(DataError, match="no pictures to predict"):
+        find_pictures(())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_of_leaves_the_mode(predictor, training):
+    from vitral.data import Split
+    from vitral.device import choose
+
+    model = predictor.model.train(training)
+    try:
+        split = Split(["a", "b"], np.zeros(2, np.int64), lambda i: noise(i, (8, 10), 1))
+        batches = Batches(split, predictor.preprocessing, batch_size=1, device=torch.device("cpu"))
+        assert logits_of(model, batches, choose("cpu", "fp32")).shape == (2, 2)
+        assert model.training is training
+    finally:
+        model.eval()
