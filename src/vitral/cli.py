@@ -101,8 +101,9 @@ def evaluate(
 
 def predict(
     run: str,
+    images: tuple[str, ...] = (),
     /,
-    *images: str,
+    *,
     top: Annotated[int, _help("how many classes to show for each picture")] = 3,
     batch_size: Annotated[int, _help("pictures computed together")] = 32,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
@@ -110,6 +111,7 @@ def predict(
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
+    from vitral.data.dataset import shown
     from vitral.errors import ImageError
     from vitral.predict import find_pictures, load
 
@@ -125,7 +127,7 @@ def predict(
         elif format == "json":
             results.append(found.to_json(top))
         else:
-            print(f"{found.name}\t" + "\t".join(f"{name} {p:.1%}" for name, p in found.top(top)))
+            print(f"{shown(found.name)}\t" + "\t".join(f"{name} {p:.1%}" for name, p in found.top(top)))
     if format == "json":
         _print_json(
             {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
@@ -222,7 +224,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()  # here, where a reader that has left is caught
+        return code
     except Interrupted as stopped:
         _say(f"\nStopped and saved. To go on:\n  {stopped.command}")
         return stopped.exit_code
@@ -345,10 +349,23 @@ def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        text = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line.startswith("│")]
-        told = list(itertools.takewhile(lambda line: not line.startswith(("──", "For full")), text))
-        raise UsageError(" ".join(told) or "cannot read the command", hint=f"vitral {name} --help") from None
+        what = _first_paragraph(complaint.getvalue())
+        raise UsageError(what or "cannot read the command", hint=f"vitral {name} --help") from None
     return call()
+
+
+def _first_paragraph(panel: str) -> str:
+    """What tyro says in its box, without title, border and advice. The title is in the border, or, where the terminal
+    has ASCII only and there is no border, in a paragraph of its own.
+    """
+    lines = [line.strip("│ ") for line in panel.splitlines()]
+    paragraphs = [list(lines) for rule, lines in itertools.groupby(lines, _is_rule) if not rule]
+    told = paragraphs[0 if panel.startswith("╭") else 1 :]
+    return " ".join(" ".join(told[0]).split()) if told else ""
+
+
+def _is_rule(line: str) -> bool:
+    return line.startswith(("╭", "╰")) or (line != "" and set(line) <= {"─", "-"})
 
 
 def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
