@@ -27,7 +27,7 @@ LAYERS = [
     {"recipes"},
     {"cli"},
 ]
-"""Lowest first: a part imports parts below it, and of its own layer only itself. The network knows nothing but errors."""
+"""Lowest first: a part imports what is below it, and of its own layer only itself; the network imports errors only."""
 
 
 def test_importing_is_light():
