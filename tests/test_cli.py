@@ -165,6 +165,7 @@ def test_help_of_a_command(capsys, name):
     assert stop.value.code == 0
     assert told.err == ""
     assert f"vitral {name}" in told.out
+    assert "None" not in told.out
     if name == "train":
         for item in vars(Run)["__dataclass_fields__"]:
             assert item == "data" or f"--{item.replace('_', '-')}" in told.out

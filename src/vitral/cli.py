@@ -30,7 +30,12 @@ from vitral.errors import Interrupted, UsageError, VitralError, unknown
 
 
 def _help(text: str) -> Any:
-    return tyro.conf.arg(help=text)
+    return tyro.conf.arg(help=text, help_behavior_hint=_default_hint)
+
+
+def _default_hint(default: str) -> str:
+    """What help says of a default; None is what an option has where it is not typed, and the text says what follows."""
+    return "" if default in ("None", "") else f"(default: {default})"
 
 
 Format = Annotated[Literal["text", "json"], _help("how results are printed")]
@@ -65,8 +70,8 @@ def _print_result(folder: Path, result: Any) -> None:
 
 
 def evaluate(
-    run: str,
-    data: str | None = None,
+    run: Annotated[str, _help("run folder or weights file")],
+    data: Annotated[str | None, _help("pictures to measure on; by default the run's own held-out ones")] = None,
     /,
     *,
     split: Annotated[
@@ -100,8 +105,8 @@ def evaluate(
 
 
 def predict(
-    run: str,
-    images: tuple[str, ...] = (),
+    run: Annotated[str, _help("run folder or weights file")],
+    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures")] = (),
     /,
     *,
     top: Annotated[int, _help("how many classes to show for each picture")] = 3,
@@ -138,7 +143,7 @@ def predict(
 
 
 def summary(
-    model: str,
+    model: Annotated[str, _help("a name (S/16, mnist-7562), a run folder or a weights file")],
     /,
     *,
     image_size: Annotated[int | tuple[int, int] | None, _help("pixels: one number, or height and width")] = None,
@@ -301,7 +306,7 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
     options = dataclasses.make_dataclass("TrainOptions", fields, frozen=True)
     options.__doc__ = train.__doc__
     _refuse_unknown_options(words, [name for name, *_ in fields], "train")
-    parsed = _parse(tyro.conf.configure(tyro.conf.DisallowNone)(options), words, "train")
+    parsed = _parse(options, words, "train")
     typed = {_option_name(word) for word in words if word.startswith("--")}
     return {name: getattr(parsed, name) for name, *_ in fields if name in typed or (name == "data" and parsed.data)}
 
@@ -375,7 +380,7 @@ def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
     def remember(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         return functools.partial(command, *args, **kwargs)
 
-    return remember
+    return tyro.conf.configure(tyro.conf.DisallowNone)(remember)
 
 
 def _print_json(value: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
-from vitral.training.loop import Listener, State, ema_weights, fit
+from vitral.training.loop import Listener, State, ema_weights, fit, stop_requested
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
@@ -257,6 +259,24 @@ def test_a_state_comes_back_whole(tmp_path):
     assert (other.epoch, other.step, other.batch, other.history, other.best, other.seconds) == (
         state.epoch, state.step, state.batch, state.history, state.best, state.seconds,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_waits_for_the_step_and_a_second_does_not(number):
+    before = signal.getsignal(number)
+    with stop_requested() as stopped:
+        assert not stopped.is_set()
+        signal.raise_signal(number)
+        assert stopped.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_training_works_outside_the_main_thread():
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: trained(run_of())).result()
+    assert close(found.model, trained(run_of()).model, 0)
 
 
 def test_validation_leaves_dropout_on_for_the_next_epoch():

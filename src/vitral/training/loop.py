@@ -259,8 +259,9 @@ class _FiniteWatch:
 def _check_weights(state: State) -> None:
     """A step may break the weights and no later loss tell: what is not finite is never saved."""
     with torch.no_grad():
-        bad = [name for name, p in state.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
-    if bad:
+        fine = {name: p.isfinite().all() for name, p in state.model.named_parameters()}
+        whole: list[bool] = torch.stack([*fine.values()]).tolist()  # the device is waited for once, not for each
+    if bad := [name for name, good in zip(fine, whole, strict=True) if not good]:
         raise TrainingError(
             f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
             why="a learning rate too high, or gradients that are not clipped",
