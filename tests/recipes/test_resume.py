@@ -189,6 +189,18 @@ def test_a_real_process_and_a_real_ctrl_c(photos, tmp_path):
     assert same_bits(weights_of(train(photos, tmp_path / "whole", **options).folder), weights_of(out))
 
 
+def test_fine_tuning_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch):
+    options = {"init": str(trained.folder), "freeze": ("patch_embed",), "drop_path": 0.2, "epochs": 2, "batch_size": 4}
+    whole = vitral.train(trained.result["data"], out=str(tmp_path / "whole"), quiet=True, device="cpu", **options)
+    call_at_batch(monkeypatch, 8, interrupt)
+    with pytest.raises(Interrupted):
+        vitral.train(trained.result["data"], out=str(tmp_path / "cut"), quiet=True, device="cpu", **options)
+    monkeypatch.undo()
+    again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    assert not same_bits(weights_of(whole.folder), weights_of(trained.folder))
+
+
 def test_resume_is_for_the_same_run(photos, make_pictures, tmp_path):
     run = train(photos, tmp_path / "run")
     assert train(photos, tmp_path / "run", resume=True).result == run.result  # finished: nothing to do
