@@ -139,7 +139,8 @@ PEERS: dict[str, tuple[str, Callable[[ViTConfig], nn.Module]]] = {
     "vit-pytorch": ("vit_pytorch", _vit_pytorch),
     "vit-pytorch, simple flash": ("vit_pytorch", _vit_pytorch_flash),
 }
-"""Name → the package that must be installed, and the network. The last has no class token: one token less."""
+"""Name → the package that must be installed, and the network. vit-pytorch's have no bias on q, k and v; the last has no
+class token either: a little less work than the others' and ours."""
 
 
 def _installed(options: Options) -> dict[str, Callable[[ViTConfig], nn.Module]]:
@@ -262,7 +263,7 @@ def _table(what: str, passes: int, batch: int, programs: dict[Key, Program], sha
     keyed = {" ".join(key): repeated(program, times) for key, program in programs.items()}
     for precision, dtype in _TYPES.items():
         keyed[f"machine {precision}"] = repeated(matrix_product(shape.matrix, dtype, options.device), times)
-    measured = alternate(keyed, rounds=shape.rounds, device=options.device)
+    measured = alternate(keyed, rounds=shape.rounds, warm_up=1 if options.quick else 2, device=options.device)
     found = {key: Sample(tuple(s / times for s in measured[" ".join(key)].seconds)) for key in programs}
     rates = {p: 2 * shape.matrix**3 * times / min(measured[f"machine {p}"].seconds) for p in _TYPES}
     flops = passes * shape.flops * batch
