@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 from collections.abc import Iterator
@@ -109,6 +110,21 @@ def _cpu_line(*names: str) -> str:
 
 def _cpu_name() -> str:
     return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that tensors free, for the next step to take; elsewhere nothing happens.
+
+    By default every large tensor of a step on a CPU is mapped, touched page by page and unmapped again: some 60,000 page
+    faults a step of ViT-S/16 with 32 pictures. For programs that train; it holds for the whole process.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20)):
+            mallopt(option, value)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
 
 
 def memory_bytes() -> int:

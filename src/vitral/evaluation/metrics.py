@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from vitral.errors import DataError, UsageError
 
@@ -160,6 +159,8 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
     confidence = probabilities.max(axis=1).astype(np.float64)
     of_label = probabilities[np.arange(images), labels].astype(np.float64)
     correct = predicted == labels
+    from sklearn.metrics import confusion_matrix  # takes a second to import
+
     confusion = confusion_matrix(labels, predicted, labels=np.arange(count)).astype(np.int64)
     per_class = _class_scores(labels, predicted, classes, confusion)
     calibration, ece = _calibrate(confidence, correct)
@@ -219,6 +220,8 @@ def _rank_of_label(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _class_scores(
     labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str], confusion: np.ndarray
 ) -> tuple[ClassScore, ...]:
+    from sklearn.metrics import precision_recall_fscore_support
+
     precision, recall, f1, images = precision_recall_fscore_support(
         labels, predicted, labels=np.arange(len(classes)), zero_division=0
     )

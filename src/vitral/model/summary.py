@@ -130,6 +130,8 @@ def summarize(
         title = name or (model if isinstance(model, str) else ViT.__name__)
         with torch.device("meta"):
             network = ViT(config)
+    if isinstance(network, ViT):
+        network.lean = False  # the table shows the whole network
     images = _images(network, image_size, batch)
     layers, activations = _run(network.eval(), images)
     return Summary(

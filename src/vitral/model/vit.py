@@ -193,15 +193,34 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.proj_bias)
         self.qk_norm, self.dropout = config.qk_norm, config.dropout
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        B, N, D = x.shape
-        q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)  # each (B, heads, N, d)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        read: int | None = None,
+    ) -> Tensor:
+        """(B, N, D), or (B, read, D): what the first `read` tokens gather from all of them."""
+        B, _, D = x.shape
+        q, k, v = self.project(x, read)  # each (B, heads, tokens, d)
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        x = self.attend(q, k, v, mask).transpose(1, 2).reshape(B, N, D)
+            cos, sin = rotation
+            q, k = rotate(q, (cos[:read], sin[:read])), rotate(k, rotation)
+        x = self.attend(q, k, v, mask).transpose(1, 2).reshape(B, -1, D)
         return F.dropout(self.proj(x), self.dropout, self.training)
+
+    def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
+        """Queries of the first `read` tokens (None: all), keys and values of all, each (B, heads, tokens, d)."""
+        B, N, D = x.shape
+        if read is None:
+            return self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
+        weight, bias = self.qkv.weight, self.qkv.bias
+        parts = (None, None) if bias is None else (bias[:D], bias[D:])
+        q = F.linear(x[:, :read], weight[:D], parts[0]).view(B, read, 1, self.heads, self.head_dim)
+        kv = F.linear(x, weight[D:], parts[1]).view(B, N, 2, self.heads, self.head_dim)
+        return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v. The one place where tokens meet; whoever looks inside wraps this call."""
@@ -218,7 +237,7 @@ def explicit_is_faster(q: Tensor, k: Tensor) -> bool:
     """Whether plain matrix products beat the fused kernel: in bf16 on a CPU, whose fused backward pass is 3 to 6 times
     slower at the lengths of pictures (benchmarks/attention.py). Long sequences stay fused, for memory's sake.
     """
-    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 2048
 
 
 class MLP(nn.Module):
@@ -268,11 +287,18 @@ class Block(nn.Module):
             self.ls2 = LayerScale(config)
         self.layer_scale = config.layer_scale is not None
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        read: int | None = None,
+    ) -> Tensor:
+        """(B, N, D), or only the first `read` tokens of it."""
         if self.pre_norm:
-            x = x + self.branch(1, self.attn(self.norm1(x), mask, rotation))
+            x = x[:, :read] + self.branch(1, self.attn(self.norm1(x), mask, rotation, read))
             return x + self.branch(2, self.mlp(self.norm2(x)))
-        x = self.norm1(x + self.branch(1, self.attn(x, mask, rotation)))
+        x = self.norm1(x[:, :read] + self.branch(1, self.attn(x, mask, rotation, read)))
         return self.norm2(x + self.branch(2, self.mlp(x)))
 
     def branch(self, which: int, x: Tensor) -> Tensor:
@@ -320,6 +346,7 @@ class ViT(nn.Module):
         self.config = config
         self.position = POSITIONS[config.position]
         self.checkpointing = False  # recompute blocks in the backward pass: less memory, more time
+        self.lean = True  # the last block computes only the token that is pooled; the logits are the same
         D = config.dim
 
         self.patch_embed = PatchEmbed(config)
@@ -351,10 +378,11 @@ class ViT(nn.Module):
         `mask` (B, rows × columns), bool, is True where a patch counts. Pictures of different sizes share a batch by
         padding to one canvas and masking the padding, which then changes nothing.
         """
-        return self.classify(self.pool(self.encode(images, mask), mask))
+        read = 1 if self.lean and self.config.pool == "cls" else None
+        return self.classify(self.pool(self.encode(images, mask, read), mask))
 
-    def encode(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, prefix + rows × columns, D) after the last block, before the final norm."""
+    def encode(self, images: Tensor, mask: Tensor | None = None, read: int | None = None) -> Tensor:
+        """Tokens (B, prefix + rows × columns, D) after the last block, before the final norm; or the first `read`."""
         x, grid = self.embed(images)
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (len(x), grid[0] * grid[1])):
             why = f"got {mask.dtype} {tuple(mask.shape)}, want torch.bool {(len(x), grid[0] * grid[1])}"
@@ -362,10 +390,11 @@ class ViT(nn.Module):
         keys = self._key_mask(mask, prefix=self.config.prefix)
         rotation = self._rotation(grid, x.device)
         for block in self.blocks:
+            wanted = read if block is self.blocks[-1] else None
             if self.checkpointing and self.training:
-                x = checkpoint(block, x, keys, rotation, use_reentrant=False)
+                x = checkpoint(block, x, keys, rotation, wanted, use_reentrant=False)
             else:
-                x = block(x, keys, rotation)
+                x = block(x, keys, rotation, wanted)
         return x
 
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:

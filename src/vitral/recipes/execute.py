@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
-from vitral.device import seed_everything
+from vitral.device import keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.evaluation.metrics import measure
 from vitral.evaluation.report import ReportContent, write_report
@@ -192,6 +192,8 @@ def _fit(running: _Running) -> None:
 def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Running:
     job, batches = _readable_batches(job, console)
     run, machine = job.run, job.machine
+    if machine.device.type == "cpu":
+        keep_freed_memory()
     seed_everything(run.seed)
     model = ViT(job.config).to(machine.device)
     if run.init:

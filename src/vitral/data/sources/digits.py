@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from vitral.data.dataset import DataSet, Numbered, Pixels, Split
 
@@ -21,6 +19,9 @@ def accepts(data: str) -> bool:
 
 def load(data: str, *, root: Path, download: bool) -> DataSet:
     """Train and test, 80 % and 20 % of every class, always the same pictures."""
+    from sklearn.datasets import load_digits  # takes a second to import
+    from sklearn.model_selection import train_test_split
+
     images, labels = load_digits(return_X_y=True)
     pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = labels.astype(np.int64)
