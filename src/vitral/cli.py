@@ -16,6 +16,7 @@ import itertools
 import json
 import operator
 import os
+import shlex
 import sys
 import typing
 import warnings
@@ -65,7 +66,9 @@ def _print_result(folder: Path, result: Any) -> None:
         _say(f"\nAccuracy {accuracy} on {evaluation.images:,} {where}")
     _say(f"Report   {folder / 'report.html'}")
     _say("\nNext:")
-    for command in (f"predict {folder} IMAGE", f"evaluate {folder}", f"summary {folder}"):
+    run, data = shlex.quote(str(folder)), result["data"]
+    use = f"predict {run} {shlex.quote(data)}" if os.path.isdir(data) else "train YOUR_PICTURES/"
+    for command in (use, f"evaluate {run}", f"summary {run}"):
         _say(f"  vitral {command}")
 
 
