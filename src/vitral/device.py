@@ -115,8 +115,8 @@ def _cpu_name() -> str:
 def keep_freed_memory() -> None:
     """Let glibc keep the memory that tensors free, for the next step to take; elsewhere nothing happens.
 
-    By default every large tensor of a step on a CPU is mapped, touched page by page and unmapped again: some 60,000 page
-    faults a step of ViT-S/16 with 32 pictures. For programs that train; it holds for the whole process.
+    By default every large tensor of a step on a CPU is mapped, touched page by page and unmapped again: some 60,000
+    page faults a step of ViT-S/16 with 16 pictures. For programs that train; it holds for the whole process.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
