@@ -3,6 +3,8 @@
 A training step is forward, cross-entropy, backward and AdamW. Ours goes through the library's own parts: precision
 from `vitral.device.choose`, the objective on uint8 pictures, its parameter groups and optimizer. The others get
 standardised floats, fused AdamW, their fused attention where they have a switch for it, and `torch.autocast` for bf16.
+On a CPU freed memory is kept, as our trainer has it, which the others gain from too. vit-pytorch's network has no bias
+in attention and computes attention explicitly, in the same few products as ours.
 
 Inference of ours is `Predictor` from uint8 pictures to probabilities; the others compute logits from standardised
 pictures, in bf16 both by casting the module and by autocast, of which the faster counts. "Defaults" is fp32 for the
@@ -32,7 +34,7 @@ from benchmarks.results import Options, Table
 from benchmarks.timing import Sample, alternate, best, matrix_product, ratio, repeated
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
-from vitral.device import choose
+from vitral.device import choose, keep_freed_memory
 from vitral.model import ViTConfig
 from vitral.predict import Predictor
 from vitral.training.objective import classification
@@ -161,6 +163,8 @@ def _installed(options: Options) -> dict[str, Callable[[ViTConfig], nn.Module]]:
 def run(options: Options) -> list[Table]:
     """A table for the training step, and one for each batch size of inference."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # vit-pytorch's way of asking for flash attention
+    if options.device != "cuda":
+        keep_freed_memory()  # as our trainer does; it holds for the whole process
     shape, peers = _shape(options), _installed(options)
     tables = [_table("Training step", 3, shape.train_batch, _training(shape, peers, options.device), shape, options)]
     for batch in shape.infer_batches:
