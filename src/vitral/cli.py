@@ -17,6 +17,7 @@ import json
 import operator
 import os
 import shlex
+import shutil
 import sys
 import typing
 import warnings
@@ -58,7 +59,10 @@ def _print_result(folder: Path, result: Any) -> None:
     from vitral.evaluation.metrics import Evaluation
 
     split = "test" if "test" in result else "val"
-    where = {"test": "test pictures, never seen in training", "val": "validation pictures"}[split]
+    where = {
+        "test": "test pictures, never seen in training",
+        "val": "validation pictures, which also chose the best epoch",
+    }[split]
     if split in result:
         evaluation = Evaluation.from_json(result[split])
         low, high = evaluation.accuracy_interval
@@ -69,7 +73,7 @@ def _print_result(folder: Path, result: Any) -> None:
     run, data = shlex.quote(str(folder)), result["data"]
     use = f"predict {run} {shlex.quote(data)}" if os.path.isdir(data) else "train YOUR_PICTURES/"
     for command in (use, f"evaluate {run}", f"summary {run}"):
-        _say(f"  vitral {command}")
+        _say(f"  {_program()} {command}")
 
 
 def evaluate(
@@ -236,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that has left is caught
         return code
     except Interrupted as stopped:
-        _say(f"\nStopped and saved. To go on:\n  {stopped.command}")
+        _say(f"\nStopped and saved. To go on:\n  {_program()}{stopped.command.removeprefix('vitral')}")
         return stopped.exit_code
     except VitralError as error:
         if debug:
@@ -388,6 +392,11 @@ def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def _program() -> str:
+    """How to call vitral here: by its name, or by its path where the shell does not find it."""
+    return "vitral" if shutil.which("vitral") else os.path.relpath(sys.argv[0])
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class Batches:
             self._store,
             batch_sampler=[[(self.seed, epoch, int(i)) for i in indices] for indices in batches],
             num_workers=self.workers,
+            worker_init_fn=_outlive_sigterm,
             pin_memory=self.device.type == "cuda",
         )
         yield from loader
@@ -162,6 +164,11 @@ class Batches:
                     else:
                         yield index, found
                 progress(len(indices))
+
+
+def _outlive_sigterm(_: int) -> None:
+    """A job that is told to stop tells its whole group: the trainer needs its workers to finish the step and save."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class _Pictures(Dataset[Tensor]):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches, Progress
+from vitral.device import choose
 from vitral.errors import DataError, RunError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
@@ -86,7 +86,11 @@ def evaluate_pictures(
     """`evaluate`, with the predictions beside the figures."""
     if bad_images not in ("error", "skip"):
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
-    predictor = model if isinstance(model, Predictor) else load(model, device=device, precision=precision)
+    if isinstance(model, Predictor):
+        predictor, machine = model, model.machine
+    else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture
+        predictor = load(model, device=device, precision="fp32")
+        machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = _own_data(model) if data is None else load_data(data, root=data_root)
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
@@ -97,9 +101,7 @@ def evaluate_pictures(
         own = dataclasses.replace(dataset, splits={chosen: pictures})
         pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
         batches = _batches(predictor, pictures, progress)
-    dtype = predictor.model.patch_embed.proj.weight.dtype
-    with torch.autocast(predictor.machine.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        probabilities = logits_of(predictor.model, batches, predictor.machine).softmax(1).numpy()
+    probabilities = logits_of(predictor.model, batches, machine).softmax(1).numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities)
 

@@ -88,7 +88,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
 
 
 TOLD_BY: dict[str, tuple[str, ...]] = {
-    "augmentation": ("augment", "randaugment"),
+    "augmentation": ("augment", "randaugment", "epochs"),
     "batch": ("batch_size", "accumulate"),
     "crop": ("crop", "crop_area", "flip"),
     "geometry": ("crop", "crop_area"),

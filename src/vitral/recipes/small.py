@@ -85,7 +85,7 @@ def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     most = 200 if facts.channels == 3 else 50
     epochs = max(5, min(most, round(pictures / facts.images)))
     why = (
-        f"{facts.images:,} pictures: more passes bring little"
+        f"{facts.images:,} pictures, seen often and never twice alike"
         if epochs == most
         else (f"about {epochs * facts.images / 1e6:.1f} million pictures seen, which takes minutes, not hours")
     )
