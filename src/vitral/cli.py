@@ -396,7 +396,8 @@ def _print_json(value: Any) -> None:
 
 def _program() -> str:
     """How to call vitral here: by its name, or by its path where the shell does not find it."""
-    return "vitral" if shutil.which("vitral") else os.path.relpath(sys.argv[0])
+    own = os.path.basename(sys.argv[0]) == "vitral" and not shutil.which("vitral")
+    return os.path.relpath(sys.argv[0]) if own else "vitral"
 
 
 def _say(text: str) -> None:
