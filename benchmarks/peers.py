@@ -3,9 +3,8 @@
 A training step is forward, cross-entropy, backward and AdamW. Ours goes through the library's own parts: precision
 from `vitral.device.choose`, the objective on uint8 pictures, its parameter groups and optimizer. The others get
 standardised floats, fused AdamW, their fused attention where they have a switch for it, and `torch.autocast` for bf16.
-On a CPU freed memory is kept since 2026-11-21, as our trainer has it, which the others gain from too; a result whose
-commit is older was measured without (docs/log.md has the step of both). vit-pytorch's network has no bias
-in attention and computes attention explicitly, in the same few products as ours.
+On a CPU the process keeps freed memory, as our trainer has it; the others gain from that too. vit-pytorch's network has
+no bias in attention and computes attention explicitly, in the same few products as ours.
 
 Inference of ours is `Predictor` from uint8 pictures to probabilities; the others compute logits from standardised
 pictures, in bf16 both by casting the module and by autocast, of which the faster counts. "Defaults" is fp32 for the
