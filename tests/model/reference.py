@@ -28,6 +28,8 @@ def one(s: State, c: ViTConfig, image: Array, mask: Array | None) -> Array:
     for i in range(c.depth):
         x = block({k.removeprefix(f"blocks.{i}."): v for k, v in s.items() if k.startswith(f"blocks.{i}.")}, c, x, seen)
     x = pooled(s, c, x, seen)
+    if c.dist_token:
+        return (dense(s, "head", x[0]) + dense(s, "head_dist", x[1])) / 2
     if c.pre_logits:
         x = np.tanh(dense(s, "pre_logits", x))
     if c.classes:
@@ -44,8 +46,12 @@ def patches(s: State, c: ViTConfig, image: Array) -> Array:
 
 def tokens(s: State, c: ViTConfig, x: Array) -> Array:
     front = [s["cls_token"][0]] if c.cls_token else []
+    if c.dist_token:
+        front.append(s["dist_token"][0])
     if c.position == "learned" and c.cls_token and c.cls_position:
-        front[0], x = front[0] + s["pos_embed"][0, :1], x + s["pos_embed"][0, 1:]
+        places = s["pos_embed"][0]
+        front = [token + places[i] for i, token in enumerate(front)]
+        x = x + places[len(front) :]
     elif c.position == "learned":
         x = x + s["pos_embed"][0]
     elif c.position == "sincos":
@@ -120,7 +126,9 @@ def pooled(s: State, c: ViTConfig, x: Array, seen: Array) -> Array:
     if c.final_norm == "tokens":
         x = norm(s, "norm", x, c)
     if c.pool == "cls":
-        x = x[0]
+        x = x[:2] if c.dist_token else x[0]
+    elif c.pool == "cls-mean":
+        x = np.concatenate([x[0], x[c.prefix :][seen[c.prefix :]].mean(axis=0)])
     elif c.pool == "mean":
         x = x[c.prefix :][seen[c.prefix :]].mean(axis=0)
     elif c.pool == "mean-all":

@@ -9,6 +9,7 @@ VARIANTS = [
     {},
     {"position": "rotary", "registers": 2, "qk_norm": True, "layer_scale": 0.3},
     {"norm": "post", "qkv_bias": False},
+    {"dist_token": True},
     {"position": "sincos", "activation": "swiglu", "pre_logits": True},
 ]
 

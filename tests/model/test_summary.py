@@ -29,7 +29,7 @@ def test_rows_add_up_to_the_model(name):
     assert summary.parameters == sum(p.numel() for p in model.parameters()) == summary.trainable
     assert summary.parameter_bytes == 4 * summary.parameters
     bare = {row.name for row in summary.layers if row.type == "Parameter"}
-    direct = {"cls_token", "pos_embed", "reg_token", "attn_pool.latent"}
+    direct = {"cls_token", "dist_token", "pos_embed", "reg_token", "attn_pool.latent"}
     assert bare == direct & dict(model.named_parameters()).keys()
     assert summary.parameters - summary.counted == sum(model.get_parameter(key).numel() for key in bare)
     assert all(row.output_shape for row in summary.layers)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from vitral.errors import UsageError, unknown
 from vitral.model.position import POSITIONS, Grid, rotate
 
-Pool = Literal["cls", "mean", "mean-all", "map"]
+Pool = Literal["cls", "mean", "mean-all", "map", "cls-mean"]
 Activation = Literal["gelu", "gelu-tanh", "swiglu"]
 
 
@@ -47,8 +47,9 @@ class ViTConfig:
     position: str = "learned"  # a name in POSITIONS
     cls_token: bool = True
     cls_position: bool = True  # the class token has a learned position too (paper; not in DeiT-III)
+    dist_token: bool = False  # DeiT's distillation token, with a head of its own; logits are the mean of both heads
     registers: int = 0  # extra tokens without a job (arXiv 2309.16588)
-    pool: Pool = "cls"  # mean is over patches; mean-all over every token, prefix too
+    pool: Pool = "cls"  # mean is over patches; mean-all over every token, prefix too; cls-mean is both, side by side
 
     norm: Literal["pre", "post"] = "pre"
     norm_eps: float = 1e-6
@@ -114,8 +115,10 @@ class ViTConfig:
         for position, what, width in (("sincos", "width", self.dim), ("rotary", "head width", self.dim // self.heads)):
             if self.position == position and width % 4:
                 raise UsageError(f"{position} positions need a {what} divisible by 4, not {width}")
-        if self.pool == "cls" and not self.cls_token:
+        if self.pool in ("cls", "cls-mean") and not self.cls_token:
             raise UsageError("pooling by class token needs a class token", hint="--pool mean")
+        if self.dist_token and (self.pool != "cls" or self.pre_logits):
+            raise UsageError("a distillation token goes with pooling by class token and a plain head")
 
     @property
     def image(self) -> tuple[int, int]:
@@ -134,8 +137,23 @@ class ViTConfig:
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches: the class token, then the registers."""
-        return int(self.cls_token) + self.registers
+        """Tokens before the patches: the class token, the distillation token, the registers."""
+        return int(self.cls_token) + int(self.dist_token) + self.registers
+
+    @property
+    def placed(self) -> int:
+        """Tokens before the patches that have a learned position of their own."""
+        return int(self.cls_token) + int(self.dist_token) if self.cls_position else 0
+
+    @property
+    def read(self) -> int | None:
+        """How many of the first tokens the head reads; None where it reads the patches too."""
+        return 1 + int(self.dist_token) if self.pool == "cls" else None
+
+    @property
+    def features(self) -> int:
+        """Width of the pooled features."""
+        return self.dim * (2 if self.pool == "cls-mean" else 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` is the way back."""
@@ -352,11 +370,12 @@ class ViT(nn.Module):
         self.patch_embed = PatchEmbed(config)
         if config.cls_token:
             self.cls_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.dist_token:
+            self.dist_token = nn.Parameter(torch.empty(1, 1, D))
         if config.registers:
             self.reg_token = nn.Parameter(torch.empty(1, config.registers, D))
         if self.position.learned:
-            positions = config.grid[0] * config.grid[1] + int(config.cls_token and config.cls_position)
-            self.pos_embed = nn.Parameter(torch.empty(1, positions, D))
+            self.pos_embed = nn.Parameter(torch.empty(1, config.placed + config.grid[0] * config.grid[1], D))
         rates = [config.drop_path * i / max(config.depth - 1, 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         if config.final_norm == "tokens":
@@ -364,11 +383,13 @@ class ViT(nn.Module):
         if config.pool == "map":
             self.attn_pool = AttentionPool(config)
         if config.final_norm == "pooled":
-            self.fc_norm = nn.LayerNorm(D, eps=config.norm_eps)
+            self.fc_norm = nn.LayerNorm(config.features, eps=config.norm_eps)
         if config.pre_logits:
-            self.pre_logits = nn.Linear(D, D)
+            self.pre_logits = nn.Linear(config.features, config.features)
         if config.classes:
-            self.head = nn.Linear(D, config.classes)
+            self.head = nn.Linear(config.features, config.classes)
+        if config.classes and config.dist_token:
+            self.head_dist = nn.Linear(config.features, config.classes)
         self._computed: dict[tuple[Any, ...], Any] = {}  # sin-cos tables and rotations by grid, device, kind
         self.init_weights()
 
@@ -378,7 +399,7 @@ class ViT(nn.Module):
         `mask` (B, rows × columns), bool, is True where a patch counts. Pictures of different sizes share a batch by
         padding to one canvas and masking the padding, which then changes nothing.
         """
-        read = 1 if self.lean and self.config.pool == "cls" else None
+        read = self.config.read if self.lean else None
         return self.classify(self.pool(self.encode(images, mask, read), mask))
 
     def encode(self, images: Tensor, mask: Tensor | None = None, read: int | None = None) -> Tensor:
@@ -404,10 +425,12 @@ class ViT(nn.Module):
         grid = images.shape[2] // config.patch[0], images.shape[3] // config.patch[1]
         x = self.patch_embed(images)
         prefix: list[Tensor] = [self.cls_token] if config.cls_token else []
+        if config.dist_token:
+            prefix.append(self.dist_token)
         if self.position.learned:
-            table: Tensor = self.pos_embed
-            if config.cls_token and config.cls_position:
-                prefix, table = [self.cls_token + table[:, :1]], table[:, 1:]
+            placed, table = self.pos_embed[:, : config.placed], self.pos_embed[:, config.placed :]
+            if config.placed:
+                prefix = [torch.cat(prefix, dim=1) + placed]
             x = x + table
         elif (added := self._table(grid, x.device)) is not None:
             x = x + added
@@ -418,23 +441,26 @@ class ViT(nn.Module):
         return F.dropout(x, config.dropout, self.training), grid
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """One vector (B, D) for each picture; equation 4 for the class token."""
+        """One vector (B, D) for each picture; equation 4 for the class token. With a distillation token (B, 2, D)."""
         config = self.config
-        if config.pool == "cls":
-            x = x[:, :1]  # LayerNorm is per token: what is not read need not be normalised
+        x = x[:, : config.read]  # LayerNorm is per token: what is not read need not be normalised
         if config.final_norm == "tokens":
             x = self.norm(x)
         if config.pool == "cls":
-            x = x[:, 0]
+            x = x if config.dist_token else x[:, 0]
         elif config.pool == "map":
             x = self.attn_pool(x, self._key_mask(mask, prefix=config.prefix))
         else:
-            skipped = config.prefix if config.pool == "mean" else 0
-            x = _mean(x[:, skipped:], mask, config.prefix - skipped)
+            skipped = 0 if config.pool == "mean-all" else config.prefix
+            mean = _mean(x[:, skipped:], mask, config.prefix - skipped)
+            x = torch.cat([x[:, 0], mean], dim=-1) if config.pool == "cls-mean" else mean
         return self.fc_norm(x) if config.final_norm == "pooled" else x
 
     def classify(self, x: Tensor) -> Tensor:
-        """Logits (B, K) from pooled features (B, D)."""
+        """Logits (B, K) from what `pool` gives."""
+        if self.config.dist_token:
+            of_cls, of_dist = x.unbind(1)
+            return (self.head(of_cls) + self.head_dist(of_dist)) / 2 if self.config.classes else x.mean(1)
         if self.config.pre_logits:
             x = torch.tanh(self.pre_logits(x))
         if self.config.classes:
@@ -450,13 +476,14 @@ class ViT(nn.Module):
         config = self.config
         table: list[tuple[str, Callable[[Tensor], object]]] = [
             ("cls_token", TOKEN_INITS[config.cls_init]),
+            ("dist_token", TOKEN_INITS["normal-0.02"]),
             ("pos_embed", TOKEN_INITS[config.pos_init]),
             ("reg_token", TOKEN_INITS["normal-0.02"]),
             ("attn_pool.latent", nn.init.xavier_uniform_),
             ("patch_embed.proj.weight", lecun_normal_),
             ("pre_logits.weight", lecun_normal_),
-            ("head.weight", nn.init.zeros_),
-            ("head.bias", partial(nn.init.constant_, val=config.head_bias_init)),
+            ("head*.weight", nn.init.zeros_),
+            ("head*.bias", partial(nn.init.constant_, val=config.head_bias_init)),
             ("*.ls[12].gamma", partial(nn.init.constant_, val=config.layer_scale or 1.0)),
             ("*norm*.weight", nn.init.ones_),
             ("*.qkv.weight", xavier_uniform_each_),
