@@ -105,7 +105,7 @@ def test_predict_with_some_bad_pictures(capsys, trained, photos):
     assert len(out.splitlines()) == 10
     assert "photos/cat/2.png" in err
     assert "photos/dog/2.png" in err
-    assert "2 of 12 pictures could not be read" in err
+    assert "2 of 12 could not be read" in err
     found = as_json(capsys, "predict", str(trained.folder), photos, code=1)
     assert [one["image"] for one in found["errors"]] == ["photos/cat/2.png", "photos/dog/2.png"]
     assert all(one["why"] for one in found["errors"])
@@ -334,7 +334,7 @@ def test_what_cannot_be_done(name, capsys, trained):
 def test_a_report_that_cannot_be_written(capsys, trained):
     Path("file").write_text("x")
     _, err = printed(capsys, "evaluate", str(trained.folder), "--report", "file/x.html", code=2)
-    assert "cannot write the report" in err
+    assert "cannot write" in err
     assert "file/x.html" in err
     assert len(err[err.index("error: ") :].splitlines()) <= 5
 

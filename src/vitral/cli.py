@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 
+from vitral.console import stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, VitralError, unknown
 
 
@@ -95,7 +95,7 @@ def evaluate(
     from vitral.recipes.evaluation import evaluate_pictures
     from vitral.training.progress import counting
 
-    with counting(_stderr(), "reading", 0) as progress:
+    with counting(stderr(), "reading", 0) as progress:
         found = evaluate_pictures(
             run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
             progress=progress,
@@ -103,8 +103,8 @@ def evaluate(
     if format == "json":
         _print_json({"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()})
     else:
-        _say(f"{run} on the {found.split} pictures of {found.source}")
-        found.evaluation.print_table(_stdout())
+        print(f"{run} on the {found.split} pictures of {found.source}")
+        found.evaluation.print_table(stdout())
     if report:
         found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
         _say(f"Report   {report}")
@@ -145,7 +145,7 @@ def predict(
             {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
         )
     if failures:
-        _say(f"{len(failures)} of {len(paths)} pictures could not be read")
+        _say(f"{len(failures)} of {len(paths)} could not be read")
     return 1 if failures else 0
 
 
@@ -176,7 +176,7 @@ def summary(
     if format == "json":
         _print_json(found.to_json())
     else:
-        found.print_table(_stdout(), full=full)
+        found.print_table(stdout(), full=full)
     return 0
 
 
@@ -188,15 +188,13 @@ def models(*, format: Format = "text") -> int:
     if format == "json":
         _print_json(entries)
         return 0
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    found = table()
     for name in ("name", "width", "layers", "heads", "MLP", "parameters", "note"):
-        table.add_column(name, justify="left" if name in ("name", "note") else "right", no_wrap=name != "note")
+        found.add_column(name, justify="left" if name in ("name", "note") else "right", no_wrap=name != "note")
     for entry in entries:
         sizes = (f"{entry[k]:,}" for k in ("dim", "depth", "heads", "mlp_dim", "parameters"))
-        table.add_row(entry["name"], *sizes, entry["note"])
-    _stdout().print(table)
+        found.add_row(entry["name"], *sizes, entry["note"])
+    stdout().print(found)
     _say("\nAny patch size goes with any size: S/4, B/32, Ti/16x8. Layers of one: vitral summary S/16")
     return 0
 
@@ -216,7 +214,7 @@ def data_check(
     if format == "json":
         _print_json(found.to_json())
     else:
-        found.print_table(_stdout())
+        found.print_table(stdout())
     return 0 if found.is_sound else 1
 
 
@@ -402,14 +400,6 @@ def _program() -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _stdout() -> Console:
-    return Console()
-
-
-def _stderr() -> Console:
-    return Console(stderr=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vitral.errors import RunError
+from vitral.errors import TrainingError
 from vitral.evaluation import measure
 from vitral.evaluation.report import (
     Mistake,
@@ -343,8 +343,8 @@ def test_writing_replaces_whole_or_not_at_all(tmp_path: Path):
     write_report(path, ReportContent("second"))
     assert "second" in path.read_text("utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(RunError, match="cannot write the report"):
-        write_report(tmp_path / "missing" / "report.html", ReportContent("x"))
+    with pytest.raises(TrainingError, match="cannot write"):
+        write_report(path / "below-a-file" / "report.html", ReportContent("x"))
 
 
 def test_values_as_people_read_them():

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from vitral.console import stderr, table
 from vitral.data.dataset import DataSet, Split, natural, some
 from vitral.data.intake import probe, read_image
 from vitral.errors import DataError, ImageError, UsageError
@@ -182,7 +183,7 @@ class DataCheck:
         """Counts, sizes and findings for people."""
         console.print(Text(f"{self.source}: {self.images:,} pictures, {len(self.classes):,} classes", style="bold"))
         console.print(self._counts_table(most_classes))
-        facts = Table.grid(padding=(0, 2))
+        facts = table(header=False)
         if self.sizes:
             low, middle, high = zip(self.sizes.height, self.sizes.width, strict=True)
             common = ", ".join(f"{h} × {w} ({n:,})" for h, w, n in self.sizes.most_common)
@@ -196,18 +197,17 @@ class DataCheck:
         console.print(facts)
 
     def _counts_table(self, most_classes: int) -> Table:
-        table = Table()
-        table.add_column("class", overflow="fold")
+        rows = table()
+        rows.add_column("class", overflow="fold")
         for split in self.counts:
-            table.add_column(split, justify="right")
-        rows = list(zip(self.classes, *self.counts.values(), strict=True))
-        for name, *numbers in rows[:most_classes]:
-            table.add_row(Text(name), *(f"{n:,}" for n in numbers))
-        if rest := rows[most_classes:]:
-            table.add_row(f"… {len(rest):,} more", *(f"{sum(n):,}" for n in list(zip(*rest, strict=True))[1:]))
-        table.add_section()
-        table.add_row("all", *(f"{sum(counts):,}" for counts in self.counts.values()))
-        return table
+            rows.add_column(split, justify="right")
+        lines = list(zip(self.classes, *self.counts.values(), strict=True))
+        for name, *numbers in lines[:most_classes]:
+            rows.add_row(Text(name), *(f"{n:,}" for n in numbers))
+        if rest := lines[most_classes:]:
+            rows.add_row(f"… {len(rest):,} more", *(f"{sum(n):,}" for n in list(zip(*rest, strict=True))[1:]))
+        rows.add_row("all", *(f"{sum(counts):,}" for counts in self.counts.values()))
+        return rows
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -330,7 +330,7 @@ def _bar(progress: OnProgress | None) -> Iterator[OnProgress]:
         yield lambda done, total: None
         return
     columns = (TextColumn("reading pictures"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=stderr(), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -99,8 +99,27 @@ class DataSet:
         return self.splits[split]
 
 
+class LazyNames(Sequence[str]):
+    """Names that are made when they are asked for: millions of them need not be held as strings."""
+
+    def name(self, i: int) -> str:
+        """One name."""
+        raise NotImplementedError
+
+    def part(self, which: slice) -> Sequence[str]:
+        """Some of the names, lazy too."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[str]: ...
+    def __getitem__(self, i: int | slice) -> str | Sequence[str]:
+        return self.part(i) if isinstance(i, slice) else self.name(i)
+
+
 @dataclass(frozen=True, eq=False)
-class _PickedNames(Sequence[str]):
+class _PickedNames(LazyNames):
     """Some of the names in another order, without a copy of the strings."""
 
     base: Sequence[str]
@@ -113,14 +132,11 @@ class _PickedNames(Sequence[str]):
     def __len__(self) -> int:
         return len(self.order)
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[str]: ...
-    def __getitem__(self, i: int | slice) -> str | Sequence[str]:
-        if isinstance(i, slice):
-            return _PickedNames(self.base, self.order[i])
+    def name(self, i: int) -> str:
         return self.base[int(self.order[i])]
+
+    def part(self, which: slice) -> Sequence[str]:
+        return _PickedNames(self.base, self.order[which])
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Protocol, cast, overload
+from typing import IO, Protocol, cast
 
 import numpy as np
 
-from vitral.data.dataset import DataSet, Fetch, Split, in_order, index_labels, shown, some
+from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, in_order, index_labels, shown, some
 from vitral.data.intake import EXTENSIONS, MAX_BYTES
 from vitral.errors import DataError
 
@@ -117,7 +117,7 @@ def labelled(
 
 
 @dataclass(frozen=True)
-class Names(Sequence[str]):
+class Names(LazyNames):
     """The names of files below one place, joined only when asked for."""
 
     prefix: str
@@ -126,15 +126,12 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[str]: ...
-    def __getitem__(self, i: int | slice) -> str | Sequence[str]:
-        if isinstance(i, slice):
-            return Names(self.prefix, self.paths[i])
+    def name(self, i: int) -> str:
         path = self.paths[i]
         return shown(path if path.startswith("/") else self.prefix + path)
+
+    def part(self, which: slice) -> Sequence[str]:
+        return Names(self.prefix, self.paths[which])
 
 
 # ---------------------------------------------------------------- folder

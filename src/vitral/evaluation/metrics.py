@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitral.console import table
 from vitral.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
@@ -274,30 +275,30 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
 
 def _headline(evaluation: Evaluation) -> Table:
     low, high = evaluation.accuracy_interval
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    rows = table(header=False)
+    rows.add_column(style="bold")
+    rows.add_column(justify="right")
+    rows.add_column(style="dim")
     interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.images:,} pictures"
-    table.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
+    rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
     if evaluation.top5 is not None:
-        table.add_row("top-5", f"{evaluation.top5:.2%}", "")
-    table.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
-    table.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
-    table.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    table.add_row("calibration", f"{evaluation.ece:.2%}", "mean distance between confidence and accuracy (ECE)")
-    return table
+        rows.add_row("top-5", f"{evaluation.top5:.2%}", "")
+    rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
+    rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
+    rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
+    rows.add_row("calibration", f"{evaluation.ece:.2%}", "mean distance between confidence and accuracy (ECE)")
+    return rows
 
 
 def _class_table(scores: Sequence[ClassScore], title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("class")
+    rows = table(title)
+    rows.add_column("class")
     for heading in ("pictures", "precision", "recall", "F1"):
-        table.add_column(heading, justify="right")
-    table.add_column("most often taken for")
+        rows.add_column(heading, justify="right")
+    rows.add_column("most often taken for")
     for score in scores:
         confused = f"{score.most_confused_with} ({score.times}×)" if score.most_confused_with is not None else "—"
-        table.add_row(
+        rows.add_row(
             _plain(score.name),
             f"{score.images:,}",
             f"{score.precision:.1%}",
@@ -305,7 +306,7 @@ def _class_table(scores: Sequence[ClassScore], title: str) -> Table:
             f"{score.f1:.1%}",
             _plain(confused),
         )
-    return table
+    return rows
 
 
 def _plain(text: str, style: str = "") -> Text:

@@ -6,7 +6,6 @@ fills `report.html.jinja`. Every part is conditional: what is not known is left 
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitral.errors import RunError
 from vitral.evaluation import figures
 from vitral.evaluation.metrics import ClassScore, Evaluation
+from vitral.weights.files import write_text
 
 GALLERY_PICTURES = 24
 CLASS_PICTURES = 48
@@ -90,19 +89,10 @@ class ReportContent:
 
 
 def write_report(path: Path, content: ReportContent) -> None:
-    """Write the page; `path` holds either the old page or the whole new one, never a part. RunError if it cannot."""
+    """Write the page; `path` holds either the old page or the whole new one, never a part."""
     path = Path(path)
     # File names may hold bytes that are no text (surrogates); a page that cannot be written would help nobody.
-    page = render(content, run=str(path.parent)).encode("utf-8", errors="replace")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            part.write_bytes(page)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError("cannot write the report", where=path, why=error.strerror or str(error)) from error
+    write_text(path, render(content, run=str(path.parent)).encode("utf-8", errors="replace").decode())
 
 
 def render(content: ReportContent, run: str) -> str:

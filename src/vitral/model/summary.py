@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitral.console import stdout, table
 from vitral.errors import UsageError
 from vitral.model.variants import config as config_of
 from vitral.model.vit import ViT, ViTConfig
@@ -99,7 +99,7 @@ class Summary:
 
     def print_table(self, console: Console | None = None, *, full: bool = False) -> None:
         """Print the table for people; blocks that are alike become one, unless `full`."""
-        console = console or Console()
+        console = console or stdout()
         console.print(f"[bold]{escape(self.model)}[/]  {self.parameters:,} parameters", highlight=False)
         console.print(_table(self, full=full))
         if any(repeats for _, repeats in _units(self.layers, full=full)):
@@ -272,12 +272,12 @@ def _row(name: str, item: nn.Module | nn.Parameter, output: Tensor | None, flops
 
 
 def _table(summary: Summary, *, full: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("layer", no_wrap=True)
-    table.add_column("type", style="dim")
-    table.add_column("output shape", style="dim", no_wrap=True)
+    rows = table()
+    rows.add_column("layer", no_wrap=True)
+    rows.add_column("type", style="dim")
+    rows.add_column("output shape", style="dim", no_wrap=True)
     for number in ("parameters", "FLOPs") if not summary.frozen else ("parameters", "trainable", "FLOPs"):
-        table.add_column(number, justify="right", no_wrap=True)
+        rows.add_column(number, justify="right", no_wrap=True)
     parents = {layer.name: None for layer in summary.layers}
     for unit, repeats in _units(summary.layers, full=full):
         for layer in unit:
@@ -296,8 +296,8 @@ def _table(summary: Summary, *, full: bool) -> Table:
             if not summary.frozen:
                 del shown[1]
             shape = str(layer.output_shape) if layer.output_shape else "not used"
-            table.add_row(escape(label), escape(layer.type), shape, *shown, style="bold" if folded else None)
-    return table
+            rows.add_row(escape(label), escape(layer.type), shape, *shown, style="bold" if folded else None)
+    return rows
 
 
 class _Repeats(NamedTuple):

@@ -13,7 +13,7 @@ from vitral.data import load as load_data
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches, Progress
 from vitral.device import choose
-from vitral.errors import DataError, RunError, UsageError, unknown
+from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
@@ -43,10 +43,6 @@ class Evaluated:
             title=f"{self.predictor.source} on {self.source}", command=command, evaluation=self.evaluation,
             evaluated_on=self.split, mistakes=mistakes, layers=summarize(self.predictor.model).to_json()["layers"],
         )  # fmt: skip
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError("cannot write the report", where=path, why=error.strerror or str(error)) from error
         write_report(path, content)
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from vitral.console import stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import keep_freed_memory, seed_everything
@@ -70,7 +71,7 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = str(data)
-    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)  # file names are no markup
+    console = stderr(quiet=quiet)
     return _resume(given, console) if resume else _start(given, console, overwrite)
 
 
@@ -86,7 +87,7 @@ def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedR
 def _make_way(folder: RunFolder, overwrite: bool) -> None:
     if not overwrite:
         free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
-        hint = f"--resume to go on with it, --out {free} for another, or --overwrite"
+        hint = f"--resume, --out {free} or --overwrite (in Python resume=True, out=…, overwrite=True)"
         raise RunError("the run folder exists already", where=folder.path, hint=hint)
     if not folder.is_run():
         why = "it is no run folder, and is not ours to replace"

@@ -28,6 +28,8 @@ class Facts:
     """1 where every sampled picture is grey, else 3."""
     imbalance: float
     """Largest class : smallest class."""
+    sampled: int = 0
+    """How many pictures were opened to find sizes and channels."""
 
 
 def facts(dataset: DataSet) -> Facts:
@@ -55,4 +57,5 @@ def facts(dataset: DataSet) -> Facts:
         uniform=len(set(sizes)) == 1,
         channels=1 if set(channels) == {1} else 3,
         imbalance=float(counts.max() / max(counts[counts > 0].min(), 1)),
+        sampled=len(sizes),
     )

@@ -33,7 +33,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
         crop=shape.crop, crop_area=0.3, flip=colour, augment="trivialaugment" if long else "none", ema=0.998,
     )  # fmt: skip
     height, width = facts.size
-    same = "" if facts.uniform else " (median)"
+    same = "" if facts.uniform else f" (median of {facts.sampled} looked at)"
     choices = (
         Choice("image size", "×".join(map(str, shape.image_size)), f"pictures are {height}×{width}{same}"),
         Choice(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor
 
+from vitral.console import table
 from vitral.training.loop import Epoch, Listener
 from vitral.training.run import Plan
 
@@ -41,6 +42,7 @@ class ConsoleListener(Listener):
         self.bar = progress_bar(console)
         self.task = self.bar.add_task("", total=1, note="")
         self.read = 0.0
+        self.took: list[float] = []  # seconds of each epoch in this process
 
     def __enter__(self) -> ConsoleListener:
         self.bar.start()
@@ -70,14 +72,24 @@ class ConsoleListener(Listener):
         if "val_loss" in line:
             parts += [f"val loss {line['val_loss']:.4f}", f"val accuracy {line['val_accuracy']:.2%}"]
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
-        self.console.print("  ".join(parts) + ("  *" if best else ""), highlight=False, soft_wrap=True)
+        self.took.append(line["seconds"])
+        if left := self.epochs - line["epoch"]:
+            parts.append(f"{_duration(left * median(self.took))} left")
+        self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a person says them: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def print_plan(console: Console, plan: Plan) -> None:
     """Each choice with its reason."""
-    table = Table(title="Plan", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    rows = table("Plan")
     for column in ("choice", "value", "why"):
-        table.add_column(column, overflow="fold")
+        rows.add_column(column, overflow="fold")
     for choice in plan.choices:
-        table.add_row(choice.name, choice.value, choice.reason)
-    console.print(table)
+        rows.add_row(choice.name, choice.value, choice.reason)
+    console.print(rows)

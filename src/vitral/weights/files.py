@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         # safetensors reports a full disk as an error of its own kind
-        hint = f"make room there; what was saved before in {path.parent} is untouched"
+        hint = f"make room, or check that you may write there; what was in {path.parent} before is untouched"
         raise TrainingError("cannot write", where=path, why=str(error), hint=hint) from error
     finally:
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -65,7 +66,9 @@ def _refusal(data: str) -> VitralError:
         while not parent.exists():
             parent = parent.parent
         inside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
-        why = f"'{parent}' holds {some(inside, 6)}" if inside else f"'{parent}' is empty"
+        missing = Path(data).relative_to(parent).parts[0]
+        near = difflib.get_close_matches(missing, inside, n=3) or inside
+        why = f"'{parent}' holds {some(near, 6)}" if inside else f"'{parent}' is empty"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", *named.NAMED)
     return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")
