@@ -60,6 +60,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         save_file(plain, temporary, metadata={"vitral": json.dumps(header)})
 
 
+def write_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Replace a file of tensors that other programs read, atomically."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})})
+
+
 def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of what `write_tensors` wrote; `WeightsError` for a damaged file or one of another kind."""
     if not path.is_file():

@@ -1,0 +1,81 @@
+"""Weights for another image size, patch, channel count or set of classes: what is resized, and by which rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral.errors import UsageError
+from vitral.model import ViTConfig
+from vitral.weights.resize import change_channels, resize_patches, resize_positions
+
+Told = dict[str, str]
+"""Parameter → what was done to it, or why it is new."""
+
+
+def adapt(
+    state: Mapping[str, Tensor], config: ViTConfig, changes: Mapping[str, Any], *, scheme: str, new_head: bool
+) -> tuple[dict[str, Tensor], ViTConfig, Told, Told]:
+    """Tensors and configuration with `changes` (image_size, patch_size, channels, classes); also what was resized and
+    which parameters are new. `scheme` is how positions are resized (`vitral.weights.resize.SCHEMES`).
+
+    Raises `UsageError` for another number of classes without `new_head`: a head for other classes must be asked for.
+    """
+    target = dataclasses.replace(config, **changes)
+    found, resized, fresh = dict(state), Told(), Told()
+    for step in (_patches, _channels):
+        step(found, config, target, resized)
+    if "pos_embed" in found and target.grid != config.grid:
+        found["pos_embed"] = resize_positions(
+            found["pos_embed"], config.grid, target.grid, prefix=config.placed, scheme=scheme
+        )
+        resized["pos_embed"] = f"{_by(config.grid)} to {_by(target.grid)} positions, {scheme}"
+    if new_head:
+        _new_head(found, config, target, fresh)
+    elif target.classes != config.classes:
+        what = f"the weights have {config.classes or 'no'} classes, {target.classes} are asked for"
+        raise UsageError(what, hint="--new-head makes a fresh head (in Python new_head=True)")
+    return found, target, resized, fresh
+
+
+def _patches(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told) -> None:
+    if target.patch == config.patch:
+        return
+    kernel = found["patch_embed.proj.weight"]
+    stride = config.patch[0] // kernel.shape[2]  # a hybrid's kernel is on features, not pixels
+    size = target.patch[0] // stride, target.patch[1] // stride
+    found["patch_embed.proj.weight"] = resize_patches(kernel, size)
+    told["patch_embed.proj.weight"] = f"patches of {_by(config.patch)} to {_by(target.patch)} pixels, pseudo-inverse"
+
+
+def _channels(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told) -> None:
+    if target.channels == config.channels:
+        return
+    name = next(
+        name for name in ("patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight") if name in found
+    )
+    found[name] = change_channels(found[name], target.channels)
+    before = f"{told[name]}; " if name in told else ""
+    told[name] = f"{before}{config.channels} to {target.channels} channels"
+
+
+def _new_head(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, fresh: Told) -> None:
+    """A head of zeros, as the paper fine-tunes (§3.2); the pre-logits layer goes, as there."""
+    del_names = [name for name in found if name.startswith(("head.", "head_dist."))]
+    for name in del_names:
+        del found[name]
+    if not target.classes:
+        return
+    for head in ("head", "head_dist")[: 1 + target.dist_token]:
+        found[f"{head}.weight"] = torch.zeros(target.classes, target.features)
+        found[f"{head}.bias"] = torch.zeros(target.classes)
+        why = f"a head for {target.classes} classes, zero as at fine-tuning (§3.2)"
+        fresh |= {f"{head}.weight": why, f"{head}.bias": why}
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}×{size[1]}"

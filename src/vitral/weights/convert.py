@@ -1,0 +1,52 @@
+"""Our weights out again: into the files that another library opens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vitral.errors import UsageError, WeightsError, unknown
+from vitral.model import ViTConfig
+from vitral.model.position import POSITIONS
+from vitral.weights import native
+from vitral.weights.formats import FORMATS
+from vitral.weights.native import Weights
+
+TARGETS = ("native", *(name for name, one in FORMATS.items() if one.write is not None))
+"""Formats that can be written."""
+
+
+def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
+    """Write `weights` for the program that `to` names; gives the files.
+
+    Raises `UsageError` for an unknown format and `WeightsError` where that program has no such network, with the reason.
+    """
+    if to not in TARGETS:
+        raise unknown("format to write", to, TARGETS)
+    path = Path(target)
+    if path.exists() and (path.is_file() or any(path.iterdir())):
+        raise UsageError("the target exists already", where=path, hint="another target, or remove it")
+    if to == "native":
+        path = path if path.suffix else path / "model.safetensors"
+        native.save(path, weights)
+        return [path]
+    writer = FORMATS[to].write
+    if writer is None:
+        raise WeightsError(f"{to} cannot be written")
+    return writer(materialised(weights), path)
+
+
+def materialised(weights: Weights) -> Weights:
+    """The same network with computed positions as a learned table: other programs compute them differently or not."""
+    config = weights.config
+    if not isinstance(config, ViTConfig) or config.position != "sincos":
+        return weights
+    table = POSITIONS["sincos"].table(config.grid, config.dim)
+    if table is None:
+        return weights
+    prefix = torch.zeros(int(config.cls_token) + int(config.dist_token), config.dim)
+    learned = dataclasses.replace(config, position="learned", cls_position=True)
+    return dataclasses.replace(weights, config=learned, state={**weights.state, "pos_embed": torch.cat([prefix, table])[None]})

@@ -1,0 +1,44 @@
+"""The formats of published weights, one file for each family, one line for each in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vitral.errors import WeightsError
+from vitral.weights.formats.format import Format
+from vitral.weights.formats.timm import FORMATS as TIMM_FORMATS
+from vitral.weights.formats.torchvision import TORCHVISION
+
+FORMATS: Mapping[str, Format] = {
+    **TIMM_FORMATS,
+    "torchvision": TORCHVISION,
+}
+"""Name → format. A file is of the one format whose declared names its whole set of keys fits."""
+
+
+def detect(tensors: Mapping[str, Tensor], where: object) -> Format:
+    """The format of a file with these tensors; `WeightsError` where none or more than one fits, with the nearest one
+    and what differs from it.
+    """
+    problems = {one.name: one.problems(one.canonical(dict(tensors))) for one in FORMATS.values()}
+    fitting = [one for one in FORMATS.values() if not any(problems[one.name])]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        why = f"its names fit {', '.join(one.name for one in fitting)}"
+        raise WeightsError("cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0].name}")
+    nearest = min(FORMATS.values(), key=lambda one: sum(map(len, problems[one.name])))
+    strange, missing = problems[nearest.name]
+    told = [f"{_few(strange)} not in it"] * bool(strange) + [f"{_few(missing)} missing"] * bool(missing)
+    raise WeightsError(
+        "weights of no format that vitral knows",
+        where=where,
+        why=f"nearest is {nearest.name}: {'; '.join(told)}",
+        hint=f"formats: {', '.join(FORMATS)}",
+    )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

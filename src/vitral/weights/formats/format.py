@@ -1,0 +1,97 @@
+"""What a format of published weights is: names, arithmetic, preprocessing; all of it data or short functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import WeightsError
+from vitral.model import ViTConfig
+from vitral.weights.keymap import Facts, KeyMap, Rule, fits, numbered
+from vitral.weights.native import Weights
+from vitral.weights.source import Source
+
+
+def _unchanged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors
+
+
+def _nothing(source: Source) -> Facts:
+    return {}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which weights lie in a file.
+
+    Its declared names are those of `rules` and `ignored`; a file is of this format where every one of its tensors has a
+    declared name and each of `required` is there.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    required: tuple[str, ...]
+    """Names (`{i}` a number, `*` anything) that tell this format from the others."""
+    scheme: str
+    """How weights from here are resized to another grid: a name in `vitral.weights.resize.SCHEMES`."""
+    preprocessing: Callable[[Source, ViTConfig], tuple[Preprocessing, str]]
+    """What the weights expect of a picture, and where that is known from."""
+    facts: Callable[[Source], Facts] = _nothing
+    """Fields of the configuration that the file or its companions tell; the shapes tell the rest."""
+    classes: Callable[[Source, int], tuple[str, ...] | None] = lambda source, count: None
+    """Class names, where the file has them."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors that are left out → why."""
+    canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] = _unchanged
+    """Older or packed spellings of the same names, made into those of the rules."""
+    fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Fields of the configuration → the values that this format's own program can compute; others cannot be written."""
+    write: Callable[[Weights, Path], Sequence[Path]] | None = None
+    """Write a file or folder that the format's own program opens; gives what was written."""
+
+    @cached_property
+    def keymap(self) -> KeyMap:
+        """The rules, looked up fast."""
+        return KeyMap(self.rules)
+
+    def problems(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Tensors that this format does not have, and required ones that are missing."""
+        names = list(names)
+        strange = [n for n in names if not self.keymap.knows(n) and fits(self.ignored, n) is None]
+        missing = [want for want in self.required if not any(fits((want,), name) for name in names)]
+        return strange, missing
+
+
+def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
+    """Our weights under the names and in the layout of `kind`.
+
+    `WeightsError` for a network that the format's own program could not compute, with the reason.
+    """
+    config = weights.config
+    for name, values in kind.fixed.items():
+        value = getattr(config, name, None)
+        if value not in values:
+            why = f"{name.replace('_', ' ')} is {value}; there it is {' or '.join(map(str, values))}"
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
+    found: dict[str, Tensor] = {}
+    for ours, tensor in weights.state.items():
+        match = kind.keymap.writing(ours)
+        if match is None:
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=f"it has no place for '{ours}'")
+        try:
+            parts = match.form.write(tensor, getattr(config, "heads", 1))
+        except ValueError as error:
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=f"'{ours}': {error}") from None
+        found |= dict(zip(match.theirs, parts, strict=True))
+    return found
+
+
+def depth_of(names: Iterable[str], before: str) -> int:
+    """How many numbered blocks there are."""
+    return max(numbered(names, before), default=-1) + 1

@@ -1,0 +1,75 @@
+"""torchvision's ViTs (`torchvision/models/vision_transformer.py`), with the older names of its MLP too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.model import ViTConfig
+from vitral.weights import labels
+from vitral.weights.files import write_plain
+from vitral.weights.formats.format import Format, translated
+from vitral.weights.keymap import Rule, same
+from vitral.weights.native import Weights
+from vitral.weights.preprocessing import DEFAULTS
+from vitral.weights.source import Source
+
+_BLOCK = "encoder.layers.encoder_layer_{i}"
+
+RULES: tuple[Rule, ...] = (
+    *same({"cls_token": "class_token", "pos_embed": "encoder.pos_embedding", "patch_embed.proj.*": "conv_proj.*"}),
+    *same(
+        {
+            "blocks.{i}.norm1.*": f"{_BLOCK}.ln_1.*",
+            "blocks.{i}.attn.proj.*": f"{_BLOCK}.self_attention.out_proj.*",
+            "blocks.{i}.norm2.*": f"{_BLOCK}.ln_2.*",
+            "blocks.{i}.mlp.fc1.*": f"{_BLOCK}.mlp.0.*",
+            "blocks.{i}.mlp.fc2.*": f"{_BLOCK}.mlp.3.*",
+        }
+    ),
+    Rule("blocks.{i}.attn.qkv.weight", (f"{_BLOCK}.self_attention.in_proj_weight",)),
+    Rule("blocks.{i}.attn.qkv.bias", (f"{_BLOCK}.self_attention.in_proj_bias",)),
+    *same({"norm.*": "encoder.ln.*", "pre_logits.*": "heads.pre_logits.*", "head.*": "heads.head.*"}),
+    # before torchvision 0.12
+    *same({f"blocks.{{i}}.mlp.fc{n}.*": f"{_BLOCK}.mlp.linear_{n}.*" for n in (1, 2)}),
+)
+
+
+def _preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
+    # L/16 was trained and is evaluated with a smaller border than the others; larger pictures are SWAG's
+    family = "torchvision-swag" if max(config.image) > 224 else "torchvision"
+    if (config.dim, config.patch) == (1024, (16, 16)) and family == "torchvision":
+        family = "torchvision-l16"
+    return DEFAULTS[family](config.image), "torchvision's own transforms for this network"
+
+
+def _classes(source: Source, count: int) -> tuple[str, ...] | None:
+    return labels.default(count)
+
+
+def _write(weights: Weights, path: Path) -> Sequence[Path]:
+    """A safetensors file for `model.load_state_dict(safetensors.torch.load_file(path))`."""
+    tensors: dict[str, Tensor] = translated(TORCHVISION, weights)
+    file = path if path.suffix else path / "model.safetensors"
+    write_plain(file, tensors)
+    return [file]
+
+
+TORCHVISION = Format(
+    name="torchvision",
+    rules=RULES,
+    required=("class_token", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_weight"),
+    scheme="bicubic-corners",
+    preprocessing=_preprocessing,
+    classes=_classes,
+    fixed={
+        "pool": ("cls",), "position": ("learned",), "cls_position": (True,), "norm": ("pre",), "norm_eps": (1e-6,),
+        "final_norm": ("tokens",), "activation": ("gelu",), "attention_scale": ("head",), "logits_tanh": (False,),
+        "channels": (3,), "layer_scale": (None,), "qk_norm": (False,), "registers": (0,), "dist_token": (False,),
+        "qkv_bias": (True,), "proj_bias": (True,), "stem": (None,),
+    },
+    write=_write,
+)  # fmt: skip

@@ -1,0 +1,192 @@
+"""Any published weights in: from a path or a hub's name to our own weights and the account of every tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import UsageError, WeightsError, unknown
+from vitral.model import ViTConfig, network
+from vitral.weights import hub, labels, native
+from vitral.weights.account import Account, Line
+from vitral.weights.adapt import adapt
+from vitral.weights.formats import FORMATS, detect
+from vitral.weights.formats.format import Format
+from vitral.weights.infer import infer
+from vitral.weights.native import Weights
+from vitral.weights.resize import SCHEMES
+from vitral.weights.source import Source, non_finite, open_source
+
+CHANGES = ("image_size", "patch_size", "channels", "classes")
+"""Fields of the configuration that weights can be made to fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Weights of ours and where each of them came from."""
+
+    weights: Weights
+    account: Account
+    format: str
+
+
+def read(
+    reference: str | Path,
+    *,
+    format: str | None = None,
+    heads: int | None = None,
+    scheme: str | None = None,
+    new_head: bool = False,
+    **changes: Any,
+) -> Loaded:
+    """Read weights of any known format.
+
+    `reference` is a file, a folder as hubs keep them, `timm:NAME` or `hf:ORG/NAME`. `changes` are `image_size`,
+    `patch_size`, `channels` and `classes` that the network should have instead; positions are resized by `scheme`, by
+    default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
+
+    Raises `WeightsError` for what is damaged, foreign or does not fit, and `UsageError` for another number of classes
+    unless `new_head` asks for it.
+    """
+    if bad := [name for name in changes if name not in CHANGES]:
+        raise unknown("change of weights", bad[0], CHANGES)
+    wanted = {name: value for name, value in changes.items() if value is not None}
+    path, notes = Path(reference), []
+    if hub.is_reference(str(reference)):
+        fetched = hub.resolve(str(reference))
+        path = fetched.path
+        notes.append(f"fetched {fetched.reference} at revision {fetched.revision}")
+    source = open_source(path)
+    source = dataclasses.replace(source, where=str(reference))
+    if "vitral" in source.metadata:
+        kind, weights, account = "native", *_native(path, source)
+    else:
+        kind, weights, account = _foreign(source, format, heads)
+    own_scheme = FORMATS[kind].scheme if kind in FORMATS else "bilinear-corners"
+    weights = _fit(weights, account, wanted, scheme or own_scheme, new_head)
+    account.notes[:0] = [*notes, *source.notes]
+    if bad := non_finite(source.tensors):
+        account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
+    return Loaded(weights, account, kind)
+
+
+def _native(path: Path, source: Source) -> tuple[Weights, Account]:
+    weights = native.read(path)
+    lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
+    return weights, Account(source.where, "vitral's own", lines)
+
+
+def _foreign(source: Source, format: str | None, heads: int | None) -> tuple[str, Weights, Account]:
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    kind = FORMATS[format] if format else detect(source.tensors, source.where)
+    state, account = _translate(kind, source)
+    facts = kind.facts(source) | ({"heads": heads} if heads else {})
+    config = infer(state, facts, source.where)
+    _check(state, config, account, source.where)
+    preprocessing, known_from = kind.preprocessing(source, config)
+    account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")
+    preprocessing = _prepared(preprocessing, config)
+    names = kind.classes(source, config.classes)
+    if names is None or len(names) != config.classes:
+        names = labels.default(config.classes)
+    trained = {"origin": source.where, "format": kind.name}
+    return kind.name, Weights(config, state, preprocessing, names, trained), account
+
+
+def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account]:
+    """Tensors under our names, and what became of each of theirs."""
+    theirs = kind.canonical(dict(source.tensors))
+    account = Account(source.where, kind.name)
+    state: dict[str, Tensor] = {}
+    used: dict[str, Line] = {}
+    for match in kind.keymap.reading(theirs):
+        try:
+            state[match.ours] = match.form.read([theirs[name] for name in match.theirs])
+        except (RuntimeError, IndexError, ValueError) as error:
+            shapes = ", ".join(f"{name} {tuple(theirs[name].shape)}" for name in match.theirs)
+            raise WeightsError("tensors that do not go together", where=source.where, why=f"{shapes}: {error}") from None
+        for name in match.theirs:
+            fate = "transformed" if match.form.told else "loaded"
+            used[name] = Line(name, tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
+    for name, tensor in theirs.items():
+        why = next((why for pattern, why in kind.ignored.items() if _fits(pattern, name)), None)
+        if name not in used and why is None:
+            raise WeightsError(
+                f"no place for tensor '{name}' {tuple(tensor.shape)}",
+                where=source.where,
+                why=f"its companions of {kind.name} are not there",
+            )
+        account.lines.append(used.get(name) or Line(name, tuple(tensor.shape), "left out", None, why or ""))
+    return state, account
+
+
+def _fits(pattern: str, name: str) -> bool:
+    from vitral.weights.keymap import fits
+
+    return fits((pattern,), name) is not None
+
+
+def _check(state: Mapping[str, Tensor], config: ViTConfig, account: Account, where: str) -> None:
+    """Every parameter of ours got its tensor, of the right shape."""
+    with torch.device("meta"):
+        own = network(config).state_dict()
+    missing = [name for name in own if name not in state]
+    left = [name for name in state if name not in own]
+    wrong = [
+        f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if missing or left or wrong:
+        told = [f"{n} is missing" for n in missing] + [f"{n} has no place" for n in left] + wrong
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        why = "; ".join(told[:3]) + more
+        raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
+
+
+def _fit(weights: Weights, account: Account, wanted: Mapping[str, Any], scheme: str, new_head: bool) -> Weights:
+    """The weights for what is wanted of them; the account learns what that took."""
+    if scheme not in SCHEMES:
+        raise unknown("scheme of resizing", scheme, SCHEMES)
+    if not wanted and not new_head:
+        return weights
+    if not isinstance(weights.config, ViTConfig):
+        raise UsageError("only a ViT's weights are made to fit another size", where=account.source)
+    state, config, resized, fresh = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
+    account.lines = [
+        dataclasses.replace(line, fate="resized", note=resized[line.ours])
+        if line.ours in resized
+        else dataclasses.replace(line, fate="left out", ours=None, note="its head is for other classes")
+        if line.ours in fresh
+        else line
+        for line in account.lines
+    ]
+    account.fresh |= fresh
+    classes = labels.default(config.classes) if new_head else weights.classes
+    preprocessing = _prepared(weights.preprocessing, config)
+    return Weights(config, state, preprocessing, classes, weights.trained)
+
+
+def _prepared(preprocessing: Preprocessing, config: ViTConfig) -> Preprocessing:
+    """The same preparation of pictures at the network's size and channels."""
+    if preprocessing.channels == config.channels:
+        return dataclasses.replace(preprocessing, image_size=config.image)
+    mean, std = (sum(values) / len(values) for values in (preprocessing.mean, preprocessing.std))
+    return dataclasses.replace(
+        preprocessing, image_size=config.image, channels=config.channels,
+        mean=(mean,) * config.channels, std=(std,) * config.channels,
+    )  # fmt: skip
+
+
+def _told(preprocessing: Preprocessing) -> str:
+    height, width = preprocessing.image_size
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    return f"{height}×{width}, {preprocessing.resize}, mean {mean}, std {std}"
