@@ -87,11 +87,23 @@ def evaluate(
     data_root: Annotated[str, _help("where named sets are looked for")] = "data",
     bad_images: Annotated[Literal["error", "skip"], _help("unreadable pictures: stop, or leave them out")] = "error",
     report: Annotated[str | None, _help("also write a page with confusion matrix and mistakes to this file")] = None,
+    few_shot: Annotated[
+        str | None, _help("instead of the head: least squares on the features of 1,5,10,25 pictures a class")
+    ] = None,
+    knn: Annotated[int | None, _help("instead of the head: nearest neighbours on the features; 20 is usual")] = None,
+    cache: Annotated[str | None, _help("where features are kept; else in the user's cache")] = None,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16 or fp32")] = "auto",
     format: Format = "text",
 ) -> int:
     """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
+    if few_shot is not None or knn is not None:
+        if report:
+            raise UsageError("--report shows what the head says; --few-shot and --knn do not use it")
+        options = {"split": split, "data_root": data_root, "bad_images": bad_images, "cache": cache}
+        return _evaluate_features(run, data, few_shot, knn, format, device=device, precision=precision, **options)
+    if cache:
+        raise UsageError("--cache is where features are kept", hint="--few-shot 1,5,10,25 or --knn 20 make some")
     from vitral.recipes.evaluation import evaluate_pictures
     from vitral.training.progress import counting
 
@@ -108,6 +120,30 @@ def evaluate(
     if report:
         found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
         _say(f"Report   {report}")
+    return 0
+
+
+def _evaluate_features(
+    run: str, data: str | None, few_shot: str | None, knn: int | None, format: str, **options: Any
+) -> int:
+    """What the frozen network knows of data whose classes need not be its own."""
+    from vitral.recipes.features import evaluate_features
+    from vitral.training.progress import counting
+
+    try:
+        shots = [int(count) for count in (few_shot or "").split(",")] if few_shot is not None else []
+    except ValueError:
+        why = f"'{few_shot}' is no list of whole numbers"
+        raise UsageError("--few-shot takes pictures a class", why=why, hint="--few-shot 1,5,10,25") from None
+    with counting(stderr(), "reading", 0) as progress:
+        found = evaluate_features(run, data, few_shot=shots, knn=knn, progress=progress, **options)
+    if format == "json":
+        _print_json({"model": run, **found.to_json()})
+    else:
+        print(f"features of {run} on the {found.split} pictures of {found.source}")
+        found.print_table(stdout())
+    for note in found.notes:
+        _say(f"note: {note}")
     return 0
 
 
