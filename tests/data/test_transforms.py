@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from pictures import noise
@@ -86,9 +87,75 @@ def test_preprocessing_comes_back_from_json():
         Preprocessing.from_json({**one.to_json(), "crop_fractoin": 1})
 
 
+def test_files_from_before_published_recipes_still_read_and_look_the_same():
+    """What says nothing is not written: a file of today is, byte for byte, the file of yesterday."""
+    old = {"image_size": [8, 12], "channels": 3, "resize": "crop", "crop_fraction": 0.875, "interpolation": "bilinear",
+           "antialias": True, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}  # fmt: skip
+    read = Preprocessing.from_json(old)
+    assert read == Preprocessing((8, 12), resize="crop")
+    assert json.dumps(read.to_json()) == json.dumps(old)
+    new = Preprocessing((8, 12), resize="crop", resize_size=(9, 9), centre="floor")
+    assert Preprocessing.from_json(json.loads(json.dumps(new.to_json()))) == new
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (33, 47), (16, 24)])
+def test_a_resize_size_is_gone_to_exactly(size):
+    """`resize_size` = (20, 20), of which 16 × 16 stay: the share of each side that the rows and columns show."""
+    for resize, (tall, wide) in {
+        "stretch": (20, 20),
+        "crop": (max(20, 20 * size[0] // size[1]), max(20, 20 * size[1] // size[0])),
+    }.items():
+        out = Preprocessing((16, 16), resize=resize, resize_size=(20, 20)).geometry(rings(*size))
+        assert out.shape == (3, 16, 16)
+        top, bottom, left, right = edges(out)
+        assert (bottom - top) / 250 == pytest.approx(15 / tall, abs=0.06)
+        assert (right - left) / 250 == pytest.approx(15 / wide, abs=0.06)
+
+
+def test_the_middle_between_two_pixels():
+    """Of 19 columns 16 stay: 1.5 are cut at the left, which is 2 rounded half to even, or 1."""
+    picture = rings(19, 19)
+    for centre, first in (("round", 2), ("floor", 1)):
+        out = Preprocessing((16, 16), resize_size=(19, 19), centre=centre).geometry(picture)
+        assert np.array_equal(out.permute(1, 2, 0).numpy(), picture[first : first + 16, first : first + 16])
+
+
+def test_what_is_lacking_is_filled_black_or_with_the_mean():
+    picture = np.full((10, 20, 3), 200, np.uint8)
+    means = {"mean": (0.2, 0.4, 0.6), "std": (1.0, 1.0, 1.0)}
+    black = Preprocessing((24, 24), resize="crop", resize_size=(10, 10), **means).geometry(picture)
+    boxed = Preprocessing((24, 24), resize="letterbox", resize_size=(20, 20), **means).geometry(picture)
+    assert black[:, 0, 0].tolist() == [0, 0, 0]
+    assert boxed[:, 0, 0].tolist() == [51, 102, 153]
+    assert (black[0] == 200).sum() == (boxed[0] == 200).sum() == 200
+
+
+def test_a_recipe_at_another_size():
+    assert Preprocessing((16, 16)).at((24, 24)) == Preprocessing((24, 24))
+    timm = Preprocessing((224, 224), resize="crop", crop_fraction=0.9, resize_size=(248, 248))
+    assert timm.at((384, 384)).resize_size == (426, 426)  # 384 / 0.9, not 384 × 248 / 224
+    other = Preprocessing((224, 224), resize="crop", resize_size=(242, 242))
+    assert other.at((448, 448)).resize_size == (484, 484)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_torch_cannot_resize_is_pillows(interpolation, channels):
+    picture = noise(0, (40, 60), channels)
+    pixels = picture if channels == 3 else picture.reshape(40, 60, 1)
+    out = Preprocessing(
+        (16, 24), channels, interpolation=interpolation, mean=(0.5,) * channels, std=(0.5,) * channels
+    ).geometry(pixels)
+    image = Image.fromarray(pixels if channels == 3 else pixels[..., 0])
+    wanted = np.array(image.resize((24, 16), getattr(Image.Resampling, interpolation.upper())))
+    assert np.array_equal(out.permute(1, 2, 0).numpy(), wanted.reshape(16, 24, channels))
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"resize": "squash"}, {"interpolation": "nearest"}, {"mean": (0.5,)}, {"std": (1, 1, 0)}, {"crop_fraction": 0},
+    [{"resize_size": (0, 8)}, {"resize_size": (8.0, 8)}, {"resize_size": 8}, {"resize_size": (10**6, 8)},
+     {"centre": "ceil"}, {"interpolation": "box", "antialias": False}, {"mean": (0.5, 0.5, float("nan"))},
+     {"resize": "squash"}, {"interpolation": "cubic"}, {"mean": (0.5,)}, {"std": (1, 1, 0)}, {"crop_fraction": 0},
      {"crop_fraction": 1.1}],
 )  # fmt: skip
 def test_preprocessing_refuses(wrong):

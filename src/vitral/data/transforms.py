@@ -8,6 +8,7 @@ global generators, which the caller seeds from (seed, epoch, step or sample), so
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
@@ -23,10 +25,24 @@ from torchvision.transforms.v2 import functional as tv
 from vitral.errors import UsageError, unknown
 
 Resize = Literal["stretch", "crop", "letterbox"]
+Centre = Literal["round", "floor"]
 Crop = Literal["none", "shift", "random-resized"]
 Augment = Literal["none", "randaugment", "trivialaugment"]
 
-INTERPOLATIONS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+INTERPOLATIONS: dict[str, InterpolationMode | Image.Resampling] = {
+    "bilinear": InterpolationMode.BILINEAR,
+    "bicubic": InterpolationMode.BICUBIC,
+    # torch has no kernels for these (torchvision has Lanczos since 0.27, on CPUs): Pillow's, which always
+    # antialias. Nearest, too: which of two pixels is as near differs between the two.
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+MAX_SIDE = 1 << 14
+"""Largest side of `resize_size`: a damaged header must not ask for all the memory."""
+RESIZES = ("stretch", "crop", "letterbox")
+CENTRES = ("round", "floor")
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,12 @@ class Preprocessing:
     `resize`: `stretch` to `image_size` (the authors' evaluation); `crop` = short side to `image_size / crop_fraction`,
     then the centre; `letterbox` = the long side fits, the rest is filled with the mean. `mean` and `std` are those of
     pixels scaled to 0..1, one number a channel.
+
+    `resize_size` (height, width) is for published recipes, where the size before the centre is cut is a number of its
+    own: `stretch` goes to exactly that size; `crop` makes the picture just cover it; `letterbox` fits it inside. Then
+    the centre of `image_size` is cut, and what is lacking is filled (black, or the mean for `letterbox`). Pictures that
+    have `image_size` already are resized, too, where without `resize_size` they are left alone. `centre` says where the
+    middle is when it falls between two pixels: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
     """
 
     image_size: tuple[int, int]
@@ -46,20 +68,47 @@ class Preprocessing:
     antialias: bool = True
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    resize_size: tuple[int, int] | None = None
+    centre: Centre = "round"
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
             raise unknown("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.resize not in ("stretch", "crop", "letterbox"):
-            raise unknown("resize rule", self.resize, ("stretch", "crop", "letterbox"))
+        if self.resize not in RESIZES:
+            raise unknown("resize rule", self.resize, RESIZES)
+        if self.centre not in CENTRES:
+            raise unknown("rule for the centre", self.centre, CENTRES)
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
             raise UsageError(f"mean and std need {self.channels} numbers each, std above 0")
+        if not all(map(math.isfinite, (*self.mean, *self.std))):
+            raise UsageError("mean and std must be finite")
         if not 0 < self.crop_fraction <= 1:
             raise UsageError(f"crop fraction {self.crop_fraction} is not between 0 and 1")
+        if self.resize_size is not None and not _is_size(self.resize_size):
+            raise UsageError(f"resize_size {self.resize_size} is not a height and a width of 1 to {MAX_SIDE} pixels")
+        if isinstance(INTERPOLATIONS[self.interpolation], Image.Resampling) and not self.antialias:
+            raise UsageError(f"there is no {self.interpolation} interpolation without antialias")
+
+    def at(self, image_size: tuple[int, int]) -> Preprocessing:
+        """The same recipe for another image size: what is cut away keeps its share of the picture.
+
+        Where `resize_size` is `floor(image_size / crop_fraction)`, as timm defines it, it still is; else it is scaled.
+        """
+        if self.resize_size is None:
+            return dataclasses.replace(self, image_size=image_size)
+        if self.resize_size == before_crop(self.image_size, self.crop_fraction):
+            resized = before_crop(image_size, self.crop_fraction)
+        else:
+            sides = zip(self.resize_size, image_size, self.image_size, strict=True)
+            tall, wide = (max(1, n * new // old) for n, new, old in sides)
+            resized = (tall, wide)
+        return dataclasses.replace(self, image_size=image_size, resize_size=resized)
 
     def geometry(self, pixels: np.ndarray | Tensor) -> Tensor:
         """uint8 (H, W, C) of any size to uint8 (C, height, width) of `image_size`."""
         image = _channels_first(pixels)
+        if self.resize_size is not None:
+            return self._centre(self.resized(image, self._before_centre(*image.shape[-2:])))
         height, width = self.image_size
         if image.shape[-2:] == (height, width):
             return image
@@ -76,13 +125,46 @@ class Preprocessing:
             min(max(round(n * scale), 1), most) for n, most in zip(image.shape[-2:], (height, width), strict=True)
         )
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-        fill = [round(255 * m) for m in self.mean]
         padding = [left, top, width - inner[1] - left, height - inner[0] - top]
-        return tv.pad(self.resized(image, inner), padding, fill=fill)
+        return tv.pad(self.resized(image, inner), padding, fill=self._mean_colour)
+
+    def _before_centre(self, height: int, width: int) -> tuple[int, int]:
+        """What a picture is resized to before its centre is cut.
+
+        Rounding is the origins': torchvision and Hugging Face cut the long side off to whole pixels; timm, which has a
+        resize of its own for oblong targets and for `border`, rounds.
+        """
+        assert self.resize_size is not None
+        tall, wide = self.resize_size
+        if self.resize == "stretch":
+            return tall, wide
+        if self.resize == "crop" and tall == wide:
+            return (int(tall * height / width), tall) if width <= height else (tall, int(tall * width / height))
+        rule = min if self.resize == "crop" else max
+        ratio = rule(height / tall, width / wide)
+        return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+    def _centre(self, image: Tensor) -> Tensor:
+        """Cut to `image_size` around the middle; a side that is too short is filled first."""
+        lack = [max(0, want - have) for want, have in zip(self.image_size, image.shape[-2:], strict=True)]
+        if any(lack):
+            before, after = [n // 2 for n in lack], [(n + 1) // 2 for n in lack]
+            fill = self._mean_colour if self.resize == "letterbox" else [0] * self.channels
+            image = tv.pad(image, [before[1], before[0], after[1], after[0]], fill=fill)
+        height, width = self.image_size
+        rule = round if self.centre == "round" else math.floor
+        top, left = rule((image.shape[-2] - height) / 2), rule((image.shape[-1] - width) / 2)
+        return image[:, top : top + height, left : left + width]
+
+    @property
+    def _mean_colour(self) -> list[int]:
+        return [min(max(round(255 * m), 0), 255) for m in self.mean]
 
     def resized(self, image: Tensor, size: tuple[int, ...]) -> Tensor:
         """uint8 (C, H, W) at `size`, by this model's interpolation."""
         mode = INTERPOLATIONS[self.interpolation]
+        if isinstance(mode, Image.Resampling):
+            return _resized_by_pillow(image, size, mode)
         return tv.resize(image, list(size), interpolation=mode, antialias=self.antialias)
 
     def standardise(self, images: Tensor) -> Tensor:
@@ -92,8 +174,13 @@ class Preprocessing:
         return images.float().mul_(scale).add_(shift[:, None, None])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` is the way back."""
-        return dataclasses.asdict(self)
+        """Plain data; `from_json` is the way back.
+
+        What came later (`resize_size`, `centre`) is written only where it says something: files stay what they were.
+        """
+        data = dataclasses.asdict(self)
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in ("resize_size", "centre")}
+        return {name: value for name, value in data.items() if name not in later or value != later[name]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocessing:
@@ -103,6 +190,24 @@ class Preprocessing:
             raise unknown("field of a model's preprocessing", extra[0], fields)
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**values)
+
+
+def before_crop(image_size: tuple[int, int], crop_fraction: float) -> tuple[int, int]:
+    """(height, width) that a picture is resized to, of which `image_size` is the `crop_fraction`.
+
+    Rounded down, as timm (`data/transforms_factory.py`), DeiT and MAE do: 224 / 0.9 is 248.
+    """
+    return math.floor(image_size[0] / crop_fraction), math.floor(image_size[1] / crop_fraction)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and 0 < n <= MAX_SIDE for n in value)
+
+
+def _resized_by_pillow(image: Tensor, size: tuple[int, ...], mode: Image.Resampling) -> Tensor:
+    """uint8 (C, H, W) at (height, width), channel by channel: Pillow's filters treat them apart anyway."""
+    planes = [Image.fromarray(plane.numpy()).resize((size[1], size[0]), mode) for plane in image.contiguous()]
+    return torch.stack([torch.from_numpy(np.array(plane)) for plane in planes])
 
 
 def _channels_first(pixels: np.ndarray | Tensor) -> Tensor:
