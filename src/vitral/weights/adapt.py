@@ -27,8 +27,8 @@ def adapt(
     """
     target = dataclasses.replace(config, **changes)
     found, resized, fresh = dict(state), Told(), Told()
-    for step in (_patches, _channels):
-        step(found, config, target, resized)
+    _patches(found, config, target, resized, scheme)
+    _channels(found, config, target, resized)
     if "pos_embed" in found and target.grid != config.grid:
         found["pos_embed"] = resize_positions(
             found["pos_embed"], config.grid, target.grid, prefix=config.placed, scheme=scheme
@@ -42,22 +42,22 @@ def adapt(
     return found, target, resized, fresh
 
 
-def _patches(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told) -> None:
+def _patches(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told, scheme: str) -> None:
     if target.patch == config.patch:
         return
     kernel = found["patch_embed.proj.weight"]
     stride = config.patch[0] // kernel.shape[2]  # a hybrid's kernel is on features, not pixels
     size = target.patch[0] // stride, target.patch[1] // stride
-    found["patch_embed.proj.weight"] = resize_patches(kernel, size)
+    # FlexiViT resizes bilinearly; timm's own way for its state dicts is that of their positions
+    how = scheme if scheme == "bicubic-antialias" else "bilinear"
+    found["patch_embed.proj.weight"] = resize_patches(kernel, size, scheme=how)
     told["patch_embed.proj.weight"] = f"patches of {_by(config.patch)} to {_by(target.patch)} pixels, pseudo-inverse"
 
 
 def _channels(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told) -> None:
     if target.channels == config.channels:
         return
-    name = next(
-        name for name in ("patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight") if name in found
-    )
+    name = next(name for name in ("patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight") if name in found)
     found[name] = change_channels(found[name], target.channels)
     before = f"{told[name]}; " if name in told else ""
     told[name] = f"{before}{config.channels} to {target.channels} channels"
