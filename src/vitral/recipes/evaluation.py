@@ -20,6 +20,7 @@ from vitral.model import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
+from vitral.weights.labels import match
 
 _MISTAKES = 96  # pictures that a report may show
 
@@ -120,10 +121,12 @@ def _own_data(model: str | Path | Predictor) -> DataSet:
 def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     """The data set with labels that count the network's classes; `DataError` for a class that the network lacks.
 
-    timm and others compare by number and report 0.1 % without a word when the numbering differs.
+    Classes are the same that have the same name, or are the same class of ImageNet (`n01440764` and `tench`), or differ
+    in case alone (`labels.match`). timm and others compare by number and report 0.1 % without a word when the numbering
+    differs.
     """
-    place = {name: index for index, name in enumerate(predictor.classes)}
-    if foreign := [name for name in dataset.classes if name not in place]:
+    place = match(dataset.classes, predictor.classes)
+    if foreign := [name for name, index in zip(dataset.classes, place, strict=True) if index is None]:
         few = ", ".join(foreign[:4]) + (" …" if len(foreign) > 4 else "")
         raise DataError(
             f"the data have {len(foreign)} classes that the model does not know: {few}",
@@ -131,7 +134,7 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
             why=f"the model knows {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}",
             hint=f"rename the folders, or train on this data: vitral train {dataset.source} --init {predictor.source}",
         )
-    number = np.array([place[name] for name in dataset.classes])
+    number = np.array(place)
     splits = {name: Split(s.names, number[s.labels], s.fetch) for name, s in dataset.splits.items()}
     return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)
 

@@ -1,0 +1,138 @@
+"""Names of classes: ImageNet's, those that a published config holds, and how two ways of naming are matched.
+
+ImageNet-1k is known under three names a class: its WordNet id (`n01440764`, a data set's folders), the short name that
+torchvision uses (`tench`), and WordNet's list of lemmas (`tench, Tinca tinca`, Hugging Face). The order is the same in
+all published weights: sorted by WordNet id.
+
+The classes of ImageNet-21k are told by their numbers. Files with 21,843 (Google, the ids of the fall 2011 release) and
+21,841 outputs count differently, and none of them says its names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from vitral.errors import WeightsError
+
+SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
+"""The WordNet ids of ImageNet-1k (ILSVRC 2012), sorted: the class with index i in every published 1000-way head."""
+
+_NUMBER = {synset: index for index, synset in enumerate(SYNSETS)}
+
+
+@cache
+def imagenet_names() -> tuple[str, ...]:
+    """The 1000 short English names, as torchvision has them, all different.
+
+    WordNet has two cranes and two maillots; torchvision says `crane bird` (134) and `maillot tank suit` (639) for one
+    of each. Where a release has the same name twice, `distinct` tells them apart.
+    """
+    # A private name of a public table: `Weights.meta["categories"]`, without importing all the models.
+    from torchvision.models._meta import _IMAGENET_CATEGORIES
+
+    return distinct(_IMAGENET_CATEGORIES)
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that occur twice get the number of their class in brackets: `crane (134)`, `crane (517)`."""
+    names = tuple(names)
+    count = Counter(names)
+    found = tuple(name if count[name] == 1 else f"{name} ({index})" for index, name in enumerate(names))
+    return found if len(set(found)) == len(found) else tuple(f"{n} ({i})" for i, n in enumerate(names))
+
+
+def default(classes: int) -> tuple[str, ...]:
+    """Names for a head that comes without: ImageNet's for 1000 classes, else the numbers `0` … (also ImageNet-21k)."""
+    return imagenet_names() if classes == len(SYNSETS) else tuple(map(str, range(classes)))
+
+
+def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Class names in a Hugging Face or timm `config.json`; None where it has none.
+
+    Hugging Face: `id2label`, a mapping from "0", "1" …; its place-holders LABEL_0 … are no names. timm: `label_names`
+    (once `labels`), at the top or in `pretrained_cfg`, a list or a mapping from numbers; where these are WordNet ids
+    they are kept: `alias` finds their English names. Raises `WeightsError` where they are not one name for each number.
+    """
+    inner = config.get("pretrained_cfg")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        for field in ("id2label", "label_names", "labels"):
+            if place.get(field):
+                names = _listed(place[field], field)
+                if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+                    return None
+                return distinct(names)
+    return None
+
+
+def _listed(value: object, field: str) -> list[str]:
+    if isinstance(value, Mapping):
+        by_number = {str(key): name for key, name in value.items()}
+        value = [by_number.get(str(index)) for index in range(len(by_number))]
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+        why = f"'{field}' should be one name for each number from 0"
+        raise WeightsError("cannot read the class names that come with the weights", where="config.json", why=why)
+    return list(value)
+
+
+# ---------------------------------------------------------------- matching
+
+
+def match(wanted: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """For each name in `wanted`, the index of the same class in `known`; None where there is none.
+
+    First the same name; then the same ImageNet class under another of its names; then the same name but for case and
+    `_` for a space. A match must be the only one in its step: two that could be meant are none. No two names get the
+    same class: the one matched in an earlier step has it.
+    """
+    found: list[int | None] = [None] * len(wanted)
+    for key_wanted, key_known in (
+        (list(wanted), list(known)),
+        (_imagenet(wanted), _imagenet(known)),
+        ([_folded(n) for n in wanted], [_folded(n) for n in known]),
+    ):
+        taken = {index for index in found if index is not None}
+        open_wanted = Counter(key for key, index in zip(key_wanted, found, strict=True) if index is None)
+        open_known = Counter(key for index, key in enumerate(key_known) if index not in taken)
+        place = {key: index for index, key in enumerate(key_known) if index not in taken and open_known[key] == 1}
+        for number, key in enumerate(key_wanted):
+            if found[number] is None and key is not None and open_wanted[key] == 1:
+                found[number] = place.get(key)
+    return found
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").split())
+
+
+def _imagenet(names: Sequence[str]) -> list[int | None]:
+    """The number in ImageNet-1k of each class, where it can be told.
+
+    A WordNet id tells it, alone or at the start (`n01440764_tench`). A name tells it where all the names are
+    ImageNet's: a `nail` in a set of tools may be another. `crane` and `maillot` tell it only in the whole list.
+    """
+    if _whole_list(names):
+        return list(range(len(names)))
+    numbers = [_NUMBER.get(name[:9]) if _STARTS_WITH_ID.match(name) else None for name in names]
+    if any(number is not None for number in numbers):
+        return numbers
+    by_name = {_folded(name): None if name in _TWICE else i for i, name in enumerate(imagenet_names())}
+    if all(_folded(name) in by_name for name in names):
+        return [by_name[_folded(name)] for name in names]
+    return numbers
+
+
+_STARTS_WITH_ID = re.compile(r"n\d{8}([ _-]|$)")
+_TWICE = ("crane", "maillot")  # each the first lemma of two classes
+
+
+def _whole_list(names: Sequence[str]) -> bool:
+    """Whether these are ImageNet's 1000 names in order: the first lemma is torchvision's name for nearly all."""
+    if len(names) != len(SYNSETS):
+        return False
+    pairs = zip(names, imagenet_names(), strict=True)
+    return sum(_folded(name.split(",")[0]) == _folded(own) for name, own in pairs) >= 990
