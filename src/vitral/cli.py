@@ -205,10 +205,10 @@ def summary(
         from vitral.predict import find_weights
         from vitral.weights import native
 
-        network = dataclasses.replace(native.read(find_weights(model)).config, **changes)
+        shape = dataclasses.replace(native.read(find_weights(model)).config, **changes)
     else:
-        network = config(model, **changes)
-    found = summarize(network, batch=batch, name=model)
+        shape = config(model, **changes)
+    found = summarize(shape, batch=batch, name=model)
     if format == "json":
         _print_json(found.to_json())
     else:
@@ -228,10 +228,12 @@ def models(*, format: Format = "text") -> int:
     for name in ("name", "width", "layers", "heads", "MLP", "parameters", "note"):
         found.add_column(name, justify="left" if name in ("name", "note") else "right", no_wrap=name != "note")
     for entry in entries:
-        sizes = (f"{entry[k]:,}" for k in ("dim", "depth", "heads", "mlp_dim", "parameters"))
+        sizes = (
+            "" if entry[k] is None else f"{entry[k]:,}" for k in ("dim", "depth", "heads", "mlp_dim", "parameters")
+        )
         found.add_row(entry["name"], *sizes, entry["note"])
     stdout().print(found)
-    _say("\nAny patch size goes with any size: S/4, B/32, Ti/16x8. Layers of one: vitral summary S/16")
+    _say("\nAny patch size goes with any size: S/4, Ti/16x8; any stem: R50+S/16. Layers of one: vitral summary S/16")
     return 0
 
 

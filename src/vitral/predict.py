@@ -21,7 +21,7 @@ from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
 from vitral.errors import DataError, ImageError, RunError, WeightsError
-from vitral.model import ViT
+from vitral.model import Network
 from vitral.weights import native
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
@@ -66,7 +66,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: ViT,
+        model: Network,
         preprocessing: Preprocessing,
         classes: Sequence[str],
         *,
@@ -133,7 +133,7 @@ class Predictor:
     @torch.inference_mode()
     def _forward(self, images: Tensor) -> np.ndarray:
         images = self.preprocessing.standardise(images.to(self.machine.device))
-        logits = self.model(images.to(self.model.patch_embed.proj.weight.dtype))
+        logits = self.model(images.to(next(self.model.parameters()).dtype))
         return logits.float().softmax(1).cpu().numpy()
 
 

@@ -38,10 +38,57 @@ def one(s: State, c: ViTConfig, image: Array, mask: Array | None) -> Array:
 
 
 def patches(s: State, c: ViTConfig, image: Array) -> Array:
-    (p, q), (rows, columns) = c.patch, c.grid
+    if c.stem is not None:
+        image = hybrid_stem(s, c, image)
+    (rows, columns), (p, q) = c.grid, s["patch_embed.proj.weight"].shape[2:]
     cut = [image[:, r * p : (r + 1) * p, k * q : (k + 1) * q].ravel() for r in range(rows) for k in range(columns)]
     kernel = s["patch_embed.proj.weight"]
     return np.array(cut) @ kernel.reshape(len(kernel), -1).T + s["patch_embed.proj.bias"]
+
+
+def hybrid_stem(s: State, c: ViTConfig, x: Array) -> Array:
+    """The ResNet of vit_jax `models_resnet.py` on one picture (C, H, W), under our names."""
+    s = {k.removeprefix("patch_embed.backbone."): v for k, v in s.items() if k.startswith("patch_embed.backbone.")}
+    x = np.maximum(group_norm(s, c, "stem.norm", conv(s, c, "stem.conv", x, 2)), 0)
+    x = slide(x, 3, 2, -np.inf).max(axis=(1, 2))
+    for stage, units in enumerate(c.stem or ()):
+        for unit in range(units):
+            name, stride = f"stages.{stage}.blocks.{unit}", 2 if stage and not unit else 1
+            residual = x
+            if not unit:
+                residual = group_norm(s, c, f"{name}.downsample.norm", conv(s, c, f"{name}.downsample.conv", x, stride))
+            y = np.maximum(group_norm(s, c, f"{name}.norm1", conv(s, c, f"{name}.conv1", x, 1)), 0)
+            y = np.maximum(group_norm(s, c, f"{name}.norm2", conv(s, c, f"{name}.conv2", y, stride)), 0)
+            y = group_norm(s, c, f"{name}.norm3", conv(s, c, f"{name}.conv3", y, 1))
+            x = np.maximum(residual + y, 0)
+    return x
+
+
+def conv(s: State, c: ViTConfig, name: str, x: Array, stride: int) -> Array:
+    kernel = s[f"{name}.weight"]
+    centred = kernel - kernel.mean(axis=(1, 2, 3), keepdims=True)
+    variance = (centred**2).mean(axis=(1, 2, 3), keepdims=True)
+    spread = np.sqrt(variance) + 1e-5 if c.stem_numerics == "authors" else np.sqrt(variance + 1e-8)
+    return np.einsum("cijhw,ocij->ohw", slide(x, kernel.shape[2], stride, 0.0), centred / spread)
+
+
+def slide(x: Array, kernel: int, stride: int, border: float) -> Array:
+    """(C, kernel, kernel, rows, columns): what each place of a window sees, with XLA's SAME padding."""
+    places = [-(-n // stride) for n in x.shape[1:]]
+    short = [max((m - 1) * stride + kernel - n, 0) for m, n in zip(places, x.shape[1:], strict=True)]
+    x = np.pad(x, [(0, 0), *((n // 2, n - n // 2) for n in short)], constant_values=border)
+    out = np.empty((len(x), kernel, kernel, *places))
+    for i, j in np.ndindex(kernel, kernel):
+        out[:, i, j] = x[:, i:, j:][:, ::stride, ::stride][:, : places[0], : places[1]]
+    return out
+
+
+def group_norm(s: State, c: ViTConfig, name: str, x: Array) -> Array:
+    groups = x.reshape(32, -1)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    eps = 1e-6 if c.stem_numerics == "authors" else 1e-5
+    y = (centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)).reshape(x.shape)
+    return y * s[f"{name}.weight"][:, None, None] + s[f"{name}.bias"][:, None, None]
 
 
 def tokens(s: State, c: ViTConfig, x: Array) -> Array:

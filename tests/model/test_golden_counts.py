@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitral.model import SIZES, WRITE_UPS, create, summarize
+from vitral.model import BITS, HYBRIDS, SIZES, WRITE_UPS, BiTConfig, ViTConfig, config, create, summarize
 
 # With a class token and 1000 classes at 224 pixels unless said otherwise.
 PUBLISHED = {  # torchvision's `num_params` and the paper's Table 1
@@ -34,6 +34,22 @@ OURS = {
     "G-opt/14": 1_664_842_216,
     "e/14": 3_807_214_312,
 }
+STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 1000 classes
+    "R+Ti/16": 6_337_704,
+    "R26+S/32": 36_431_912,
+    "R26+B/32": 101_383_976,
+    "R50+B/16": 98_659_112,
+    "R50+L/32": 328_994_856,
+}
+CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3
+    "BiT-R50x1": 25_549_352,
+    "BiT-R50x3": 217_319_080,
+    "BiT-R101x1": 44_541_480,
+    "BiT-R101x3": 387_934_888,
+    "BiT-R152x2": 236_335_208,
+    "BiT-R152x4": 936_533_224,
+    "BiT-R200x3": 568_633_000,
+}
 MILLIONS = {"g/14": 1_012.6, "G/14": 1_844.4, "e/14": 3_807.2, "So400m/14": 413.6, "H/14": 632, "L/16": 304.3}
 WRITTEN = {  # total, and what is left without the bare parameters, as the write-ups' tools count
     "einops-b16": (86_567_656, 86_415_592),
@@ -47,6 +63,8 @@ WRITTEN = {  # total, and what is left without the bare parameters, as the write
 def test_every_name_has_a_line():
     assert {name.partition("/")[0] for name in PUBLISHED | OURS} == set(SIZES)
     assert set(WRITTEN) == set(WRITE_UPS)
+    assert set(STEMMED) == set(HYBRIDS)
+    assert set(CONVOLUTIONS) == set(BITS)
 
 
 @pytest.mark.parametrize(("name", "count"), (PUBLISHED | OURS).items())
@@ -84,3 +102,40 @@ def test_size_in_millions(name, millions):
 def test_write_up(name, total, counted):
     summary = summarize(name)
     assert (summary.parameters, summary.counted) == (total, counted)
+
+
+@pytest.mark.parametrize(("name", "count"), (STEMMED | CONVOLUTIONS).items())
+def test_convolutional_network(name, count):
+    assert summarize(name).parameters == count
+    shape = config(name)
+    assert count == (closed_form_of_bit(shape) if isinstance(shape, BiTConfig) else closed_form_of_hybrid(name, shape))
+
+
+def closed_form_of_hybrid(name: str, shape: ViTConfig) -> int:
+    """A ViT of as many tokens, with other patches, and the ResNet before them."""
+    size = name.partition("+")[2].partition("/")[0]
+    kernel, width = (8, 64) if not shape.stem else (1, 256 * 2 ** (len(shape.stem) - 1))
+    pixels = 3 * shape.patch[0] ** 2
+    plain = closed_form(f"{size}/{shape.patch[0]}", 224) + (kernel**2 * width - pixels) * shape.dim
+    return plain + 7 * 7 * 3 * 64 + 2 * 64 + bottlenecks(shape.stem or (), 64, lambda width, mid: 2 * (2 * mid + width))
+
+
+def closed_form_of_bit(shape: BiTConfig) -> int:
+    root = 64 * shape.width
+    body = bottlenecks(shape.layers, root, lambda width, mid: 2 * 2 * mid, before=True)
+    return 7 * 7 * 3 * root + body + 2 * shape.dim + 1000 * shape.dim + 1000
+
+
+def bottlenecks(layers, root, norms, before=False) -> int:
+    """Kernels, projections and norms: before the layers each norm is as wide as what comes in, after them as what goes
+    out, and then the projection has one too.
+    """
+    total, width = 0, root
+    for stage, count in enumerate(layers):
+        mid = root * 2**stage
+        for unit in range(count):
+            total += width * mid + 9 * mid * mid + 4 * mid * mid + norms(4 * mid, mid) + (2 * width if before else 0)
+            if unit == 0:
+                total += 4 * mid * width + (0 if before else 2 * 4 * mid)
+            width = 4 * mid
+    return total

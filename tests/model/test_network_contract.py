@@ -14,7 +14,7 @@ import torch
 from tiny import SHAPE, VARIANTS, network, pictures
 
 from vitral.errors import UsageError
-from vitral.model import SIZES, WRITE_UPS, ViT, ViTConfig, config
+from vitral.model import HYBRIDS, SIZES, WRITE_UPS, ViT, ViTConfig, config
 from vitral.model.position import POSITIONS
 
 variants = pytest.mark.parametrize("name", VARIANTS)
@@ -25,6 +25,9 @@ def test_variants_cover_every_choice():
         taken = {getattr(variant, field) for variant in VARIANTS.values()}
         if get_origin(kind) is Literal:
             assert taken >= set(get_args(kind)), field
+        elif kind == tuple[int, ...] | None:
+            assert taken >= {None, ()}, field
+            assert any(taken), field
         elif kind is bool:
             assert taken == {True, False}, field
         elif field not in ("dim", "depth", "heads", "mlp_dim", "head_bias_init"):
@@ -105,7 +108,7 @@ def test_configuration_survives_json(name):
     assert ViTConfig.from_json(json.loads(json.dumps(VARIANTS[name].to_json()))) == VARIANTS[name]
 
 
-@pytest.mark.parametrize("name", [*(f"{size}/16" for size in SIZES), *WRITE_UPS])
+@pytest.mark.parametrize("name", [*(f"{size}/16" for size in SIZES), *HYBRIDS, *WRITE_UPS])
 def test_named_configurations_survive_json(name):
     assert ViTConfig.from_json(json.loads(json.dumps(config(name).to_json()))) == config(name)
 

@@ -52,6 +52,10 @@ VARIANTS: dict[str, ViTConfig] = {
         "pos-zeros": {"pos_init": "zeros"},
         "pos-normal": {"pos_init": "normal"},
         "pos-uniform": {"pos_init": "uniform"},
+        "root": {"stem": ()},
+        "root-with-patches": {"stem": (), "patch_size": (8, 4), "image_size": (16, 12), "channels": 1},
+        "hybrid": {"stem": (1, 1), "patch_size": 8, "image_size": (8, 24)},
+        "hybrid-of-two-layers": {"stem": (2,), "stem_numerics": "timm"},
         "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2},
     }.items()
 } | {name: dataclasses.replace(config, **SHAPE) for name, config in WRITE_UPS.items()}

@@ -23,8 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitral.console import stdout, table
 from vitral.errors import UsageError
+from vitral.model.kinds import ModelConfig
+from vitral.model.kinds import network as network_of
 from vitral.model.variants import config as config_of
-from vitral.model.vit import ViT, ViTConfig
+from vitral.model.vit import ViT
 
 PARAMETER = "Parameter"
 """The type of a row that is a bare parameter, such as `cls_token`: one that a module holds beside its parts."""
@@ -110,7 +112,7 @@ class Summary:
 
 
 def summarize(
-    model: nn.Module | ViTConfig | str,
+    model: nn.Module | ModelConfig | str,
     image_size: int | tuple[int, int] | None = None,
     batch: int = 1,
     *,
@@ -122,14 +124,14 @@ def summarize(
     a name or a configuration is changed to it. `name` is the title, by default what was passed.
     """
     if isinstance(model, nn.Module):
-        network = _without_numbers(model)
+        network: nn.Module = _without_numbers(model)
         title = name or type(model).__name__
     else:
         config = config_of(model) if isinstance(model, str) else model
         config = config if image_size is None else replace(config, image_size=image_size)
-        title = name or (model if isinstance(model, str) else ViT.__name__)
         with torch.device("meta"):
-            network = ViT(config)
+            network = network_of(config)
+        title = name or (model if isinstance(model, str) else type(network).__name__)
     if isinstance(network, ViT):
         network.lean = False  # the table shows the whole network
     images = _images(network, image_size, batch)

@@ -1,15 +1,16 @@
-"""Networks by name: sizes of the paper and its descendants ("S/16" is parsed), and the five write-ups."""
+"""Networks by name: sizes of the paper and its descendants ("S/16" is parsed), hybrids, ResNets, the five write-ups."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any, NamedTuple
 
 import torch
 
 from vitral.errors import UsageError, unknown
-from vitral.model.vit import ViT, ViTConfig
+from vitral.model.kinds import ModelConfig, Network, network
+from vitral.model.resnet import BiTConfig
+from vitral.model.vit import ViTConfig
 
 
 class Size(NamedTuple):
@@ -40,6 +41,20 @@ SIZES: dict[str, Size] = {
     "e": Size(1792, 56, 15360, 16),
 }
 
+STEMS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
+    "R": {16: ((), 32)},  # named after the R+Ti/16 of AugReg, whose tokens are 32 pixels: 8×8 patches of a ÷4 root
+    "R26": {32: ((2, 2, 2, 2), 32)},
+    "R50": {16: ((3, 4, 9), 16), 32: ((3, 4, 6, 3), 32)},  # /16: the layers of stage 4 are in stage 3 (paper, 4.1)
+}
+"""Hybrids: before the "+" of a name, and the number after its "/" → stages of the ResNet, and pixels of a token."""
+
+RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
+
+HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
+BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
+"""The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
+
 WRITE_UPS: dict[str, ViTConfig] = {
     # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
     "einops-b16": ViTConfig(
@@ -66,18 +81,44 @@ WRITE_UPS: dict[str, ViTConfig] = {
 }  # fmt: skip
 
 
-def config(name: str, **changes: Any) -> ViTConfig:
-    """The configuration that a name stands for: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8") or a write-up.
+def config(name: str, **changes: Any) -> ModelConfig:
+    """The configuration that a name stands for: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a
+    ResNet ("BiT-R50x1") or a write-up.
 
-    `changes` are fields of `ViTConfig`, e.g. `classes=10, image_size=32`. Raises `UsageError` for an unknown name or
-    field, with the nearest ones that exist, and for sizes that do not fit each other.
+    `changes` are fields of `ViTConfig` or `BiTConfig`, e.g. `classes=10, image_size=32`. Raises `UsageError` for an
+    unknown name or field, with the nearest ones that exist, and for sizes that do not fit each other.
     """
-    if bad := [field for field in changes if field not in ViTConfig.__dataclass_fields__]:
-        raise unknown("model option", bad[0], ViTConfig.__dataclass_fields__)
+    kind, own = named(name)
+    known = kind.__dataclass_fields__
+    if bad := [field for field in changes if field not in known]:
+        if any(bad[0] in other.__dataclass_fields__ for other in (ViTConfig, BiTConfig)):
+            raise UsageError(f"{name} has no {bad[0]}", why=f"it has {', '.join(known)}", hint="leave it out")
+        raise unknown("model option", bad[0], known)
+    return kind(**{**own, **changes})
+
+
+def named(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
+    """The kind of configuration that a name stands for, and the fields that the name decides; see `config`."""
     if name in WRITE_UPS:
-        return dataclasses.replace(WRITE_UPS[name], **changes)
+        return ViTConfig, {field: getattr(WRITE_UPS[name], field) for field in ViTConfig.__dataclass_fields__}
+    if found := re.fullmatch(r"BiT-R(\d+)x([1-4])", name):
+        if int(found[1]) in RESNETS:
+            return BiTConfig, {"layers": RESNETS[int(found[1])], "width": int(found[2])}
+    elif "+" in name:
+        return ViTConfig, _hybrid(name)
     size, patch = parse(name)
-    return ViTConfig(**{"patch_size": patch, **size._asdict(), **changes})
+    return ViTConfig, {"patch_size": patch, **size._asdict()}
+
+
+def _hybrid(name: str) -> dict[str, Any]:
+    stem, _, rest = name.partition("+")
+    size, _, stride = rest.partition("/")
+    known = {str(number): built for number, built in STEMS.get(stem, {}).items()}
+    if size not in SIZES or stride not in known:
+        names = {*HYBRIDS, *(f"{s}+{size}/{number}" for s in STEMS for number in STEMS[s] if size in SIZES)}
+        raise unknown("model", name, names, hint="vitral models")
+    layers, pixels = known[stride]
+    return {"stem": layers, "patch_size": pixels, **SIZES[size]._asdict()}
 
 
 def parse(name: str) -> tuple[Size, tuple[int, int]]:
@@ -88,27 +129,35 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
         return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
     if size in SIZES:
         raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
-    known = [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *WRITE_UPS]
+    known = [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *HYBRIDS, *BITS, *WRITE_UPS]
     raise unknown("model", name, known, hint="vitral models")
 
 
-def create(name: str, **changes: Any) -> ViT:
+def create(name: str, **changes: Any) -> Network:
     """A freshly initialised network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
-    return ViT(config(name, **changes))
+    return network(config(name, **changes))
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """What `vitral models` lists: each size at its usual patch for 224 pixels and 1000 classes, and the write-ups."""
+    """What `vitral models` lists, for 224 pixels and 1000 classes: each size at its usual patch, hybrids, ResNets and
+    the write-ups. What a network has not is None.
+    """
     usual = {size: f"{size}/14" for size in ("So400m", "H", "g", "g-opt", "G", "G-opt", "e")}
     names = [usual.get(size, f"{size}/16") for size in SIZES]
-    return [_entry(name, NOTES.get(name.partition("/")[0], "")) for name in [*names, *WRITE_UPS]]
+    return [
+        _entry(name, NOTES.get(name, NOTES.get(name.partition("/")[0], "")))
+        for name in [*names, *HYBRIDS, *BITS, *WRITE_UPS]
+    ]
 
 
 def _entry(name: str, note: str) -> dict[str, Any]:
     shape = config(name)
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in ViT(shape).parameters())
-    sizes = {key: getattr(shape, key) for key in ("dim", "depth", "heads", "mlp_dim", "image_size", "patch_size")}
+        parameters = sum(p.numel() for p in network(shape).parameters())
+    keys = ("dim", "depth", "heads", "mlp_dim", "image_size", "patch_size")
+    sizes = {key: getattr(shape, key, None) for key in keys}
+    if isinstance(shape, BiTConfig):
+        sizes["depth"] = 3 * sum(shape.layers) + 2  # each bottleneck has three layers; root and head
     return {"name": name, **sizes, "classes": shape.classes, "parameters": parameters, "note": note}
 
 
@@ -121,6 +170,12 @@ NOTES = {
     "B": "paper, Table 1",
     "L": "paper, Table 1",
     "H": "paper, Table 1",
+    "R+Ti/16": "hybrid; its tokens are 32 pixels",
+    "R26+S/32": "hybrid: ResNet before the patches (AugReg)",
+    "R50+B/16": "hybrid (paper, Table 2)",
+    "R50+L/32": "hybrid (AugReg)",
+    "BiT-R50x1": "ResNet-V2 with GroupNorm (Big Transfer)",
+    "BiT-R152x4": "BiT-L of the paper's Table 2",
     "einops-b16": "write-up 000: 8 heads, mean over all tokens",
     "mnist-7562": "write-up 001: MNIST, tanh on the logits",
     "tensordot-b16": "write-up 002: the authors' layout",

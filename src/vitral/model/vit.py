@@ -8,12 +8,11 @@ have are absent from the module, so `print(model)` and its state dict show what 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +21,28 @@ from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, unknown
 from vitral.model.position import POSITIONS, Grid, rotate
+from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
+from vitral.model.schema import Schema, pair
 
 Pool = Literal["cls", "mean", "mean-all", "map", "cls-mean"]
 Activation = Literal["gelu", "gelu-tanh", "swiglu"]
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(Schema):
     """Everything that decides the shape and the arithmetic of a network. Defaults: ViT-B/16 as in the paper.
 
-    Sizes are pixels; an integer stands for a square. `classes=0` leaves the head out.
+    Sizes are pixels; an integer stands for a square. `patch_size` is what one token sees of the image, with a stem
+    too. `classes=0` leaves the head out.
     """
 
     image_size: int | tuple[int, int] = 224
     patch_size: int | tuple[int, int] = 16
     channels: int = 3
     classes: int = 1000
+
+    stem: tuple[int, ...] | None = None  # stages of a ResNet before the patches; () is its root alone; None is none
+    stem_numerics: HybridNumerics = "authors"  # a name in HYBRID_NUMERICS: timm's small numbers differ
 
     dim: int = 768
     depth: int = 12
@@ -73,22 +78,11 @@ class ViTConfig:
     head_bias_init: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", _pair(self.image_size))
-        object.__setattr__(self, "patch_size", _pair(self.patch_size))
-        self._check_kinds()
+        object.__setattr__(self, "image_size", pair(self.image_size))
+        object.__setattr__(self, "patch_size", pair(self.patch_size))
+        self.check_kinds()
         self._check()
-
-    def _check_kinds(self) -> None:
-        # A configuration may come from a file: a misspelt choice must not fall through to some other branch.
-        for name, kind in get_type_hints(type(self)).items():
-            value, choices = getattr(self, name), get_args(kind)
-            if get_origin(kind) is Literal:
-                if value not in choices:
-                    raise unknown(name.replace("_", " "), value, choices)
-            elif kind in _KINDS and type(value) not in _KINDS[kind]:
-                raise UsageError(
-                    f"{name} cannot be {value!r}", why=f"it is of the kind {getattr(kind, '__name__', kind)}"
-                )
+        self._check_stem()
 
     def _check(self) -> None:
         sizes = ("channels", "dim", "depth", "heads", "mlp_dim")
@@ -119,6 +113,16 @@ class ViTConfig:
             raise UsageError("pooling by class token needs a class token", hint="--pool mean")
         if self.dist_token and (self.pool != "cls" or self.pre_logits):
             raise UsageError("a distillation token goes with pooling by class token and a plain head")
+
+    def _check_stem(self) -> None:
+        if self.stem is None:
+            return
+        if min(self.stem, default=1) < 1:
+            raise UsageError(f"a stem's stages have at least one layer, not {self.stem}")
+        if any(side % stem_stride(self.stem) for side in self.patch):
+            why = f"the ResNet before the patches has a stride of {stem_stride(self.stem)} already"
+            hint = f"a patch size of {-(-max(self.patch) // stem_stride(self.stem)) * stem_stride(self.stem)}"
+            raise UsageError(f"patch size {self.patch[0]}×{self.patch[1]} does not fit the stem", why=why, hint=hint)
 
     @property
     def image(self) -> tuple[int, int]:
@@ -155,45 +159,27 @@ class ViTConfig:
         """Width of the pooled features."""
         return self.dim * (2 if self.pool == "cls-mean" else 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` is the way back."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ViTConfig:
-        """Read `to_json`'s form. The schema is closed: a field that is not known raises `UsageError`."""
-        fields = {f.name for f in dataclasses.fields(cls)}
-        if extra := [name for name in data if name not in fields]:
-            raise unknown("field of a model's configuration", extra[0], fields)
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**values)
-
-
-_KINDS: dict[Any, tuple[type, ...]] = {
-    int: (int,),
-    bool: (bool,),
-    str: (str,),
-    float: (float, int),
-    float | None: (float, int, type(None)),
-}
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else size
-    if not isinstance(pair, list | tuple) or len(pair) != 2 or any(type(side) is not int for side in pair):
-        raise UsageError(f"a size is a whole number or (height, width), not {size!r}")
-    return pair[0], pair[1]
-
 
 class PatchEmbed(nn.Module):
-    """Cut images (B, C, H, W) into patches and project each: (B, rows × columns, D). Equation 1, `x_p E`."""
+    """Cut images (B, C, H, W) into patches and project each: (B, rows × columns, D). Equation 1, `x_p E`.
+
+    In a hybrid the patches are cut from the features of a ResNet, `backbone`.
+    """
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.proj = nn.Conv2d(config.channels, config.dim, kernel_size=config.patch, stride=config.patch)
+        self.hybrid = config.stem is not None
+        channels, stride = config.channels, 1
+        if config.stem is not None:
+            self.backbone = HybridStem(config.channels, config.stem, config.stem_numerics)
+            channels, stride = stem_width(config.stem), stem_stride(config.stem)
+        kernel = (config.patch[0] // stride, config.patch[1] // stride)
+        self.proj = nn.Conv2d(channels, config.dim, kernel_size=kernel, stride=kernel)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images).flatten(2).transpose(1, 2)
+    def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
+        """`recompute`: what the ResNet computes is computed again in the backward pass, for less memory."""
+        x = self.backbone(images, recompute) if self.hybrid else images
+        return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -423,7 +409,7 @@ class ViT(nn.Module):
         self._check_images(images)
         config = self.config
         grid = images.shape[2] // config.patch[0], images.shape[3] // config.patch[1]
-        x = self.patch_embed(images)
+        x = self.patch_embed(images, self.checkpointing)
         prefix: list[Tensor] = [self.cls_token] if config.cls_token else []
         if config.dist_token:
             prefix.append(self.dist_token)
@@ -481,6 +467,8 @@ class ViT(nn.Module):
             ("reg_token", TOKEN_INITS["normal-0.02"]),
             ("attn_pool.latent", nn.init.xavier_uniform_),
             ("patch_embed.proj.weight", lecun_normal_),
+            ("patch_embed.backbone.*conv*.weight", lecun_normal_),
+            ("patch_embed.backbone.*.norm3.weight", nn.init.zeros_),  # a new bottleneck is the identity
             ("pre_logits.weight", lecun_normal_),
             ("head*.weight", nn.init.zeros_),
             ("head*.bias", partial(nn.init.constant_, val=config.head_bias_init)),
@@ -536,12 +524,6 @@ def _mean(x: Tensor, mask: Tensor | None, prefix: int) -> Tensor:
         return x.mean(1)
     weights = F.pad(mask, (prefix, 0), value=True).to(x.dtype)[..., None]
     return (x * weights).sum(1) / weights.sum(1)
-
-
-def lecun_normal_(p: Tensor) -> Tensor:
-    """Normal of variance 1/fan-in, cut at two deviations and widened so that the variance holds (Flax)."""
-    std = (1 / p[0].numel()) ** 0.5 / 0.87962566103423978  # std of a unit normal cut at ±2
-    return nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
 
 
 def xavier_uniform_each_(p: Tensor) -> None:

@@ -28,7 +28,7 @@ from vitral.device import keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.evaluation.metrics import measure
 from vitral.evaluation.report import ReportContent, write_report
-from vitral.model import ViT
+from vitral.model import network
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, find_weights, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
@@ -196,7 +196,7 @@ def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Runni
     if machine.device.type == "cpu":
         keep_freed_memory()
     seed_everything(run.seed)
-    model = ViT(job.config).to(machine.device)
+    model = network(job.config).to(machine.device)
     if run.init:
         _load_init(model, run.init, job.dataset.classes)
     freeze(model, run.freeze)
@@ -236,7 +236,7 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
         )  # fmt: skip
 
 
-def _load_init(model: ViT, init: str, classes: tuple[str, ...]) -> None:
+def _load_init(model: nn.Module, init: str, classes: tuple[str, ...]) -> None:
     """Take over the weights; the head only where it is for the same classes."""
     path = find_weights(init)
     weights = native.read(path)

@@ -11,9 +11,10 @@ from vitral.data import DataSet, load
 from vitral.data.splits import subset, with_validation
 from vitral.device import Machine, choose
 from vitral.errors import DataError, UsageError, unknown
-from vitral.model import WRITE_UPS, ViTConfig
+from vitral.model import WRITE_UPS, BiTConfig, ModelConfig
 from vitral.model import config as model_config
-from vitral.model.variants import parse
+from vitral.model.schema import pair
+from vitral.model.variants import named
 from vitral.predict import find_weights
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.table import RECIPES
@@ -27,7 +28,7 @@ class Job:
 
     plan: Plan
     dataset: DataSet
-    config: ViTConfig
+    config: ModelConfig
     machine: Machine
 
     @property
@@ -67,14 +68,16 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
         if name not in ("data", "data_root", "out", "recipe"):
             reasons.append(Choice(name.replace("_", " "), _shown(value), "you asked"))
     if init := given.get("init"):
-        changes |= _from_weights(init, given, reasons)
+        changes |= _from_weights(init, plan.run, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
         changes |= {k: None for k in MODEL_OPTIONS if k not in given}
         own = {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
         changes |= own
         reasons += [Choice(k.replace("_", " "), _shown(value), f"that of {model}") for k, value in own.items()]
-    elif "model" in given and "image_size" not in given:
-        changes |= _fitting_size(given["model"], plan.run, reasons)
+    elif "model" in given:
+        changes |= _of_kind(named(model)[0], plan.run, given, reasons)
+        if "image_size" not in given:
+            changes |= _fitting_size(model, plan.run, reasons)
     run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
@@ -115,7 +118,7 @@ def reopen(plan: Plan) -> Job:
     return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim))
 
 
-def _config(run: Run, classes: int) -> ViTConfig:
+def _config(run: Run, classes: int) -> ModelConfig:
     if run.init:
         changes = {name: getattr(run, name) for name in _FREE if getattr(run, name) is not None}
         return dataclasses.replace(native.read(find_weights(run.init)).config, classes=classes, **changes)
@@ -126,7 +129,7 @@ _FREE = ("dropout", "drop_path")
 """Options of the network that are not in its weights: training may change them."""
 
 
-def _from_weights(init: str, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
+def _from_weights(init: str, recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
     """What a network that exists already decides: its shape and how it wants its pictures.
 
     `UsageError` for an option that says otherwise: it would be asked for and not be had.
@@ -135,7 +138,8 @@ def _from_weights(init: str, given: dict[str, Any], reasons: list[Choice]) -> di
     own = weights.preprocessing
     fixed: dict[str, Any] = {name: getattr(own, name) for name in ("image_size", "channels", "resize", "mean", "std")}
     fixed["model"] = str(weights.trained.get("model", "as in the weights"))
-    shape = {name: getattr(weights.config, name) for name in MODEL_OPTIONS if name not in _FREE}
+    has = vars(weights.config)  # what the network has not at all, as a ResNet --dropout, is None: nothing goes with it
+    shape = {name: has.get(name) for name in MODEL_OPTIONS if name not in _FREE or name not in has}
     for name, value in {**shape, **fixed}.items():
         if name in given and _spread(name, given[name], own.channels) != value:
             flag = f"--{name.replace('_', '-')}"
@@ -148,7 +152,20 @@ def _from_weights(init: str, given: dict[str, Any], reasons: list[Choice]) -> di
         Choice("image size", _shown(own.image_size), f"that of {init}"),
         Choice("channels", str(own.channels), f"those of {init}"),
     ]
-    return {**{name: None for name in MODEL_OPTIONS if name not in given}, **fixed}
+    of_kind = _of_kind(type(weights.config), recipes, given, reasons)
+    return {**of_kind, **{name: None for name in MODEL_OPTIONS if name not in given}, **fixed}
+
+
+def _of_kind(kind: type[ModelConfig], recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
+    """What a recipe chose for a ViT and a network of another kind has no use for."""
+    changes: dict[str, Any] = {n: None for n in MODEL_OPTIONS if not hasattr(kind, n) and n not in given}
+    if kind is BiTConfig and recipes.optimizer == "muon" and "optimizer" not in given:
+        changes["optimizer"] = "adamw"
+        if "lr" not in given:
+            changes["lr"] = 1e-3
+        why = "muon is for the matrices of a transformer's blocks; a ResNet has convolutions"
+        reasons.append(Choice("optimizer", f"adamw, {changes.get('lr', given.get('lr')):g}", why))
+    return changes
 
 
 def _spread(name: str, value: Any, channels: int) -> Any:
@@ -159,7 +176,7 @@ def _spread(name: str, value: Any, channels: int) -> Any:
 
 def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]:
     """The recipe's image size, rounded up to whole patches of the model that was asked for."""
-    _, patch = parse(model)
+    patch = pair(named(model)[1].get("patch_size", 1))
     size = tuple(-(-n // p) * p for n, p in zip(run.size, patch, strict=True))
     if size != run.size:
         reasons.append(Choice("image size", _shown(size), f"rounded up to whole patches of {model}"))

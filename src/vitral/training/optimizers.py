@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitral.training.run import Run
 
 Groups = list[dict[str, Any]]
-_TOKENS = ("cls_token", "reg_token", "pos_embed", "attn_pool.latent")
+_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
@@ -37,23 +37,25 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
 
 
 def _roots(names: list[str]) -> list[str]:
-    return sorted({re.sub(r"^(blocks\.\d+|[^.]+).*", r"\1", name) for name in names})
+    return sorted({re.sub(r"^((?:blocks|stages)\.\d+|[^.]+).*", r"\1", name) for name in names})
 
 
 def parameter_groups(model: nn.Module, run: Run) -> Groups:
     """Trainable parameters in groups of one decay and one learning-rate factor; each parameter is in exactly one.
 
     Matrices decay; biases, norms, LayerScale and tokens do not (big_vision decays kernels only). With `layer_decay` the
-    factor falls from 1 at the head by one power for each block on the way to the patches (BEiT, MAE).
+    factor falls from 1 at the head by one power for each block on the way to the patches (BEiT, MAE). A ResNet's blocks
+    are counted through its stages; the ResNet of a hybrid is one with the patches.
     """
-    depth = 1 + max((int(m[1]) for name, _ in model.named_parameters() if (m := _BLOCK.match(name))), default=-1)
+    blocks = {m[0]: None for name, _ in model.named_parameters() if (m := _BLOCK.match(name))}
+    layers = {block: number for number, block in enumerate(blocks, 1)}
     groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         matrix = parameter.ndim > 1 and name not in _TOKENS
         hidden = matrix and name.startswith("blocks.")
-        factor = 1.0 if not run.layer_decay else run.layer_decay ** (depth + 1 - _layer(name, depth))
+        factor = 1.0 if not run.layer_decay else run.layer_decay ** (len(layers) + 1 - _layer(name, layers))
         decay = run.weight_decay if matrix else 0.0
         key = (hidden, matrix, factor)
         group = groups.setdefault(
@@ -64,14 +66,15 @@ def parameter_groups(model: nn.Module, run: Run) -> Groups:
     return list(groups.values())
 
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_BLOCK = re.compile(r"(stages\.\d+\.)?blocks\.\d+\.")
+_FRONT = ("patch_embed", "stem", "cls_token", "dist_token", "reg_token", "pos_embed")
 
 
-def _layer(name: str, depth: int) -> int:
-    """0 for patches and tokens, 1 … depth for blocks, depth + 1 for what follows them."""
+def _layer(name: str, layers: dict[str, int]) -> int:
+    """0 for patches, root and tokens, then 1 … for blocks in the order of data, and one more for what follows them."""
     if match := _BLOCK.match(name):
-        return int(match[1]) + 1
-    return 0 if name.startswith(("patch_embed", "cls_token", "reg_token", "pos_embed")) else depth + 1
+        return layers[match[0]]
+    return 0 if name.startswith(_FRONT) else len(layers) + 1
 
 
 def _fused(groups: Groups) -> bool:
@@ -95,8 +98,8 @@ def sgd(groups: Groups, run: Run) -> list[Optimizer]:
 
 
 def muon(groups: Groups, run: Run) -> list[Optimizer]:
-    """Muon for the blocks' matrices, AdamW for the rest. Steps of a matrix have AdamW's size (arXiv 2502.16982), so
-    that both take the same learning rate and decay.
+    """Muon for the blocks' matrices, AdamW for the rest, convolutions too: torch's Muon takes matrices only. Steps of a
+    matrix have AdamW's size (arXiv 2502.16982), so that both take the same learning rate and decay.
     """
     hidden = [g for g in groups if g["hidden"]]
     rest = [g for g in groups if not g["hidden"]]

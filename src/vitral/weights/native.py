@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError
-from vitral.model import ViT, ViTConfig
+from vitral.model import ModelConfig, Network, network
+from vitral.model.kinds import config_from_json, config_to_json
 from vitral.weights.files import read_tensors, write_tensors
 
 FORMAT = 1
@@ -21,7 +23,7 @@ FORMAT = 1
 class Weights:
     """All that is needed to use a trained network."""
 
-    config: ViTConfig
+    config: ModelConfig
     state: Mapping[str, Tensor]
     preprocessing: Preprocessing
     classes: tuple[str, ...]
@@ -33,7 +35,7 @@ def save(path: Path, weights: Weights) -> None:
     """Write the file, atomically."""
     header = {
         "format": FORMAT,
-        "model": weights.config.to_json(),
+        "model": config_to_json(weights.config),
         "preprocessing": weights.preprocessing.to_json(),
         "classes": list(weights.classes),
         "trained": dict(weights.trained),
@@ -48,7 +50,7 @@ def read(path: Path) -> Weights:
         raise WeightsError("unknown version of vitral's format", where=path, why=f"version {header.get('format')}")
     try:
         weights = Weights(
-            ViTConfig.from_json(header["model"]),
+            config_from_json(header["model"]),
             state,
             Preprocessing.from_json(header["preprocessing"]),
             tuple(header["classes"]),
@@ -73,15 +75,26 @@ def _check(weights: Weights, path: Path) -> None:
             raise WeightsError("damaged header in weights file", where=path, why=why)
 
 
-def build(weights: Weights, path: Path | None = None) -> ViT:
-    """The network with these weights, in evaluation mode."""
-    model = ViT(weights.config)
-    load_state(model, weights.state, path)
+def build(weights: Weights, path: Path | None = None) -> Network:
+    """The network with these weights, in fp32 and in evaluation mode.
+
+    No number is drawn only to be overwritten, and tensors that are fp32 are taken as they are, not copied: training the
+    network changes `weights.state`.
+    """
+    with torch.device("meta"):
+        model = network(weights.config)
+    _check_fit(model, weights.state, path)
+    model.load_state_dict({name: value.float() for name, value in weights.state.items()}, assign=True)
     return model.eval()
 
 
-def load_state(model: ViT, state: Mapping[str, Tensor], path: Path | None = None) -> None:
+def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path | None = None) -> None:
     """Copy the weights in, strictly: `WeightsError` names what is missing, left over or of another shape."""
+    _check_fit(model, state, path)
+    model.load_state_dict(dict(state))
+
+
+def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None) -> None:
     own = dict(model.state_dict())
     problems = [f"{name} is missing" for name in own if name not in state]
     problems += [f"{name} has no place" for name in state if name not in own]
@@ -93,4 +106,3 @@ def load_state(model: ViT, state: Mapping[str, Tensor], path: Path | None = None
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise WeightsError("weights do not fit the model", where=path, why="; ".join(problems[:3]) + more)
-    model.load_state_dict(dict(state))

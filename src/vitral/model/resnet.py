@@ -1,0 +1,342 @@
+"""The authors' convolutional networks: the ResNet before the patches of a hybrid, and the ResNets of BiT.
+
+    hybrid   images (B, C, H, W) ─ root, stride 4 ─ stages, post-activation ─ features (B, C', H/s, W/s) ─ patches
+    BiT      images (B, C, H, W) ─ root, stride 4 ─ stages, pre-activation ─ norm, ReLU ─ mean ─ head ─ logits (B, K)
+
+Both have convolutions with standardised weights and group normalisation, so that nothing depends on the batch. They
+differ in where the activation stands and in how borders are padded: the hybrid's padding is SAME, which puts the odd
+pixel after the picture; BiT's is the same on both sides. Names of modules are those of most published weights.
+
+Sources: vit_jax `models_resnet.py`; big_transfer and big_vision `models/bit_paper.py` (arXiv 1912.11370).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitral.errors import UsageError
+from vitral.model.schema import Schema, pair
+
+ROOT = 64
+"""Channels of the root of a network of width 1, and of the bottlenecks of its first stage."""
+
+
+class Numerics(NamedTuple):
+    """The small numbers in which implementations of one network differ; each kind of weights wants its own."""
+
+    spread: Literal["std", "variance"]  # what `standard_eps` is added to: w / (std + ε), or w / √(variance + ε)
+    standard_eps: float
+    norm_eps: float
+    pool_border: float = 0.0  # what stands around the picture when BiT's root takes the maximum
+
+
+HybridNumerics = Literal["authors", "timm"]
+HYBRID_NUMERICS: dict[str, Numerics] = {
+    "authors": Numerics("std", 1e-5, 1e-6),  # vit_jax; the norm's ε is Flax's default
+    "timm": Numerics("variance", 1e-8, 1e-5),
+}
+BiTNumerics = Literal["authors", "big_vision", "timm"]
+BIT_NUMERICS: dict[str, Numerics] = {
+    "authors": Numerics("variance", 1e-10, 1e-5),
+    "big_vision": Numerics("variance", 1e-10, 1e-5, pool_border=-torch.inf),
+    "timm": Numerics("variance", 1e-8, 1e-5),
+}
+
+
+@dataclass(frozen=True)
+class BiTConfig(Schema):
+    """Everything that decides the shape and the arithmetic of a BiT ResNet. Defaults: BiT-R50x1.
+
+    Sizes are pixels; an integer stands for a square. Any size of image will do. `classes=0` leaves the head out.
+    """
+
+    image_size: int | tuple[int, int] = 224
+    channels: int = 3
+    classes: int = 1000
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)  # bottlenecks of each stage
+    width: int = 1  # factor on all channels
+
+    head_bias_init: float = 0.0
+    numerics: BiTNumerics = "authors"  # a name in BIT_NUMERICS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", pair(self.image_size))
+        self.check_kinds()
+        sizes = {"image_size": min(self.image), "channels": self.channels, "width": self.width}
+        sizes["layers"] = min(self.layers, default=0)
+        if bad := [f"{name}={getattr(self, name)}" for name, size in sizes.items() if size < 1]:
+            raise UsageError(f"sizes must be positive: {', '.join(bad)}")
+        if self.classes < 0:
+            raise UsageError("classes cannot be negative")
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image_size  # type: ignore[return-value]
+
+    @property
+    def dim(self) -> int:
+        """Channels after the last stage."""
+        return 4 * ROOT * self.width * 2 ** (len(self.layers) - 1)
+
+    @property
+    def features(self) -> int:
+        """Width of the pooled features."""
+        return self.dim
+
+
+class BiT(nn.Module):
+    """A ResNet-V2: images (B, C, H, W), standardised as the weights expect, in; logits (B, K) out."""
+
+    def __init__(self, config: BiTConfig):
+        super().__init__()
+        self.config = config
+        self.checkpointing = False  # recompute bottlenecks in the backward pass: less memory, more time
+        numerics = BIT_NUMERICS[config.numerics]
+        root = ROOT * config.width
+        self.stem = PaddedRoot(config.channels, root, numerics)
+        self.stages = stages(PreBottleneck, config.layers, root, numerics)
+        self.norm = group_norm(config.dim, numerics)
+        if config.classes:
+            self.head = nn.Linear(config.dim, config.classes)
+        self.init_weights()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K); with `classes=0` the pooled features (B, D)."""
+        return self.classify(self.pool(self.encode(images)))
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Features (B, D, H/32, W/32), rounded up, after the last stage, before the final norm."""
+        if images.ndim != 4 or images.shape[1] != self.config.channels:
+            wanted = f"(B, {self.config.channels}, {self.config.image[0]}, {self.config.image[1]})"
+            raise UsageError("images of the wrong shape", why=f"got {tuple(images.shape)}, want {wanted}")
+        x = self.stem(images)
+        for stage in self.stages:
+            x = stage(x, self.checkpointing)
+        return x
+
+    def pool(self, x: Tensor) -> Tensor:
+        """One vector (B, D) for each picture."""
+        return F.relu(self.norm(x)).mean((2, 3))
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits (B, K) from what `pool` gives."""
+        return self.head(x) if self.config.classes else x
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialise as the authors' code does (big_vision `bit_paper.py`, Flax defaults)."""
+        table: list[tuple[str, Callable[[Tensor], object]]] = [
+            ("head.weight", nn.init.zeros_),
+            ("head.bias", partial(nn.init.constant_, val=self.config.head_bias_init)),
+            ("*norm*.weight", nn.init.ones_),
+            ("*conv*.weight", lecun_normal_),
+            ("*norm*.bias", nn.init.zeros_),
+        ]
+        for name, parameter in self.named_parameters():
+            next(initialise for pattern, initialise in table if fnmatchcase(name, pattern))(parameter)
+
+
+class HybridStem(nn.Module):
+    """The ResNet before the patches: images (B, C, H, W) to features (B, `stem_width`, H/s, W/s), s `stem_stride`.
+
+    `layers` are the bottlenecks of each stage; with none it is the root alone.
+    """
+
+    def __init__(self, channels: int, layers: Sequence[int], numerics: HybridNumerics = "authors"):
+        super().__init__()
+        numbers = HYBRID_NUMERICS[numerics]
+        self.stem = SameRoot(channels, ROOT, numbers)
+        if layers:
+            self.stages = stages(PostBottleneck, layers, ROOT, numbers)
+        self.staged = bool(layers)
+
+    def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
+        """`recompute`: bottlenecks are computed again in the backward pass, for less memory."""
+        x = self.stem(images)
+        for stage in self.stages if self.staged else ():
+            x = stage(x, recompute)
+        return x
+
+
+def stem_stride(layers: Sequence[int]) -> int:
+    """Pixels of the picture for one of the features: 4 after the root and the first stage, then twice as many each."""
+    return 4 * 2 ** max(len(layers) - 1, 0)
+
+
+def stem_width(layers: Sequence[int]) -> int:
+    """Channels of the features."""
+    return 4 * ROOT * 2 ** (len(layers) - 1) if layers else ROOT
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution whose kernel is brought to mean 0 and variance 1 for each output channel (arXiv 1903.10520)."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int, numerics: Numerics, *, same: bool):
+        super().__init__(channels, out, kernel, stride, 0 if same else (kernel - 1) // 2, bias=False)
+        self.numerics, self.same = numerics, same
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same:
+            x = pad_same(x, self.kernel_size[0], self.stride[0])
+        return F.conv2d(x, self.standardised().to(x.dtype), None, self.stride, self.padding)
+
+    def standardised(self) -> Tensor:
+        """The kernel that is used; half precision would lose what is left after the mean, so it is at least fp32."""
+        weight = self.weight.flatten(1)
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            weight = weight.float()
+        if self.numerics.spread == "variance":
+            weight = F.layer_norm(weight, weight.shape[1:], eps=self.numerics.standard_eps)  # the same, in one kernel
+        else:
+            std, mean = torch.std_mean(weight, dim=1, correction=0, keepdim=True)
+            weight = (weight - mean) / (std + self.numerics.standard_eps)
+        return weight.view_as(self.weight)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pad (…, H, W) so that ⌈H / stride⌉ × ⌈W / stride⌉ places come out; an odd pixel goes below and right (XLA)."""
+    pads: list[int] = []
+    for n in (x.shape[-1], x.shape[-2]):  # the last axis first
+        total = max((-(-n // stride) - 1) * stride + kernel - n, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+def group_norm(channels: int, numerics: Numerics) -> nn.GroupNorm:
+    """32 groups, as all of these networks have."""
+    return nn.GroupNorm(32, channels, eps=numerics.norm_eps)
+
+
+class SameRoot(nn.Module):
+    """7×7 convolution, norm, ReLU and maximum of 3×3, each convolution and maximum with stride 2."""
+
+    def __init__(self, channels: int, out: int, numerics: Numerics):
+        super().__init__()
+        self.conv = StdConv2d(channels, out, 7, 2, numerics, same=True)
+        self.norm = group_norm(out, numerics)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(pad_same(F.relu(self.norm(self.conv(x))), 3, 2, -torch.inf), 3, 2)
+
+
+class PaddedRoot(nn.Module):
+    """7×7 convolution and maximum of 3×3, each with stride 2; the first norm is that of the first bottleneck.
+
+    The maximum sees a border of zeros (authors, timm), which negative features lose to; big_vision has none to see.
+    """
+
+    def __init__(self, channels: int, out: int, numerics: Numerics):
+        super().__init__()
+        self.conv = StdConv2d(channels, out, 7, 2, numerics, same=False)
+        self.border = numerics.pool_border
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.pad(self.conv(x), (1, 1, 1, 1), value=self.border), 3, 2)
+
+
+class Projection(nn.Module):
+    """The way past a bottleneck that changes the shape: 1×1 convolution, with a norm in post-activation networks."""
+
+    def __init__(self, channels: int, out: int, stride: int, numerics: Numerics, *, post: bool):
+        super().__init__()
+        self.conv = StdConv2d(channels, out, 1, stride, numerics, same=post)
+        if post:
+            self.norm = group_norm(out, numerics)
+        self.post = post
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.norm(x) if self.post else x
+
+
+class PostBottleneck(nn.Module):
+    """1×1, 3×3 (with the stride) and 1×1 convolution, each with its norm; ReLU after the sum (hybrids)."""
+
+    def __init__(self, channels: int, mid: int, stride: int, numerics: Numerics):
+        super().__init__()
+        self.projected = stride != 1 or channels != 4 * mid
+        if self.projected:
+            self.downsample = Projection(channels, 4 * mid, stride, numerics, post=True)
+        self.conv1 = StdConv2d(channels, mid, 1, 1, numerics, same=True)
+        self.norm1 = group_norm(mid, numerics)
+        self.conv2 = StdConv2d(mid, mid, 3, stride, numerics, same=True)
+        self.norm2 = group_norm(mid, numerics)
+        self.conv3 = StdConv2d(mid, 4 * mid, 1, 1, numerics, same=True)
+        self.norm3 = group_norm(4 * mid, numerics)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.downsample(x) if self.projected else x
+        x = F.relu(self.norm1(self.conv1(x)))
+        x = F.relu(self.norm2(self.conv2(x)))
+        return F.relu(shortcut + self.norm3(self.conv3(x)))
+
+
+class PreBottleneck(nn.Module):
+    """Norm and ReLU before each of 1×1, 3×3 (with the stride) and 1×1 convolution; nothing after the sum (BiT)."""
+
+    def __init__(self, channels: int, mid: int, stride: int, numerics: Numerics):
+        super().__init__()
+        self.norm1 = group_norm(channels, numerics)
+        self.projected = stride != 1 or channels != 4 * mid
+        if self.projected:
+            self.downsample = Projection(channels, 4 * mid, stride, numerics, post=False)
+        self.conv1 = StdConv2d(channels, mid, 1, 1, numerics, same=False)
+        self.norm2 = group_norm(mid, numerics)
+        self.conv2 = StdConv2d(mid, mid, 3, stride, numerics, same=False)
+        self.norm3 = group_norm(mid, numerics)
+        self.conv3 = StdConv2d(mid, 4 * mid, 1, 1, numerics, same=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.norm1(x))
+        shortcut = self.downsample(activated) if self.projected else x
+        x = self.conv1(activated)
+        x = self.conv2(F.relu(self.norm2(x)))
+        return shortcut + self.conv3(F.relu(self.norm3(x)))
+
+
+class Stage(nn.Module):
+    """Bottlenecks at one resolution; the first one may halve it."""
+
+    def __init__(self, bottlenecks: Sequence[nn.Module]):
+        super().__init__()
+        self.blocks = nn.ModuleList(bottlenecks)
+
+    def forward(self, x: Tensor, recompute: bool = False) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if recompute and self.training else block(x)
+        return x
+
+
+def stages(
+    bottleneck: Callable[[int, int, int, Numerics], nn.Module], layers: Sequence[int], root: int, numerics: Numerics
+) -> nn.ModuleList:
+    """Stages of so many bottlenecks, after a root of so many channels: each is twice as wide as the one before, and
+    all but the first halve the resolution.
+    """
+    found, channels = nn.ModuleList(), root
+    for number, count in enumerate(layers):
+        mid = root * 2**number
+        first = bottleneck(channels, mid, 1 if number == 0 else 2, numerics)
+        found.append(Stage([first, *(bottleneck(4 * mid, mid, 1, numerics) for _ in range(count - 1))]))
+        channels = 4 * mid
+    return found
+
+
+def lecun_normal_(p: Tensor) -> Tensor:
+    """Normal of variance 1/fan-in, cut at two deviations and widened so that the variance holds (Flax)."""
+    std = (1 / p[0].numel()) ** 0.5 / 0.87962566103423978  # std of a unit normal cut at ±2
+    return nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
