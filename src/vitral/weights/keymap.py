@@ -1,6 +1,7 @@
-"""Key maps as two-way data: which tensors of another library are which parameter of ours, and how each becomes the other.
+"""Key maps as two-way data: which tensors of another library are which parameter of ours, and how one becomes the other.
 
-A rule says it for one parameter, or, with `{i}` for the block's number, for one parameter of every block. Reading and
+A rule says it for one parameter, or, with `{i}` for the block's number, for one parameter of every block. Where theirs
+count from one the place is `{i+1}`, with two digits `{i+1:02}`; a second number has another letter, `{s}`. Reading and
 writing both follow the same rules, so a format that can be read can be written, and a round trip is exact.
 """
 
@@ -45,7 +46,7 @@ QUERY_VALUE_BIAS = Form(
 
 @dataclass(frozen=True)
 class Rule:
-    """One parameter of ours and the tensors of theirs that it is made of. Names may hold `{i}`."""
+    """One parameter of ours and the tensors of theirs that it is made of. Names may hold `{i}` and its like."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -87,9 +88,9 @@ class KeyMap:
         found: dict[str, Match] = {}
         for name in have:
             for rule in self._by_first.get(_shape(name), ()):
-                if (block := _block(rule.theirs[0], name)) is None:
+                if (numbers := _numbers(rule.theirs[0], name)) is None:
                     continue
-                match = _at(rule, block)
+                match = _at(rule, numbers)
                 if all(part in have for part in match.theirs):
                     found.setdefault(match.ours, match)
         return list(found.values())
@@ -97,19 +98,19 @@ class KeyMap:
     def writing(self, ours: str) -> Match | None:
         """How our parameter is written; None where the format has no place for it. Earlier rules win."""
         for rule in self.rules:
-            if (block := _block(rule.ours, ours)) is not None:
-                return _at(rule, block)
+            if (numbers := _numbers(rule.ours, ours)) is not None:
+                return _at(rule, numbers)
         return None
 
     def knows(self, name: str) -> bool:
         """Whether any rule speaks of a tensor of theirs with this name."""
-        return any(_block(part, name) is not None for part in self._parts.get(_shape(name), ()))
+        return any(_numbers(part, name) is not None for part in self._parts.get(_shape(name), ()))
 
     @cached_property
     def _by_first(self) -> dict[str, list[Rule]]:
         found: dict[str, list[Rule]] = {}
         for rule in self.rules:
-            found.setdefault(_shape(rule.theirs[0].replace("{i}", "0")), []).append(rule)
+            found.setdefault(_shape(_PLACE.sub("0", rule.theirs[0])), []).append(rule)
         return found
 
     @cached_property
@@ -117,7 +118,7 @@ class KeyMap:
         found: dict[str, list[str]] = {}
         for rule in self.rules:
             for part in rule.theirs:
-                found.setdefault(_shape(part.replace("{i}", "0")), []).append(part)
+                found.setdefault(_shape(_PLACE.sub("0", part)), []).append(part)
         return found
 
 
@@ -126,21 +127,42 @@ def _shape(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
+_PLACE = re.compile(r"\{([a-z])(\+1)?(:02)?\}")
+"""A number in a template: its letter, whether it counts from one, whether it has two digits."""
+
+
 @cache
-def _pattern(template: str) -> re.Pattern[str]:
-    head, *rest = re.escape(template).split(r"\{i\}")
-    return re.compile(head + (r"(?P<i>\d+)" + r"(?P=i)".join(rest) if rest else ""))
+def _pattern(template: str) -> tuple[re.Pattern[str], tuple[tuple[str, int], ...]]:
+    """What names of the template look like, and for each number in them its letter and where it counts from."""
+    places = list(_PLACE.finditer(template))
+    between = _PLACE.sub("\0", template).split("\0")
+    digits = "([0-9]{1,4})"  # no network has more blocks
+    pattern = "".join(re.escape(text) + digits for text in between[:-1]) + re.escape(between[-1])
+    return re.compile(pattern), tuple((place[1], int(place[2] or 0)) for place in places)
 
 
-def _block(template: str, name: str) -> str | None:
-    """The block's number where `name` fits the template ("" where it has none); None where it does not fit."""
-    if found := _pattern(template).fullmatch(name):
-        return found.groupdict().get("i", "")
-    return None
+def _numbers(template: str, name: str) -> dict[str, int] | None:
+    """The numbers by letter where `name` fits the template (none where it has none); None where it does not fit."""
+    pattern, places = _pattern(template)
+    if not (found := pattern.fullmatch(name)):
+        return None
+    numbers: dict[str, int] = {}
+    for (letter, first), digits in zip(places, found.groups(), strict=True):
+        if numbers.setdefault(letter, int(digits) - first) != int(digits) - first:
+            return None
+    return numbers if min(numbers.values(), default=0) >= 0 and _filled(template, numbers) == name else None
 
 
-def _at(rule: Rule, block: str) -> Match:
-    return Match(rule.ours.replace("{i}", block), tuple(part.replace("{i}", block) for part in rule.theirs), rule.form)
+def _filled(template: str, numbers: Mapping[str, int]) -> str:
+    def number(place: re.Match[str]) -> str:
+        return f"{numbers[place[1]] + int(place[2] or 0):{'02' if place[3] else ''}}"
+
+    return _PLACE.sub(number, template)
+
+
+def _at(rule: Rule, numbers: Mapping[str, int]) -> Match:
+    theirs = tuple(_filled(part, numbers) for part in rule.theirs)
+    return Match(_filled(rule.ours, numbers), theirs, rule.form)
 
 
 def rename(rules: Iterable[Rule], change: Callable[[str], str]) -> tuple[Rule, ...]:
