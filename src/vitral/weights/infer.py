@@ -10,13 +10,17 @@ from torch import Tensor
 
 from vitral.errors import WeightsError
 from vitral.model import SIZES, ViTConfig
-from vitral.weights.formats.format import depth_of
+from vitral.model.resnet import stem_stride
+from vitral.weights.formats.format import depth_of, layers_of
 from vitral.weights.keymap import Facts
 
 
-def infer(state: Mapping[str, Tensor], facts: Facts, where: object) -> ViTConfig:
+def infer(
+    state: Mapping[str, Tensor], facts: Facts, where: object, image_size: int | tuple[int, int] | None = None
+) -> ViTConfig:
     """The configuration that tensors under our names are of. `facts` are fields that shapes cannot tell (activation,
-    epsilon, heads, image size) and win over what shapes suggest.
+    epsilon, heads, image size) and win over what shapes suggest. `image_size` is what the network is wanted for: where
+    the grid of positions is no square, it is believed to be that one.
 
     `WeightsError` where neither tells the number of heads or the grid.
     """
@@ -29,7 +33,7 @@ def infer(state: Mapping[str, Tensor], facts: Facts, where: object) -> ViTConfig
     if "heads" not in found:
         found["heads"] = _heads(found["dim"], found["depth"], where)
     if "image_size" not in found:
-        found["image_size"] = _image_size(state, found, where)
+        found["image_size"] = _image_size(state, found, image_size, where)
     return ViTConfig(**found)
 
 
@@ -41,13 +45,22 @@ def _sizes(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
         "depth": depth_of(state, "blocks."),
         "mlp_dim": narrow,
         "activation": "swiglu" if wide == 2 * narrow else "gelu",
-        "channels": kernel.shape[1],
-        "patch_size": (kernel.shape[2], kernel.shape[3]),
+        **_patches(state, kernel),
         "classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
     }
     if "blocks.0.attn.q_norm.weight" in state:
         found["heads"] = dim // state["blocks.0.attn.q_norm.weight"].shape[0]
     return found
+
+
+def _patches(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
+    """Channels of the picture and pixels of a patch; with a ResNet before the patches its stages too."""
+    root, stages = state.get("patch_embed.backbone.stem.conv.weight"), "patch_embed.backbone.stages."
+    if root is None:
+        return {"channels": kernel.shape[1], "patch_size": (kernel.shape[2], kernel.shape[3])}
+    layers = layers_of(state, stages)
+    height, width = (stem_stride(layers) * side for side in kernel.shape[2:])
+    return {"channels": root.shape[1], "patch_size": (height, width), "stem": layers}
 
 
 def _parts(state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -99,14 +112,21 @@ def _heads(dim: int, depth: int, where: object) -> int:
     raise WeightsError("cannot tell the number of heads", where=where, why=why, hint="--heads 12")
 
 
-def _image_size(state: Mapping[str, Tensor], found: Mapping[str, Any], where: object) -> tuple[int, int]:
+def _image_size(
+    state: Mapping[str, Tensor], found: Mapping[str, Any], wanted: int | tuple[int, int] | None, where: object
+) -> tuple[int, int]:
     patch = found["patch_size"]
     if "pos_embed" not in state:
         return 16 * patch[0], 16 * patch[1]
     placed = int(found["cls_token"]) + int(found["dist_token"]) if found["cls_position"] else 0
     patches = state["pos_embed"].shape[1] - placed
     side = math.isqrt(patches)
+    height, width = (wanted, wanted) if isinstance(wanted, int) else wanted or (0, 0)
+    if side * side != patches and (height // patch[0]) * (width // patch[1]) == patches:
+        return height, width
     if side * side != patches:
         why = f"{patches} positions are no square"
-        raise WeightsError("cannot tell the grid of positions", where=where, why=why, hint="--image-size of the weights")
+        raise WeightsError(
+            "cannot tell the grid of positions", where=where, why=why, hint="--image-size of the weights"
+        )
     return side * patch[0], side * patch[1]

@@ -1,4 +1,4 @@
-"""Key maps as two-way data: which tensors of another library are which parameter of ours, and how one becomes the other.
+"""Key maps as two-way data: which tensors of another library are which parameter of ours, and how to turn them.
 
 A rule says it for one parameter, or, with `{i}` for the block's number, for one parameter of every block. Where theirs
 count from one the place is `{i+1}`, with two digits `{i+1:02}`; a second number has another letter, `{s}`. Reading and

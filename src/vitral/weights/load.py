@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError, unknown
-from vitral.model import ViTConfig, network
+from vitral.model import ModelConfig, ViTConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
 from vitral.weights.adapt import adapt
@@ -68,7 +68,7 @@ def read(
     if "vitral" in source.metadata:
         kind, weights, account = "native", *_native(path, source)
     else:
-        kind, weights, account = _foreign(source, format, heads)
+        kind, weights, account = _foreign(source, format, heads, wanted.get("image_size"))
     own_scheme = FORMATS[kind].scheme if kind in FORMATS else "bilinear-corners"
     weights = _fit(weights, account, wanted, scheme or own_scheme, new_head)
     account.notes[:0] = [*notes, *source.notes]
@@ -83,13 +83,15 @@ def _native(path: Path, source: Source) -> tuple[Weights, Account]:
     return weights, Account(source.where, "vitral's own", lines)
 
 
-def _foreign(source: Source, format: str | None, heads: int | None) -> tuple[str, Weights, Account]:
+def _foreign(
+    source: Source, format: str | None, heads: int | None, image_size: int | tuple[int, int] | None
+) -> tuple[str, Weights, Account]:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     kind = FORMATS[format] if format else detect(source.tensors, source.where)
     state, account = _translate(kind, source)
     facts = kind.facts(source) | ({"heads": heads} if heads else {})
-    config = infer(state, facts, source.where)
+    config = kind.config(state, facts, source.where) if kind.config else infer(state, facts, source.where, image_size)
     _check(state, config, account, source.where)
     preprocessing, known_from = kind.preprocessing(source, config)
     account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")
@@ -112,7 +114,9 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
             state[match.ours] = match.form.read([theirs[name] for name in match.theirs])
         except (RuntimeError, IndexError, ValueError) as error:
             shapes = ", ".join(f"{name} {tuple(theirs[name].shape)}" for name in match.theirs)
-            raise WeightsError("tensors that do not go together", where=source.where, why=f"{shapes}: {error}") from None
+            raise WeightsError(
+                "tensors that do not go together", where=source.where, why=f"{shapes}: {error}"
+            ) from None
         for name in match.theirs:
             fate = "transformed" if match.form.told else "loaded"
             used[name] = Line(name, tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
@@ -134,7 +138,7 @@ def _fits(pattern: str, name: str) -> bool:
     return fits((pattern,), name) is not None
 
 
-def _check(state: Mapping[str, Tensor], config: ViTConfig, account: Account, where: str) -> None:
+def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, where: str) -> None:
     """Every parameter of ours got its tensor, of the right shape."""
     with torch.device("meta"):
         own = network(config).state_dict()
@@ -175,7 +179,7 @@ def _fit(weights: Weights, account: Account, wanted: Mapping[str, Any], scheme: 
     return Weights(config, state, preprocessing, classes, weights.trained)
 
 
-def _prepared(preprocessing: Preprocessing, config: ViTConfig) -> Preprocessing:
+def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
     """The same preparation of pictures at the network's size and channels."""
     if preprocessing.channels == config.channels:
         return dataclasses.replace(preprocessing, image_size=config.image)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
 from vitral.errors import WeightsError
-from vitral.model import ViTConfig
+from vitral.model import ModelConfig
 from vitral.weights.keymap import Facts, KeyMap, Rule, fits, numbered
 from vitral.weights.native import Weights
 from vitral.weights.source import Source
@@ -40,10 +40,12 @@ class Format:
     """Names (`{i}` a number, `*` anything) that tell this format from the others."""
     scheme: str
     """How weights from here are resized to another grid: a name in `vitral.weights.resize.SCHEMES`."""
-    preprocessing: Callable[[Source, ViTConfig], tuple[Preprocessing, str]]
+    preprocessing: Callable[[Source, Any], tuple[Preprocessing, str]]
     """What the weights expect of a picture, and where that is known from."""
     facts: Callable[[Source], Facts] = _nothing
     """Fields of the configuration that the file or its companions tell; the shapes tell the rest."""
+    config: Callable[[Mapping[str, Tensor], Facts, object], ModelConfig] | None = None
+    """The configuration from tensors under our names, the facts, and the place to name in errors; None for a ViT's."""
     classes: Callable[[Source, int], tuple[str, ...] | None] = lambda source, count: None
     """Class names, where the file has them."""
     ignored: Mapping[str, str] = field(default_factory=dict)
@@ -95,3 +97,9 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
 def depth_of(names: Iterable[str], before: str) -> int:
     """How many numbered blocks there are."""
     return max(numbered(names, before), default=-1) + 1
+
+
+def layers_of(names: Iterable[str], before: str) -> tuple[int, ...]:
+    """How many numbered blocks each numbered stage has, as in `stages.0.blocks.0`."""
+    names = list(names)
+    return tuple(depth_of(names, f"{before}{stage}.blocks.") for stage in range(depth_of(names, before)))
