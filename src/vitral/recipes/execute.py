@@ -7,7 +7,7 @@ import json
 import platform
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -32,12 +32,14 @@ from vitral.model import network
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, find_weights, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
+from vitral.recipes.features import FeatureCache
 from vitral.recipes.planning import Job, load_given, plan_run, reopen
+from vitral.recipes.probe import fit_probe
 from vitral.training.loop import State, ema_weights, fit
 from vitral.training.objective import balanced_weights, classification
 from vitral.training.optimizers import OptimizerSet, freeze
 from vitral.training.progress import ConsoleListener, counting, print_plan
-from vitral.training.run import RunFolder, checked_options
+from vitral.training.run import Choice, RunFolder, checked_options
 from vitral.weights import native
 from vitral.weights.files import write_text
 
@@ -157,8 +159,8 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
     elif folder.last.is_file():
         _go_on(running)
     try:
-        _fit(running)
-        return _finish(running)
+        chosen = LEARNERS.get(job.run.recipe, _fit)(running)
+        return _finish(running, chosen)
     except KeyboardInterrupt:
         raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
 
@@ -174,8 +176,8 @@ def _go_on(running: _Running) -> None:
     running.console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
 
 
-def _fit(running: _Running) -> None:
-    """Train from where the state stands to the end."""
+def _fit(running: _Running) -> tuple[Choice, ...]:
+    """Train from where the state stands to the end, step by step."""
     job, state, run = running.job, running.state, running.job.run
     if run.compile:
         state.model.compile()
@@ -188,6 +190,27 @@ def _fit(running: _Running) -> None:
             state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
             save=lambda state, best: _save(running, best), listener=listener,
         )  # fmt: skip
+    return ()
+
+
+def _probe(running: _Running) -> tuple[Choice, ...]:
+    """Fit a head to the features of the network as it is, all at once: there is no state to save on the way."""
+    job, state, batches = running.job, running.state, running.batches
+    found = fit_probe(
+        state.model, batches["train"], batches["val"], len(job.dataset.classes), job.machine,
+        balanced=job.run.class_weights == "balanced", cache=FeatureCache(),
+        tell=lambda line: running.console.print(line, highlight=False, soft_wrap=True),
+    )  # fmt: skip
+    found.write_into(state.model)
+    state.history, state.best, state.seconds = found.history, found.best, found.seconds
+    _save_metrics(running)
+    _save_weights(running, found.best)
+    tried = ", ".join(f"{line['C']:g} {line['val_accuracy']:.1%}" for line in found.history)
+    return (Choice("C", f"{found.best['C']:g}", f"the best on validation: {tried}"),)
+
+
+LEARNERS: Mapping[str, Callable[[_Running], tuple[Choice, ...]]] = {"linear-probe": _probe}
+"""Recipes that do not learn by steps; each leaves metrics and weights, and returns what it chose on the way."""
 
 
 def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Running:
@@ -223,7 +246,7 @@ def _readable_batches(job: Job, console: Console) -> tuple[Job, dict[str, Batche
 
 
 def _batches(job: Job, split: str, console: Console) -> Batches:
-    run, training = job.run, split == "train"
+    run, training = job.run, split == "train" and job.run.recipe not in LEARNERS
     pictures = job.dataset[split]
     weights = None
     if training and run.sampling == "balanced":
@@ -252,6 +275,12 @@ def _loss_weights(job: Job) -> Tensor | None:
         return None
     weights = balanced_weights(job.dataset["train"].labels, len(job.dataset.classes))
     return torch.from_numpy(weights).to(job.machine.device)
+
+
+def _median_rate(state: State) -> float | None:
+    """Pictures a second of a typical epoch; None where there was none."""
+    rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
+    return float(np.median(rates)) if rates else None
 
 
 def _open_folder(running: _Running) -> None:
@@ -285,24 +314,27 @@ def _validate(model: nn.Module, running: _Running) -> dict[str, float]:
 
 def _save(running: _Running, best: bool) -> None:
     """After an epoch, or where a person stopped: metrics, best weights, then the state that refers to them."""
-    folder, state, job = running.folder, running.state, running.job
-    write_text(folder.metrics, "".join(json.dumps(line) + "\n" for line in state.history))
+    _save_metrics(running)
     if best:
-        trained = {
-            "data": job.run.data,
-            "model": job.run.model,
-            "recipe": job.run.recipe,
-            **state.history[-1],
-            "versions": versions(),
-        }
-        weights = native.Weights(
-            job.config, state.evaluated.state_dict(), job.run.preprocessing, job.dataset.classes, trained
-        )
-        native.save(folder.weights, weights)
-    state.save(folder.last, {"seed": job.run.seed})
+        _save_weights(running, running.state.history[-1])
+    running.state.save(running.folder.last, {"seed": running.job.run.seed})
 
 
-def _finish(running: _Running) -> TrainedRun:
+def _save_metrics(running: _Running) -> None:
+    write_text(running.folder.metrics, "".join(json.dumps(line) + "\n" for line in running.state.history))
+
+
+def _save_weights(running: _Running, line: Mapping[str, Any]) -> None:
+    """The weights as they stand, with the line of the metrics that they belong to."""
+    job = running.job
+    about = {"data": job.run.data, "model": job.run.model, "recipe": job.run.recipe}
+    trained = {**about, **line, "versions": versions()}
+    state = running.state.evaluated.state_dict()
+    weights = native.Weights(job.config, state, job.run.preprocessing, job.dataset.classes, trained)
+    native.save(running.folder.weights, weights)
+
+
+def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
     """Measure the best weights, write result.json and report.html."""
     job, folder, state = running.job, running.folder, running.state
     model = native.build(native.read(folder.weights)).to(job.machine.device)
@@ -313,9 +345,9 @@ def _finish(running: _Running) -> TrainedRun:
         "classes": len(job.dataset.classes),
         "images": {name: len(split) for name, split in job.dataset.splits.items()},
         "best_epoch": (state.best or {}).get("epoch"),
-        "epochs": state.epoch,
+        "epochs": state.epoch or None,
         "seconds": state.seconds,
-        "images_per_second": float(np.median([line["images_per_second"] for line in state.history])),
+        "images_per_second": _median_rate(state),
         "device": job.machine.name,
         "precision": job.machine.precision,
         "seed": job.run.seed,
@@ -331,7 +363,8 @@ def _finish(running: _Running) -> TrainedRun:
         result[f"{split}_accuracy"] = evaluation.accuracy
         result[split] = evaluation.to_json()
     content = ReportContent(
-        title=job.dataset.name, command=running.command, result=result, plan=job.plan.choices, history=state.history,
+        title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
+        history=state.history,
         evaluation=evaluation, evaluated_on=split, mistakes=mistakes,
         layers=summarize(model).to_json()["layers"],
     )  # fmt: skip

@@ -34,7 +34,6 @@ from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.predict import Predictor, load
-from vitral.recipes.evaluation import _batches, _own_data
 from vitral.weights.files import read_tensors, write_tensors
 
 FORMAT = 1
@@ -266,6 +265,8 @@ def evaluate_features(
     train that is cut off (the same share of each class, seed 0), or on `split`. Features are kept in `cache`, by
     default the user's. `UsageError` where nothing is asked for, and the errors of reading data and weights.
     """
+    from vitral.recipes.evaluation import _own_data  # it plans runs, plans know recipes, and one of them needs features
+
     if bad_images not in ("error", "skip"):
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     if not few_shot and knn is None:
@@ -322,7 +323,8 @@ def _side(
     """Features and labels of a split. To leave bad pictures out, all are decoded even where features are kept."""
     batches = None
     if bad_images == "skip":
-        batches = _batches(predictor, pictures, progress)
+        on = predictor.machine.device
+        batches = Batches(pictures, predictor.preprocessing, batch_size=256, device=on, progress=progress)
         if bad := [index for index, _ in batches.unreadable]:
             if len(bad) == len(pictures):
                 raise DataError("no readable picture", why=str(batches.unreadable[0][1]))

@@ -17,7 +17,7 @@ from vitral.model.schema import pair
 from vitral.model.variants import named
 from vitral.predict import find_weights
 from vitral.recipes.facts import Facts, facts
-from vitral.recipes.table import RECIPES
+from vitral.recipes.table import CHECKS, RECIPES, UNREAD
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
 from vitral.weights import native
 
@@ -40,6 +40,10 @@ def plan_run(options: dict[str, Any]) -> Job:
     """Read the data, ask the recipe, let the given `options` (fields of `Run`) win, and give each choice its reason."""
     given = checked_options(options)
     Run(**given)  # what makes no sense by itself is said before data are read
+    for name in UNREAD.get(given.get("recipe", ""), ()):
+        if name in given:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} means nothing to --recipe {given['recipe']}", hint="leave it out")
     dataset = load_given(given)
     machine = choose(given.get("device", "auto"))
     return resolve(_recipe(given)(facts(dataset), machine), given, dataset)
@@ -82,6 +86,8 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
     config = _config(run, len(dataset.classes))
+    if run.recipe in CHECKS:
+        CHECKS[run.recipe](dataset, config)
     machine = choose(run.device, run.precision, dim=config.dim)
     reasons += _consequences(run, machine, dataset)
     kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]

@@ -1,8 +1,11 @@
 """Recipes by name: short functions from the data's numbers to a complete run."""
 
 from collections.abc import Callable
+from typing import Any
 
+from vitral.data import DataSet
 from vitral.device import Machine
+from vitral.recipes import probe
 from vitral.recipes.facts import Facts
 from vitral.recipes.mnist_7562 import mnist_7562
 from vitral.recipes.paper import paper, paper_finetune
@@ -16,4 +19,11 @@ RECIPES: dict[str, Callable[[Facts, Machine], Plan]] = {
     "paper-finetune": paper_finetune,
     "places365": places365,
     "mnist-7562": mnist_7562,
+    "linear-probe": probe.linear_probe,
 }
+
+UNREAD: dict[str, tuple[str, ...]] = {"linear-probe": probe.UNREAD}
+"""Options that have no meaning for a recipe, and are refused."""
+
+CHECKS: dict[str, Callable[[DataSet, Any], None]] = {"linear-probe": probe.check}
+"""What a recipe cannot work with is refused before any work."""

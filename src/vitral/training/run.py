@@ -107,7 +107,7 @@ class Run:
     residency: Literal["auto", "memory", "stream"] = option("auto", "keep decoded pictures in memory, or stream them")
     workers: int | None = option(None, "worker processes that stream; none fits the machine")
     seed: int = option(0, "decides split, initialisation, order and augmentation")
-    recipe: str = option("small", "small, paper, places365 or mnist-7562; see docs/recipes.md")
+    recipe: str = option("small", "small, paper, linear-probe, …; see docs/recipes.md")
     out: str | None = option(None, "run folder; none is runs/NAME")
 
     def __post_init__(self) -> None:
