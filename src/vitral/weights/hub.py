@@ -1,0 +1,217 @@
+"""Fetching published weights: `timm:NAME` and `hf:ORG/NAME`, with an optional `@REVISION`, through huggingface_hub.
+
+What was fetched lies in huggingface_hub's own cache (`HF_HOME`, `HF_HUB_CACHE`) and is shared with every program that
+uses it. The commit that a name stood for is returned, so that a run can be repeated with the same weights. Where the
+network is missing, or `HF_HUB_OFFLINE` is set, a cached copy serves. Only weights and JSON are fetched, never code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitral.errors import UsageError, VitralError, WeightsError
+
+CONFIGS = ("config.json", "preprocessor_config.json")
+EXAMPLE = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k or hf:google/vit-base-patch16-224"
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_REFERENCE = re.compile(
+    rf"(?:timm:(?P<timm>{_PART})|hf:(?P<hf>{_PART}/{_PART}))(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHARD = {".safetensors": "model", ".bin": "pytorch_model"}  # in the order of preference
+_FETCHERS = ("huggingface_hub", "hf_xet", "httpx", "httpx2", "httpcore", "requests", "urllib3")
+_TIMEOUT = 10.0  # seconds that the hub has to answer
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A published network on this machine."""
+
+    path: Path
+    """The folder with the weights (whole or in shards), `config.json` and what else tells how to use them."""
+    reference: str
+    """With the commit, so that the same weights can be asked for again: `timm:NAME@COMMIT`."""
+    revision: str
+    """The commit, 40 hexadecimal digits."""
+
+
+def is_reference(text: str) -> bool:
+    """Whether this names something on a hub rather than a path."""
+    return text.startswith(("timm:", "hf:"))
+
+
+def parse(reference: str) -> tuple[str, str | None]:
+    """Repository (`ORG/NAME`) and revision of a reference; `UsageError` where it is none."""
+    found = _REFERENCE.fullmatch(reference)
+    if found is None or ".." in reference or "--" in reference or "//" in reference:
+        raise UsageError(f"not the name of a model on a hub: '{reference}'", hint=EXAMPLE)
+    return found["hf"] or f"timm/{found['timm']}", found["revision"]
+
+
+def resolve(reference: str, *, cache_dir: str | Path | None = None) -> Fetched:
+    """Fetch what a reference stands for, or find it in the cache.
+
+    A name is asked for again each time, and only what changed is fetched; a commit that is in the cache needs no
+    network. `cache_dir` replaces huggingface_hub's own. safetensors are preferred; `pytorch_model.bin` or a `.npz` are
+    fetched only where there are none.
+
+    Raises `UsageError` for a malformed reference, and `WeightsError`, each time in its own words, for a repository that
+    does not exist, one that asks for consent, a revision or weights that are not there, and a network that is missing
+    while nothing is cached: then it names the files to put into a folder by hand.
+    """
+    repository, revision = parse(reference)
+    if revision and _COMMIT.fullmatch(revision) and (folder := _cached(repository, revision, cache_dir)):
+        return _fetched(reference, folder)
+    try:
+        return _fetched(reference, _download(repository, revision, cache_dir))
+    except VitralError:
+        raise
+    except Exception as error:  # three HTTP libraries in as many years, each with errors of its own
+        _raise_what_the_hub_says(error, reference, repository, revision)
+        if not _is_network(error):
+            raise
+        if folder := _cached(repository, revision, cache_dir):
+            return _fetched(reference, folder)
+        raise _not_reached(error, reference, repository) from error
+
+
+def _fetched(reference: str, folder: Path) -> Fetched:
+    return Fetched(folder, f"{reference.split('@')[0]}@{folder.name}", folder.name)
+
+
+def _download(repository: str, revision: str | None, cache_dir: str | Path | None) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT)
+    names = [file.rfilename for file in info.siblings or ()]
+    weights = _choose(names)
+    if not weights:
+        raise _no_weights(repository, names)
+    wanted = [*weights, *(name for name in CONFIGS if name in names)]
+    # By its name and not by its commit, so that the cache also knows what the name stands for when there is no network.
+    return Path(snapshot_download(repository, revision=revision, cache_dir=cache_dir, allow_patterns=wanted))
+
+
+def _choose(names: Iterable[str]) -> list[str]:
+    """The weights among a repository's files: whole, else in shards; safetensors before pickles before npz."""
+    names = sorted(name for name in names if "/" not in name)
+    for ending, stem in _SHARD.items():
+        if f"{stem}{ending}" in names:
+            return [f"{stem}{ending}"]
+        index = f"{stem}{ending}.index.json"
+        shards = [name for name in names if re.fullmatch(rf"{stem}-\d{{5}}-of-\d{{5}}{re.escape(ending)}", name)]
+        if index in names and shards:
+            return [index, *shards]
+    arrays = [name for name in names if name.endswith(".npz")]
+    return arrays if len(arrays) == 1 else []
+
+
+def _cached(repository: str, revision: str | None, cache_dir: str | Path | None) -> Path | None:
+    """The folder of a copy in the cache that has its weights whole, else None."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # Recent releases check that what the repository is known to have is there, which never is: but for this file.
+        found = snapshot_download(
+            repository, revision=revision, cache_dir=cache_dir, local_files_only=True, allow_patterns=CONFIGS[0]
+        )
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
+    folder = Path(found)
+    return folder if _complete(folder) else None
+
+
+def _complete(folder: Path) -> bool:
+    """Whether the weights in a folder of the cache are all there: a download that was broken off leaves some out."""
+    weights = _choose(path.name for path in folder.iterdir() if path.exists())
+    if not weights or not weights[0].endswith(".index.json"):
+        return bool(weights)
+    try:
+        needed = set(json.loads((folder / weights[0]).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return needed <= set(weights)
+
+
+# ---------------------------------------------------------------- what can go wrong
+
+
+def _is_network(error: Exception) -> bool:
+    """Whether fetching itself failed; everything else is a mistake of ours and keeps its traceback."""
+    library = type(error).__module__.split(".")[0]
+    # hf_xet, which moves large files, knows only RuntimeError.
+    return isinstance(error, OSError | RuntimeError) or library in _FETCHERS
+
+
+def _raise_what_the_hub_says(error: Exception, reference: str, repository: str, revision: str | None) -> None:
+    """Raise the `WeightsError` for an answer of the hub; return where there was none, or none that tells."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    page = f"https://huggingface.co/{repository}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, GatedRepoError) or (isinstance(error, HfHubHTTPError) and status == 403):
+        why = "its owners want their terms to be accepted, or no token of a reader was given"
+        hint = f"accept them at {page}, then: hf auth login"
+        raise WeightsError("this model is not open to everyone", where=reference, why=why, hint=hint) from error
+    if isinstance(error, RevisionNotFoundError):
+        why = f"{repository} has no branch, tag or commit '{revision}'"
+        hint = f"{reference.split('@')[0]}, or a revision of {page}/commits/main"
+        raise WeightsError("no such revision", where=reference, why=why, hint=hint) from error
+    if isinstance(error, RepositoryNotFoundError):
+        near = _nearest(repository)
+        why = f"nearest: {', '.join(near)}" if near else "it does not exist, or is private and no token was given"
+        raise WeightsError("no such model on the hub", where=reference, why=why, hint=EXAMPLE) from error
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        hint = f"look at {page}/tree/main"
+        raise WeightsError("a file that the hub lists is not there", where=reference, hint=hint) from error
+
+
+def _nearest(repository: str) -> list[str]:
+    """Up to three references of the same owner with names like this one; none where the hub does not tell."""
+    from huggingface_hub import HfApi
+
+    owner, name = repository.split("/")
+    with suppress(Exception):  # help for an error must not become another one
+        found = [model.id for model in HfApi().list_models(author=owner, search=name.split(".")[0], limit=100)]
+        near = difflib.get_close_matches(repository, found, n=3, cutoff=0.5)
+        return [f"timm:{full.split('/')[1]}" if owner == "timm" else f"hf:{full}" for full in near]
+    return []
+
+
+def _no_weights(repository: str, names: list[str]) -> WeightsError:
+    own = [name for name in names if not name.startswith(".")]
+    shown = ", ".join(own[:6]) + (" …" if len(own) > 6 else "")
+    return WeightsError(
+        "the repository has no weights that can be read",
+        where=f"https://huggingface.co/{repository}",
+        why=f"it has {shown or 'no files'}; wanted is model.safetensors, pytorch_model.bin or one .npz",
+        hint="download the file that holds the weights and give its path",
+    )
+
+
+def _not_reached(error: Exception, reference: str, repository: str) -> WeightsError:
+    from huggingface_hub import constants
+
+    reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached ({reason[:120]})"
+    return WeightsError(
+        f"could not fetch model.safetensors and config.json of {repository}",
+        where=reference,
+        why=f"{offline}, and there is no whole copy in the cache",
+        hint="put model.safetensors and config.json into FOLDER and give FOLDER",
+    )

@@ -1,0 +1,248 @@
+"""Fetching from a hub: the real huggingface_hub against a small server on this machine, with and without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+from huggingface_hub import constants
+
+from vitral.errors import UsageError, WeightsError
+from vitral.weights.hub import is_reference, parse, resolve
+
+FIRST, SECOND = "1" * 40, "2" * 40
+MODEL = {"config.json": b'{"a": 1}', "model.safetensors": b"weights", "README.md": b"read", "run.py": b"code",
+         "pytorch_model.bin": b"pickle"}  # fmt: skip
+
+
+class Hub:
+    """What the server holds: repository → its commits, newest last, each with its files; and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.refuse: dict[str, tuple[int, str]] = {}
+        self.asked: list[str] = []
+
+    def answer(self, url: str) -> tuple[int, dict[str, str], bytes]:
+        path = urlparse(url).path.strip("/").split("/")
+        if path == ["api", "models"]:
+            author = parse_qs(urlparse(url).query)["author"][0]
+            return 200, {}, json.dumps([{"id": name} for name in self.commits if name.startswith(author)]).encode()
+        api = path[:2] == ["api", "models"]
+        name = "/".join(path[2:4] if api else path[:2])
+        rest = path[4:] if api else path[2:]
+        if name in self.refuse:
+            return self.refuse[name][0], {"X-Error-Code": self.refuse[name][1]}, b"{}"
+        if name not in self.commits:
+            return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        commits = self.commits[name]
+        wanted = rest[1] if len(rest) > 1 else "main"
+        sha = list(commits)[-1] if wanted == "main" else wanted
+        if sha not in commits:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+        return self.of_commit(name, sha, rest, api)
+
+    def of_commit(self, name: str, sha: str, rest: list[str], api: bool) -> tuple[int, dict[str, str], bytes]:
+        files = self.commits[name][sha]
+        if api and rest[:1] == ["tree"]:
+            listed = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                      for file, data in files.items()]  # fmt: skip
+            return 200, {}, json.dumps(listed).encode()
+        if api:
+            siblings = [{"rfilename": file} for file in files]
+            return 200, {}, json.dumps({"id": name, "sha": sha, "siblings": siblings}).encode()
+        data = files[rest[2]]
+        return 200, {"X-Repo-Commit": sha, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, data
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub takes for the real one; it has google/vit at its second commit."""
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hub.asked.append(f"{self.command} {self.path}")
+            status, headers, body = hub.answer(self.path)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the standard library looks for this name
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    point_at(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
+    hub.commits["google/vit"] = {FIRST: {**MODEL, "model.safetensors": b"old"}, SECOND: MODEL}
+    yield hub
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens on port 9 of this machine."""
+    point_at(monkeypatch, "http://127.0.0.1:9")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_commit_is_fetched_and_told(hub, tmp_path):
+    found = resolve("hf:google/vit", cache_dir=tmp_path)
+    assert (found.revision, found.reference) == (SECOND, f"hf:google/vit@{SECOND}")
+    assert names(found.path) == ["config.json", "model.safetensors"]  # no code, no pickle
+    assert (found.path / "model.safetensors").read_bytes() == b"weights"
+    assert not any("run.py" in asked or "pytorch_model" in asked for asked in hub.asked)
+
+
+def test_a_revision_can_be_asked_for_again(hub, tmp_path):
+    found = resolve(f"hf:google/vit@{FIRST}", cache_dir=tmp_path)
+    assert (found.path / "model.safetensors").read_bytes() == b"old"
+    hub.asked.clear()
+    assert resolve(found.reference, cache_dir=tmp_path) == found
+    assert hub.asked == []  # a commit never changes: no question
+
+
+def test_timm_names_stand_for_its_repositories(hub, tmp_path):
+    hub.commits["timm/vit_tiny.augreg"] = {FIRST: MODEL}
+    found = resolve("timm:vit_tiny.augreg", cache_dir=tmp_path)
+    assert found.reference == f"timm:vit_tiny.augreg@{FIRST}"
+
+
+@pytest.mark.parametrize(
+    ("files", "fetched"),
+    [(["model.safetensors", "tf_model.h5", "flax_model.npz"], ["model.safetensors"]),
+     (["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+       "pytorch_model.bin"],
+      ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]),
+     (["pytorch_model.bin", "training_args.bin", "x.npz"], ["pytorch_model.bin"]),
+     (["ViT-B_16.npz"], ["ViT-B_16.npz"])],
+)  # fmt: skip
+def test_safetensors_first(hub, tmp_path, files, fetched):
+    shards = {"weight_map": {f"w{i}": file for i, file in enumerate(f for f in files if "-of-" in f)}}
+    hub.commits["a/b"] = {
+        FIRST: {f: json.dumps(shards).encode() for f in [*files, "preprocessor_config.json", "d/x.bin"]}
+    }
+    assert names(resolve("hf:a/b", cache_dir=tmp_path).path) == sorted([*fetched, "preprocessor_config.json"])
+
+
+def test_without_a_network_the_cache_serves(hub, tmp_path, monkeypatch):
+    online = resolve("hf:google/vit", cache_dir=tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert resolve("hf:google/vit", cache_dir=tmp_path) == online
+    assert hub.asked == []
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    assert resolve("hf:google/vit", cache_dir=tmp_path) == online
+    (online.path / "model.safetensors").unlink()  # as after a download that was broken off
+    with pytest.raises(WeightsError, match="there is no whole copy in the cache"):
+        resolve("hf:google/vit", cache_dir=tmp_path)
+
+
+def test_a_missing_shard_is_no_copy(hub, tmp_path, monkeypatch):
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}}).encode()
+    hub.commits["a/b"] = {FIRST: {"model.safetensors.index.json": index, **dict.fromkeys(shards, b"w")}}
+    found = resolve("hf:a/b", cache_dir=tmp_path)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    assert resolve("hf:a/b", cache_dir=tmp_path) == found
+    (found.path / shards[1]).unlink()
+    with pytest.raises(WeightsError, match="no whole copy"):
+        resolve("hf:a/b", cache_dir=tmp_path)
+
+
+def lines(caught: pytest.ExceptionInfo[WeightsError]) -> list[str]:
+    shown = str(caught.value).splitlines()
+    assert len(shown) <= 5
+    return shown
+
+
+def test_a_missing_network_is_one_error_that_tells_what_to_do(no_network, tmp_path):
+    with pytest.raises(WeightsError) as caught:
+        resolve("hf:google/vit", cache_dir=tmp_path)
+    what, where, why, hint = lines(caught)
+    assert what == "could not fetch model.safetensors and config.json of google/vit"
+    assert where == "  where: hf:google/vit"
+    assert "the hub cannot be reached" in why
+    assert hint == "  try: put model.safetensors and config.json into FOLDER and give FOLDER"
+
+
+def test_a_hub_that_is_down_is_like_a_missing_network(hub, tmp_path):
+    online = resolve("hf:google/vit", cache_dir=tmp_path / "full")
+    hub.refuse = {"google/vit": (500, "")}
+    assert resolve("hf:google/vit", cache_dir=tmp_path / "full") == online
+    with pytest.raises(WeightsError, match=r"the hub cannot be reached.*500"):
+        resolve("hf:google/vit", cache_dir=tmp_path / "empty")
+
+
+def test_offline_mode_is_told(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set, and there is no whole copy in the cache"):
+        resolve("hf:google/vit", cache_dir=tmp_path)
+    assert hub.asked == []
+
+
+def test_an_unknown_model_and_the_nearest(hub, tmp_path):
+    hub.commits |= {"timm/vit_tiny_patch16_224.augreg": {FIRST: MODEL}, "timm/resnet50": {FIRST: MODEL}}
+    with pytest.raises(WeightsError, match="no such model on the hub") as caught:
+        resolve("timm:vit_tiny_patch16_224", cache_dir=tmp_path)
+    assert "  why: nearest: timm:vit_tiny_patch16_224.augreg" in lines(caught)
+    with pytest.raises(WeightsError, match="it does not exist, or is private"):
+        resolve("hf:nobody/nothing", cache_dir=tmp_path)
+
+
+def test_gated_models_revisions_and_repositories_without_weights(hub, tmp_path):
+    hub.refuse = {"meta/gated": (403, "GatedRepo"), "meta/gated2": (401, "GatedRepo"), "meta/no": (403, "")}
+    for name in hub.refuse:
+        with pytest.raises(WeightsError, match="not open to everyone") as caught:
+            resolve(f"hf:{name}", cache_dir=tmp_path)
+        assert f"https://huggingface.co/{name}" in lines(caught)[-1]
+    with pytest.raises(WeightsError, match="no branch, tag or commit 'v9'"):
+        resolve("hf:google/vit@v9", cache_dir=tmp_path)
+    hub.commits["a/b"] = {FIRST: {"tf_model.h5": b"", "x.npz": b"", "y.npz": b"", ".gitattributes": b""}}
+    with pytest.raises(WeightsError, match=r"it has tf_model\.h5, x\.npz, y\.npz; wanted is"):
+        resolve("hf:a/b", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["hf:../../etc", "hf:google", "hf:google/", "hf:/etc/passwd", "hf:a/b/c", "timm:a/b", "timm:", "timm:..", "hf:a/..",
+     "hf:a/b@", "hf:a/b@../main", "hf:a/b@x//y", "hf:a/b@-x", "hf:a b/c", "hf:a/b\n", "git:a/b", "hf:a/b?x=1",
+     "hf:a--b/c", "hf:a/b@refs/../../x", "hf:a/.b"],
+)  # fmt: skip
+def test_what_is_no_reference_is_refused_before_anything_is_asked(hub, tmp_path, reference):
+    with pytest.raises(UsageError, match="not the name of a model on a hub"):
+        resolve(reference, cache_dir=tmp_path)
+    assert hub.asked == []
+    assert names(tmp_path) == []
+
+
+def test_references():
+    assert parse("timm:vit_b.augreg_in21k@main") == ("timm/vit_b.augreg_in21k", "main")
+    assert parse("hf:google/vit-base@refs/pr/1") == ("google/vit-base", "refs/pr/1")
+    assert parse("hf:google/vit") == ("google/vit", None)
+    assert is_reference("timm:x")
+    assert not is_reference("runs/photos")
