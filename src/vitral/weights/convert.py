@@ -9,13 +9,17 @@ from pathlib import Path
 import torch
 
 from vitral.errors import UsageError, WeightsError, unknown
-from vitral.model import ViTConfig
+from vitral.model import BiTConfig, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.weights import native
 from vitral.weights.formats import FORMATS
 from vitral.weights.native import Weights
 
-TARGETS = ("native", *(name for name, one in FORMATS.items() if one.write is not None))
+_BIT = "-bit"  # a program's files of ResNets are a format of their own: jax-bit beside jax
+TARGETS = (
+    "native",
+    *(name for name, one in FORMATS.items() if one.write is not None and not name.endswith(_BIT)),
+)
 """Formats that can be written."""
 
 
@@ -33,9 +37,10 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
         return [path]
-    writer = FORMATS[to].write
+    kind = FORMATS.get(to + _BIT) if isinstance(weights.config, BiTConfig) else FORMATS[to]
+    writer = kind and kind.write
     if writer is None:
-        raise WeightsError(f"{to} cannot be written")
+        raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such file")
     return writer(materialised(weights), path)
 
 
@@ -49,4 +54,6 @@ def materialised(weights: Weights) -> Weights:
         return weights
     prefix = torch.zeros(int(config.cls_token) + int(config.dist_token), config.dim)
     learned = dataclasses.replace(config, position="learned", cls_position=True)
-    return dataclasses.replace(weights, config=learned, state={**weights.state, "pos_embed": torch.cat([prefix, table])[None]})
+    return dataclasses.replace(
+        weights, config=learned, state={**weights.state, "pos_embed": torch.cat([prefix, table])[None]}
+    )

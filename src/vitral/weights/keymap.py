@@ -51,6 +51,8 @@ class Rule:
     ours: str
     theirs: tuple[str, ...]
     form: Form = SAME
+    when: tuple[str, Any] | None = None
+    """A field of the configuration and its value: only such networks are written by this rule."""
 
 
 def same(pairs: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -62,9 +64,9 @@ def same(pairs: Mapping[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def both(ours: str, theirs: Sequence[str], form: Form) -> tuple[Rule, ...]:
+def both(ours: str, theirs: Sequence[str], form: Form, when: tuple[str, Any] | None = None) -> tuple[Rule, ...]:
     """The same form for `.weight` and `.bias`."""
-    return tuple(Rule(ours + end, tuple(name + end for name in theirs), form) for end in (".weight", ".bias"))
+    return tuple(Rule(ours + end, tuple(name + end for name in theirs), form, when) for end in (".weight", ".bias"))
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ class KeyMap:
                     found.setdefault(match.ours, match)
         return list(found.values())
 
-    def writing(self, ours: str) -> Match | None:
-        """How our parameter is written; None where the format has no place for it. Earlier rules win."""
+    def writing(self, ours: str, config: object = None) -> Match | None:
+        """How our parameter of such a network is written; None where the format has no place for it. Earlier rules win."""
         for rule in self.rules:
+            if rule.when and getattr(config, rule.when[0], None) != rule.when[1]:
+                continue
             if (numbers := _numbers(rule.ours, ours)) is not None:
                 return _at(rule, numbers)
         return None

@@ -78,7 +78,7 @@ def read(
 
 
 def _native(path: Path, source: Source) -> tuple[Weights, Account]:
-    weights = native.read(path)
+    weights = native.read(path if path.is_file() else path / "model.safetensors")
     lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
     return weights, Account(source.where, "vitral's own", lines)
 

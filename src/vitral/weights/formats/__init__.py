@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.weights.formats.bit import FORMATS as BIT_FORMATS
 from vitral.weights.formats.format import Format
+from vitral.weights.formats.jax import JAX
 from vitral.weights.formats.timm import FORMATS as TIMM_FORMATS
 from vitral.weights.formats.torchvision import TORCHVISION
 
 FORMATS: Mapping[str, Format] = {
     **TIMM_FORMATS,
     "torchvision": TORCHVISION,
+    "jax": JAX,
+    **BIT_FORMATS,
 }
 """Name → format. A file is of the one format whose declared names its whole set of keys fits."""
 
@@ -28,7 +32,9 @@ def detect(tensors: Mapping[str, Tensor], where: object) -> Format:
         return fitting[0]
     if fitting:
         why = f"its names fit {', '.join(one.name for one in fitting)}"
-        raise WeightsError("cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0].name}")
+        raise WeightsError(
+            "cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0].name}"
+        )
     nearest = min(FORMATS.values(), key=lambda one: sum(map(len, problems[one.name])))
     strange, missing = problems[nearest.name]
     told = [f"{_few(strange)} not in it"] * bool(strange) + [f"{_few(missing)} missing"] * bool(missing)

@@ -83,7 +83,7 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
             raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
     found: dict[str, Tensor] = {}
     for ours, tensor in weights.state.items():
-        match = kind.keymap.writing(ours)
+        match = kind.keymap.writing(ours, config)
         if match is None:
             raise WeightsError(f"this network cannot be written for {kind.name}", why=f"it has no place for '{ours}'")
         try:

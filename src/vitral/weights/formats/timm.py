@@ -54,7 +54,13 @@ _GAMMAS = tuple(Rule(f"blocks.{{i}}.ls{n}.gamma", (f"blocks.{{i}}.gamma_{n}",)) 
 PLAIN = (*_EDGES, *_BLOCK, *_POOL, *_PRE_LOGITS)
 """Rules of every file with timm's names, but for LayerScale."""
 
-_TANH = ("*siglip2*", "vit_giantopt_*", "vit_base_patch32_siglip_*", "vit_large_patch16_siglip_*512*", "vit_so400m_patch16_siglip_*")
+_TANH = (
+    "*siglip2*",
+    "vit_giantopt_*",
+    "vit_base_patch32_siglip_*",
+    "vit_large_patch16_siglip_*512*",
+    "vit_so400m_patch16_siglip_*",
+)
 """Architectures with GELU in its tanh form; the others of this file have the exact one."""
 _FOREIGN = ("*clip*", "*_mci_*", "*parallel*", "*beit*", "*rope*", "*_rpn*", "*relpos*", "*aimv2*", "*_pe_*")
 """Architectures whose arithmetic is another, though their names of tensors may look alike."""
@@ -110,6 +116,7 @@ def classes(source: Source, count: int) -> tuple[str, ...] | None:
     return labels.from_config(source.config or {})
 
 
+_FC1 = "blocks.{i}.mlp.fc1"
 _DINOV3 = {"position": "rotary", "norm_eps": 1e-5}
 
 
@@ -118,14 +125,12 @@ def dinov3_facts(source: Source) -> Facts:
     return {"pool": "mean", **_DINOV3, **{k: v for k, v in facts(source).items() if v is not None}}
 
 
-def _write(kind: str) -> Any:
-    def write(weights: Weights, path: Path) -> Sequence[Path]:
-        """A folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (through its timm wrapper)."""
-        write_plain(path / "model.safetensors", translated(FORMATS[kind], weights))
-        write_text(path / "config.json", json.dumps(_config(weights), indent=2) + "\n")
-        return [path / "config.json", path / "model.safetensors"]
-
-    return write
+def _write(weights: Weights, path: Path) -> Sequence[Path]:
+    """A folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (through its timm wrapper)."""
+    kind = TIMM_DINOV3 if getattr(weights.config, "position", None) == "rotary" else TIMM
+    write_plain(path / "model.safetensors", translated(kind, weights))
+    write_text(path / "config.json", json.dumps(_config(weights), indent=2) + "\n")
+    return [path / "config.json", path / "model.safetensors"]
 
 
 def _config(weights: Weights) -> dict[str, Any]:
@@ -189,7 +194,6 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
     if config.activation != "swiglu":
         args["act_layer"] = "gelu_tanh" if config.activation == "gelu-tanh" else "gelu"
     return args | {
-        "proj_bias": config.proj_bias,
         "qk_norm": config.qk_norm,
         "fc_norm": config.final_norm == "pooled",
         "final_norm": config.final_norm != "none",
@@ -211,8 +215,8 @@ TIMM = Format(
     preprocessing=preprocessing("timm-augreg"),
     facts=facts,
     classes=classes,
-    fixed={**_FIXED, "norm_eps": (1e-6,), "position": ("learned", "none")},
-    write=_write("timm"),
+    fixed={**_FIXED, "norm_eps": (1e-6,), "position": ("learned", "none"), "proj_bias": (True,)},
+    write=_write,
 )
 DEIT3 = Format(
     name="deit3",
@@ -232,11 +236,11 @@ MAE = Format(
 TIMM_DINOV3 = Format(
     name="timm-dinov3",
     rules=(
+        Rule("blocks.{i}.attn.qkv.bias", ("blocks.{i}.attn.q_bias", "blocks.{i}.attn.v_bias"), QUERY_VALUE_BIAS),
+        *both("blocks.{i}.mlp.fc1", (f"{_FC1}_g", f"{_FC1}_x"), PAIR, when=("activation", "swiglu")),
         *_EDGES,
         *_BLOCK,
         *_GAMMAS,
-        Rule("blocks.{i}.attn.qkv.bias", ("blocks.{i}.attn.q_bias", "blocks.{i}.attn.v_bias"), QUERY_VALUE_BIAS),
-        *both("blocks.{i}.mlp.fc1", ("blocks.{i}.mlp.fc1_g", "blocks.{i}.mlp.fc1_x"), PAIR),
     ),
     required=("blocks.{i}.gamma_1", "reg_token"),
     scheme="bicubic-antialias",
@@ -244,6 +248,5 @@ TIMM_DINOV3 = Format(
     facts=dinov3_facts,
     classes=classes,
     fixed={**_FIXED, "norm_eps": (1e-5,), "position": ("rotary",), "qk_norm": (False,), "proj_bias": (True,)},
-    write=_write("timm-dinov3"),
 )
 FORMATS = {one.name: one for one in (TIMM, DEIT3, MAE, TIMM_DINOV3)}

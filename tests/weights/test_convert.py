@@ -1,0 +1,129 @@
+"""Out again: what vitral wrote computes the same in the library that it was written for, and comes back bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import load_file
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import UsageError, WeightsError
+from vitral.model import ViT, ViTConfig
+from vitral.weights import native
+from vitral.weights.convert import TARGETS, write
+from vitral.weights.load import read
+from vitral.weights.native import Weights
+
+SHAPE: dict[str, Any] = {
+    "image_size": (24, 32), "patch_size": 8, "classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48,
+}  # fmt: skip
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def weights_of(**changes: Any) -> Weights:
+    torch.manual_seed(0)
+    config = ViTConfig(**{**SHAPE, **changes})
+    model = ViT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    names = NAMES[: config.classes]
+    half = (0.5,) * config.channels
+    preprocessing = Preprocessing(config.image, config.channels, mean=half, std=half)
+    return Weights(config, model.state_dict(), preprocessing, names, {"epochs": 3})
+
+
+def logits(weights: Weights, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    config = weights.config
+    images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return images, native.build(weights)(images)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return bool((ours - theirs).abs().max() <= 1e-5 * theirs.abs().max())
+
+
+TIMM = {
+    "paper": {},
+    "trained-here": {"pool": "mean"},
+    "mean-all": {"pool": "mean-all"},
+    "gap": {"pool": "mean", "final_norm": "pooled", "cls_token": False},
+    "grey": {"channels": 1},
+    "registers": {"registers": 2, "cls_position": False},
+    "distilled": {"dist_token": True},
+    "sincos": {"position": "sincos", "pool": "mean"},
+    "tanh-gelu": {"activation": "gelu-tanh", "layer_scale": 0.1, "qk_norm": True},
+    "swiglu": {"activation": "swiglu"},
+    "map": {"pool": "map", "cls_token": False},
+    "no-position": {"position": "none"},
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_opens_it_with_the_same_logits(name: str, tmp_path: Path):
+    weights = weights_of(**TIMM[name])
+    write(weights, tmp_path / "out", "timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images, ours = logits(weights)
+    with torch.no_grad():
+        assert close(ours, model(images))
+    assert list(model.pretrained_cfg["mean"]) == [0.5] * weights.config.channels
+    assert tuple(model.pretrained_cfg["label_names"]) == NAMES
+
+
+def test_timm_opens_rotary_networks(tmp_path: Path):
+    for name, changes in {"plain": {}, "swiglu": {"activation": "swiglu"}}.items():
+        weights = weights_of(position="rotary", registers=2, norm_eps=1e-5, layer_scale=0.1, pool="mean", **changes)
+        weights.state["blocks.0.attn.qkv.bias"][32:64] = 0
+        weights.state["blocks.1.attn.qkv.bias"][32:64] = 0
+        write(weights, tmp_path / name, "timm")
+        model = timm.create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()
+        images, ours = logits(weights)
+        with torch.no_grad():
+            assert close(ours, model(images))
+
+
+def test_torchvision_opens_it_with_the_same_logits(tmp_path: Path):
+    weights = weights_of(image_size=32)
+    (file,) = write(weights, tmp_path / "vit.safetensors", "torchvision")
+    model = torchvision.models.VisionTransformer(32, 8, 2, 4, 32, 48, num_classes=5)
+    model.load_state_dict(load_file(file))
+    images, ours = logits(weights)
+    with torch.no_grad():
+        assert close(ours, model.eval()(images))
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_there_and_back_is_exact(to: str, tmp_path: Path):
+    changes: dict[str, Any] = {"activation": "gelu-tanh"} if to == "jax" else {}
+    weights = weights_of(**changes)
+    written = write(weights, tmp_path / "out", to)
+    source = next((p for p in written if p.suffix == ".npz"), tmp_path / "out")
+    back = read(source, heads=4, image_size=weights.config.image).weights
+    assert {k: v.shape for k, v in back.state.items()} == {k: v.shape for k, v in weights.state.items()}
+    for name, tensor in weights.state.items():
+        assert torch.equal(tensor, back.state[name]), name
+    assert back.config == weights.config
+
+
+def test_what_a_program_cannot_compute_is_said(tmp_path: Path):
+    for changes, why in (({"pool": "mean"}, "pool is mean"), ({"registers": 1}, "registers is 1")):
+        with pytest.raises(WeightsError, match="cannot be written for torchvision") as caught:
+            write(weights_of(**changes), tmp_path / "out", "torchvision")
+        assert why in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_format_and_a_full_target(tmp_path: Path):
+    with pytest.raises(UsageError, match="nearest: timm"):
+        write(weights_of(), tmp_path / "out", "tim")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("x")
+    with pytest.raises(UsageError, match="exists already"):
+        write(weights_of(), tmp_path / "out", "timm")
