@@ -99,6 +99,7 @@ def hostile_npz(folder: Path) -> dict[str, Path]:
         "elements of 4 bytes without a type": {"a.npy": npy(np.zeros(2, dtype="V4"))},
         "magic string": {"a.npy": b"not an array at all"},
         "damaged or hostile array": {"a.npy": npy_header(deep)},
+        "multi-line statement": {"a.npy": npy_header("{'descr': '<f4', (")},
         "no arrays": {"folder/": b""},
     }
     made = {said: zipped(folder / f"{number}.npz", content) for number, (said, content) in enumerate(files.items())}
@@ -122,6 +123,8 @@ def hostile_npz(folder: Path) -> dict[str, Path]:
     content[content.index(b"PK\1\2") + 8] |= 1
     encrypted.write_bytes(content)
     made["'a.npy' is encrypted"] = encrypted
+    strange = zipped(folder / "strange.npz", {"a.npy": good}, zipfile.ZIP_DEFLATED)
+    made["compressed patched data"] = patched(strange, b"PK\1\2\x14\3\x14\0\0", b"PK\1\2\x14\3\x14\0\x20")
     renamed = zipped(folder / "renamed.npz", {"a.npy": good})
     made["another name in its local header"] = patched(renamed, b"a.npy", b"x.npy", 0)
     made["compressed by method 12"] = zipped(folder / "bzip2.npz", {"a.npy": good}, zipfile.ZIP_BZIP2)

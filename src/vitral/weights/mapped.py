@@ -40,9 +40,14 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in header}
     except (SafetensorError, OSError, ValueError, OverflowError, TypeError, RuntimeError, MemoryError) as error:
-        why, hint = str(error)[:300], "fetch it again from where it was published"
+        why, hint = printable(str(error)), "fetch it again from where it was published"
         raise WeightsError("damaged safetensors file", where=path, why=why, hint=hint) from error
     return tensors, metadata
+
+
+def printable(text: str, most: int = 300) -> str:
+    """Text out of a file that is not trusted, fit for a terminal: no control characters, no half letters, no novels."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:

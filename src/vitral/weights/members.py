@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitral.errors import WeightsError
+from vitral.weights.mapped import printable
 
 MOST_MEMBERS = 100_000
 MOST_BYTES = 64 * 2**30
@@ -94,6 +95,5 @@ def _located(path: Path, file: int, entry: zipfile.ZipInfo) -> Member:
 
 
 def _refused(path: Path, why: str) -> WeightsError:
-    return WeightsError(
-        "damaged or hostile archive", where=path, why=why, hint="fetch it again from where it was published"
-    )
+    hint = "fetch it again from where it was published"
+    return WeightsError("damaged or hostile archive", where=path, why=printable(why), hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -14,14 +15,15 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.weights.mapped import printable
 from vitral.weights.members import Member, members
 
 LONGEST_HEADER = 10_000
 _STEP = 2**24
-# Beside the plain ones, what Python's parser makes of a header that is nested without end.
+# Beside the plain ones, what Python's parser makes of headers without end, and zipfile of kinds that it does not know.
 _FAULTS = (
-    ValueError, TypeError, OverflowError, EOFError, OSError, MemoryError, RecursionError, SyntaxError,
-    zipfile.BadZipFile, zlib.error,
+    ValueError, TypeError, OverflowError, EOFError, OSError, MemoryError, RuntimeError, SyntaxError,
+    tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -44,13 +46,13 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         for member in found:
             name = member.name.removesuffix(".npy")
             if name == member.name:
-                raise WeightsError("not an archive of arrays", where=path, why=f"'{name}' is no .npy file")
+                raise WeightsError("not an archive of arrays", where=path, why=f"'{printable(name)}' is no .npy file")
             try:
                 array = _unpacked(archive, member) if member.compressed else _mapped(whole, member)
                 tensor = _tensor(array)
             except _FAULTS as error:
-                why = str(error) or type(error).__name__
-                raise WeightsError("damaged or hostile array", where=f"{path}: {member.name}", why=why) from error
+                why, where = printable(str(error) or type(error).__name__), f"{path}: {printable(member.name)}"
+                raise WeightsError("damaged or hostile array", where=where, why=why) from error
             if tensor is None:
                 notes.append(f"left out '{name}': {array.dtype} is not a number that torch has")
             else:

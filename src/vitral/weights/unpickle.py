@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from vitral.errors import WeightsError
-from vitral.weights import mapped
+from vitral.weights.mapped import printable, read_safetensors
 from vitral.weights.members import members
 
 WRAPPERS = (
@@ -72,7 +72,10 @@ def read_pickle(path: Path, seconds: int | None = None) -> tuple[dict[str, Tenso
             "seconds": seconds, "wrappers": WRAPPERS, "unwanted": UNWANTED, "stand_ins": STAND_INS,
         }  # fmt: skip
         notes = _run(path, folder, request)
-        tensors, _ = mapped.read_safetensors(written)
+        try:
+            tensors, _ = read_safetensors(written)
+        except WeightsError as error:
+            raise WeightsError("cannot read a PyTorch file", where=path, why=error.why, hint=_CONVERT) from error
     return tensors, notes
 
 
@@ -120,7 +123,7 @@ def _run(path: Path, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     notes = told.get("notes")
     if done.returncode or not isinstance(notes, list):
         raise _ended(path, folder, done.returncode)
-    return tuple(_printable(str(note)) for note in notes)
+    return tuple(printable(str(note), 1000) for note in notes)
 
 
 def _wall(path: Path, folder: Path) -> list[str]:
@@ -158,7 +161,7 @@ def _report(path: Path) -> dict[str, Any]:
 
 def _explained(path: Path, said: str) -> WeightsError:
     """torch's complaint, a paragraph with an invitation to unsafe loading, in one line."""
-    said = _printable(said)
+    said = printable(said, 4000)
     named = re.search(r"GLOBAL ([\w.<>]+)", said)
     if named:
         why = f"it asks for {named[1]}, which is no weight and may run code"
@@ -175,10 +178,5 @@ def _explained(path: Path, said: str) -> WeightsError:
 def _ended(path: Path, folder: Path, code: int) -> WeightsError:
     """The reader died without a report."""
     last = (folder / "stderr").read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()
-    why = f"its reader ended with code {code}" + (f": {_printable(last[-1])[:200]}" if last else "")
+    why = f"its reader ended with code {code}" + (f": {printable(last[-1], 200)}" if last else "")
     return WeightsError("cannot read a PyTorch file", where=path, why=why, hint=_CONVERT)
-
-
-def _printable(text: str) -> str:
-    """Text of a file that is not trusted: no control characters reach a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
