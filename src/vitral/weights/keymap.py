@@ -24,7 +24,8 @@ class Form:
     told: str
     """What the account says of it; empty where nothing changes."""
     read: Callable[[Sequence[Tensor]], Tensor]
-    write: Callable[[Tensor, int], Sequence[Tensor]]
+    write: Callable[[Tensor, int], Sequence[Tensor | None]]
+    """One for each of theirs; None where another rule writes it, or where it need not be there."""
 
 
 SAME = Form("", lambda theirs: theirs[0], lambda ours, heads: [ours])

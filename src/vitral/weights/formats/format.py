@@ -44,6 +44,8 @@ class Format:
     """What the weights expect of a picture, and where that is known from."""
     facts: Callable[[Source], Facts] = _nothing
     """Fields of the configuration that the file or its companions tell; the shapes tell the rest."""
+    assumed: Callable[[Source], Sequence[str]] = lambda source: ()
+    """What is taken for granted because neither the file nor its companions tell, a sentence each for the account."""
     config: Callable[[Mapping[str, Tensor], Facts, object], ModelConfig] | None = None
     """The configuration from tensors under our names, the facts, and the place to name in errors; None for a ViT's."""
     classes: Callable[[Source, int], tuple[str, ...] | None] = lambda source, count: None
@@ -90,7 +92,7 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
             parts = match.form.write(tensor, getattr(config, "heads", 1))
         except ValueError as error:
             raise WeightsError(f"this network cannot be written for {kind.name}", why=f"'{ours}': {error}") from None
-        found |= dict(zip(match.theirs, parts, strict=True))
+        found |= {name: part for name, part in zip(match.theirs, parts, strict=True) if part is not None}
     return found
 
 
