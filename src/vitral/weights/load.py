@@ -93,6 +93,7 @@ def _foreign(
     facts = kind.facts(source) | ({"heads": heads} if heads else {})
     config = kind.config(state, facts, source.where) if kind.config else infer(state, facts, source.where, image_size)
     _check(state, config, account, source.where)
+    account.notes += kind.assumed(source)
     preprocessing, known_from = kind.preprocessing(source, config)
     account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")
     preprocessing = _prepared(preprocessing, config)
@@ -109,7 +110,7 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
     account = Account(source.where, kind.name)
     state: dict[str, Tensor] = {}
     used: dict[str, Line] = {}
-    for match in kind.keymap.reading(theirs):
+    for match in kind.keymap.reading(name for name, tensor in theirs.items() if tensor.numel()):
         try:
             state[match.ours] = match.form.read([theirs[name] for name in match.theirs])
         except (RuntimeError, IndexError, ValueError) as error:
@@ -122,6 +123,7 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
             used[name] = Line(name, tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
     for name, tensor in theirs.items():
         why = next((why for pattern, why in kind.ignored.items() if _fits(pattern, name)), None)
+        why = why if tensor.numel() else "it is empty"  # as the registers of a network without any
         if name not in used and why is None:
             raise WeightsError(
                 f"no place for tensor '{name}' {tuple(tensor.shape)}",
