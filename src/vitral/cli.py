@@ -61,7 +61,7 @@ def _print_result(folder: Path, result: Any) -> None:
     split = "test" if "test" in result else "val"
     where = {
         "test": "test pictures, never seen in training",
-        "val": "validation pictures, which also chose the best epoch",
+        "val": f"validation pictures, which also chose the {'best epoch' if result['epochs'] else 'regularisation'}",
     }[split]
     if split in result:
         evaluation = Evaluation.from_json(result[split])
