@@ -133,3 +133,11 @@ def test_weights_decide_the_network(trained):
         with pytest.raises(UsageError, match="does not go with --init") as caught:
             plan_run({"data": data, "init": str(trained.folder), name: value})
         assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_a_very_small_network_sees_pictures_where_they_are():
+    job = plan_run({"data": "digits", "model": "mnist-7562"})
+    assert job.run.crop == "none"
+    assert "7,850 parameters" in reasons(job)["geometry"][1]
+    assert plan_run({"data": "digits", "model": "mnist-7562", "crop": "shift"}).run.crop == "shift"
+    assert plan_run({"data": "digits"}).run.crop == "shift"

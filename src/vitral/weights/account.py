@@ -1,4 +1,4 @@
-"""The account of a loading: every tensor of the source and where it went, every parameter of ours and whence it came."""
+"""The account of a loading: every tensor of the source and where it went; every parameter of ours that got nothing."""
 
 from __future__ import annotations
 
@@ -50,10 +50,7 @@ class Account:
 
     def remarkable(self) -> list[str]:
         """Lines for a person who did not ask for the whole account: what was resized, left out, new or assumed."""
-        found = []
-        for line in self.lines:
-            if line.fate == "resized":
-                found.append(f"resized {line.ours}: {line.note}")
+        found = [f"resized {line.ours}: {line.note}" for line in self.lines if line.fate == "resized"]
         left: dict[str, list[str]] = {}
         for line in self.lines:
             if line.fate == "left out":

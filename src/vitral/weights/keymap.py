@@ -99,7 +99,9 @@ class KeyMap:
         return list(found.values())
 
     def writing(self, ours: str, config: object = None) -> Match | None:
-        """How our parameter of such a network is written; None where the format has no place for it. Earlier rules win."""
+        """How our parameter of such a network is written; None where the format has no place for it. The first rule
+        that speaks of it does.
+        """
         for rule in self.rules:
             if rule.when and getattr(config, rule.when[0], None) != rule.when[1]:
                 continue
@@ -172,7 +174,7 @@ def _at(rule: Rule, numbers: Mapping[str, int]) -> Match:
 
 def rename(rules: Iterable[Rule], change: Callable[[str], str]) -> tuple[Rule, ...]:
     """The same rules with other names of theirs: a family's variants differ by that alone."""
-    return tuple(Rule(rule.ours, tuple(map(change, rule.theirs)), rule.form) for rule in rules)
+    return tuple(Rule(rule.ours, tuple(map(change, rule.theirs)), rule.form, rule.when) for rule in rules)
 
 
 def fits(patterns: Iterable[str], name: str) -> str | None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from vitral.data.dataset import DataSet, some
 from vitral.data.files import Files, is_picture, kinds
-from vitral.data.sources import class_folders, idx, table
+from vitral.data.sources import class_folders, idx, synset_names, table
 from vitral.errors import DataError
 
 LAYOUTS: Mapping[str, Callable[[Files, str], DataSet | None]] = {
     "idx": idx.read,
+    "synset names": synset_names.read,
     "class folders": class_folders.read,
     "table": table.read,
 }

@@ -1,7 +1,7 @@
 """timm's files and those with the same names: AugReg, DeiT, DeiT-III, MAE, SigLIP, DINOv2 and DINOv3 as timm has them.
 
-Our own parameter names are timm's, so the map is almost the identity. `timm/models/vision_transformer.py`, `deit.py` and
-`eva.py` are the reference for names, `pretrained_cfg` and `config.json`.
+Our own parameter names are timm's, so the map is almost the identity. `timm/models/vision_transformer.py`, `deit.py`
+and `eva.py` are the reference for names, `pretrained_cfg` and `config.json`.
 """
 
 from __future__ import annotations
