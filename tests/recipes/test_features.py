@@ -102,9 +102,9 @@ def test_the_head_of_them_is_the_logits(colours, changes):
     assert torch.allclose(mine, whole, atol=1e-6)
 
 
-def test_of_a_distilled_network_the_class_token(colours):
-    model = network(dist_token=True).eval()
-    torch.nn.init.normal_(model.head.weight)
+@pytest.mark.parametrize("classes", [0, 3])
+def test_of_a_distilled_network_the_class_token(colours, classes):
+    model = network(dist_token=True, classes=classes).eval()
     pictures = load_data(str(colours))["test"]
     found = features_of(model, pictures, Preprocessing(SIZE), MACHINE)
     pixels = torch.stack([Preprocessing(SIZE).geometry(pictures.image(i, 3)) for i in range(len(pictures))])

@@ -196,11 +196,12 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
 def _probe(running: _Running) -> tuple[Choice, ...]:
     """Fit a head to the features of the network as it is, all at once: there is no state to save on the way."""
     job, state, batches = running.job, running.state, running.batches
-    found = fit_probe(
-        state.model, batches["train"], batches["val"], len(job.dataset.classes), job.machine,
-        balanced=job.run.class_weights == "balanced", cache=FeatureCache(),
-        tell=lambda line: running.console.print(line, highlight=False, soft_wrap=True),
-    )  # fmt: skip
+    with counting(running.console, "features", sum(len(batches[side].split) for side in ("train", "val"))) as progress:
+        found = fit_probe(
+            state.model, batches["train"], batches["val"], len(job.dataset.classes), job.machine,
+            balanced=job.run.class_weights == "balanced", cache=FeatureCache(), progress=progress,
+            tell=lambda line: running.console.print(line, highlight=False, soft_wrap=True),
+        )  # fmt: skip
     found.write_into(state.model)
     state.history, state.best, state.seconds = found.history, found.best, found.seconds
     _save_metrics(running)

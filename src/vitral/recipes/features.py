@@ -33,6 +33,7 @@ from vitral.errors import DataError, TrainingError, UsageError, VitralError, unk
 from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.metrics import Evaluation, measure
+from vitral.model import ViT
 from vitral.predict import Predictor, load
 from vitral.weights.files import read_tensors, write_tensors
 
@@ -57,21 +58,27 @@ def features_of(
 
     That is the pooled vector, after `pre_logits` where there is such a layer (big_vision's name for it); of a network
     with a distillation token it is the class token's. `batches` are the same pictures in evaluation mode where they are
-    decoded already. What lies in `cache` is not computed, nor are its pictures read. `DataError` names pictures that
-    cannot be read.
+    decoded already; `progress` is told of pictures that are decoded, or else computed. What lies in `cache` is not
+    computed, nor are its pictures read. `DataError` names pictures that cannot be read.
     """
     key = feature_key(model, pictures, preprocessing, machine) if cache else ""
     if cache and (kept := cache.read(key, len(pictures))) is not None:
         if progress:
             progress(len(pictures))
         return kept
+    decoded = batches is not None
     if batches is None:
         batches = Batches(pictures, preprocessing, batch_size=256, device=machine.device, progress=progress)
     if bad := batches.unreadable:
         told = some(f"{error.name} ({error.why})" for _, error in bad)
         count = f"{len(bad):,} unreadable picture{'s' * (len(bad) > 1)}"
         raise DataError(count, why=told, hint="--bad-images skip goes on without")
-    values = torch.cat([read_by_head(model, batch.images, preprocessing, machine) for batch in batches.epoch()])
+    parts = []
+    for batch in batches.epoch():
+        parts.append(read_by_head(model, batch.images, preprocessing, machine))
+        if progress and decoded:
+            progress(len(batch.indices))
+    values = torch.cat(parts)
     if cache:
         cache.write(key, values)
     return values
@@ -84,7 +91,10 @@ def read_by_head(model: nn.Module, images: Tensor, preprocessing: Preprocessing,
     model.eval()
     try:
         with machine.autocast(), _reading(model) as seen:
-            out = model(preprocessing.standardise(images).to(next(model.parameters()).dtype))
+            pixels = preprocessing.standardise(images).to(next(model.parameters()).dtype)
+            if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
+                return model.pool(model.encode(pixels, read=model.config.read))[:, 0].float().cpu()
+            out = model(pixels)
             return (seen[0] if seen else out).float().cpu()
     finally:
         model.train(training)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.data import DataSet
-from vitral.data.loader import Batches
+from vitral.data.loader import Batches, Progress
 from vitral.device import Machine
 from vitral.errors import DataError, UsageError
 from vitral.recipes.facts import Facts
@@ -110,6 +110,7 @@ def fit_probe(
     *,
     balanced: bool = False,
     cache: FeatureCache | None = None,
+    progress: Progress | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Probe:
     """The best head for the features of `model` among those of `STRENGTHS`.
@@ -119,7 +120,10 @@ def fit_probe(
     training pictures are all of one class.
     """
     started = time.perf_counter()
-    sides = [features_of(model, b.split, b.preprocessing, machine, cache=cache, batches=b) for b in (train, val)]
+    sides = [
+        features_of(model, side.split, side.preprocessing, machine, cache=cache, batches=side, progress=progress)
+        for side in (train, val)
+    ]
     features, labels = sides[0], np.asarray(train.split.labels)
     taken = "taken from" if cache and cache.found == len(sides) else "computed"
     where = f" {cache.folder}" if cache and cache.found == len(sides) else f" in {time.perf_counter() - started:.1f} s"
