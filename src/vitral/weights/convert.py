@@ -12,15 +12,16 @@ from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.weights import native
-from vitral.weights.formats import FORMATS
+from vitral.weights.formats import FORMATS, huggingface_writing
 from vitral.weights.native import Weights
 
 _BIT = "-bit"  # a program's files of ResNets are a format of their own: jax-bit beside jax
-TARGETS = (
-    "native",
-    *(name for name, one in FORMATS.items() if one.write is not None and not name.endswith(_BIT)),
-)
-"""Formats that can be written."""
+_WRITERS = {
+    **{name: one.write for name, one in FORMATS.items() if one.write is not None},
+    "hf": huggingface_writing.write,  # chooses among Hugging Face's formats
+}
+TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
+"""What can be written."""
 
 
 def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
@@ -37,8 +38,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
         return [path]
-    kind = FORMATS.get(to + _BIT) if isinstance(weights.config, BiTConfig) else FORMATS[to]
-    writer = kind and kind.write
+    writer = _WRITERS.get(to + _BIT if isinstance(weights.config, BiTConfig) else to)
     if writer is None:
         raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such file")
     return writer(materialised(weights), path)

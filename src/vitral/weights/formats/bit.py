@@ -1,0 +1,175 @@
+"""BiT's ResNets: the authors' `.npz` (big_transfer, big_vision) and timm's files.
+
+Sources: big_transfer's released files; big_vision `models/bit_paper.py` (`maybe_convert_big_transfer_format`); timm
+`models/resnetv2.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import WeightsError
+from vitral.model import BiTConfig
+from vitral.model.resnet import ROOT
+from vitral.weights.formats import jax, timm
+from vitral.weights.formats.format import Format, layers_of, translated
+from vitral.weights.formats.jax import CONV, DENSE, save_arrays
+from vitral.weights.keymap import Facts, Form, Rule, same
+from vitral.weights.native import Weights
+from vitral.weights.preprocessing import DEFAULTS, from_timm
+from vitral.weights.source import Source
+
+_UNIT = "stages.{s}.blocks.{i}"
+_HEAD = Form(
+    "1×1 convolution to dense layer",
+    lambda theirs: theirs[0].squeeze(0).squeeze(0).t(),
+    lambda ours, heads: [ours.t()[None, None]],
+)
+_HEAD_TORCH = Form(
+    "1×1 convolution to dense layer",
+    lambda theirs: theirs[0].squeeze(-1).squeeze(-1),
+    lambda ours, heads: [ours[:, :, None, None]],
+)
+
+
+def config(state: Mapping[str, Tensor], facts: Facts, where: object) -> BiTConfig:
+    """The configuration that tensors under our names are of; `WeightsError` where they are of none."""
+    try:
+        root = state["stem.conv.weight"]
+    except KeyError as missing:
+        raise WeightsError("not the weights of a whole network", where=where, why=f"{missing} is missing") from None
+    width, rest = divmod(root.shape[0], ROOT)
+    layers = layers_of(state, "stages.")
+    if rest or not width or not all(layers):
+        why = f"{root.shape[0]} channels after the root, {layers} bottlenecks"
+        raise WeightsError("not the tensors of a BiT", where=where, why=why)
+    found: dict[str, Any] = {
+        "layers": layers,
+        "width": width,
+        "channels": root.shape[1],
+        "classes": len(state["head.weight"]) if "head.weight" in state else 0,
+    }
+    known = {name: value for name, value in facts.items() if value is not None and name != "heads"}
+    return BiTConfig(**{**found, **known})
+
+
+# ---- the authors' files
+
+
+def _big_transfer() -> tuple[Rule, ...]:
+    unit = "resnet/block{s+1}/unit{i+1:02}"
+    conv = "standardized_conv2d/kernel"
+    rules = [
+        Rule("stem.conv.weight", (f"resnet/root_block/{conv}",), CONV),
+        Rule(f"{_UNIT}.downsample.conv.weight", (f"{unit}/a/proj/{conv}",), CONV),
+        *_gamma_beta("norm", "resnet/group_norm"),
+        Rule("head.weight", ("resnet/head/conv2d/kernel",), _HEAD),
+        Rule("head.bias", ("resnet/head/conv2d/bias",)),
+    ]
+    for n, letter in enumerate("abc", 1):
+        rules.append(Rule(f"{_UNIT}.conv{n}.weight", (f"{unit}/{letter}/{conv}",), CONV))
+        rules += _gamma_beta(f"{_UNIT}.norm{n}", f"{unit}/{letter}/group_norm")
+    return tuple(rules)
+
+
+def _gamma_beta(ours: str, theirs: str) -> tuple[Rule, ...]:
+    return Rule(f"{ours}.weight", (f"{theirs}/gamma",)), Rule(f"{ours}.bias", (f"{theirs}/beta",))
+
+
+def _big_vision() -> tuple[Rule, ...]:
+    unit = "block{s+1}/unit{i+1:02}"
+    rules = [
+        Rule("stem.conv.weight", ("root_block/conv_root/kernel",), CONV),
+        Rule(f"{_UNIT}.downsample.conv.weight", (f"{unit}/conv_proj/kernel",), CONV),
+        *jax.norm("norm", "norm-pre-head"),
+        *jax.dense("head", "head", DENSE),
+    ]
+    for n in (1, 2, 3):
+        rules.append(Rule(f"{_UNIT}.conv{n}.weight", (f"{unit}/conv{n}/kernel",), CONV))
+        rules += jax.norm(f"{_UNIT}.norm{n}", f"{unit}/gn{n}")
+    return tuple(rules)
+
+
+def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the numbers that some files have after `standardized_conv2d`."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = re.sub(r"/standardized_conv2d_[0-9]+/", "/standardized_conv2d/", name)
+        found[name if plain in found or (plain != name and plain in tensors) else plain] = tensor
+    return found
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return jax.without_prefix(tensors, "root_block/conv_root/kernel")
+
+
+def _preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessing, str]:
+    return DEFAULTS["bit"](network.image), "the authors' own evaluation"
+
+
+def _write_jax(weights: Weights, path: Path) -> Sequence[Path]:
+    """A file for big_transfer and, with another border at the root's maximum, for big_vision's `bit_paper`."""
+    return save_arrays(path, translated(JAX_BIT, weights))
+
+
+JAX_BIT = Format(
+    name="jax-bit",
+    rules=_big_transfer(),
+    required=("resnet/root_block/standardized_conv2d/kernel",),
+    scheme="bilinear-corners",
+    preprocessing=_preprocessing,
+    config=config,
+    canonical=_canonical,
+    fixed={"numerics": ("authors",)},
+    write=_write_jax,
+)
+BIG_VISION_BIT = Format(
+    name="big-vision-bit",
+    rules=_big_vision(),
+    required=("root_block/conv_root/kernel",),
+    scheme="bilinear-corners",
+    preprocessing=_preprocessing,
+    facts=lambda source: {"numerics": "big_vision"},
+    config=config,
+    ignored={name: why for name, why in jax.IGNORED.items() if name.startswith(("opt/", "extra/"))},
+    canonical=_without_prefix,
+)
+
+# ---- timm's
+
+_CONVS = ("conv1.weight", "conv2.weight", "conv3.weight", "downsample.conv.weight", "norm1.*", "norm2.*", "norm3.*")
+
+
+def _timm_preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessing, str]:
+    cfg = (source.config or {}).get("pretrained_cfg")
+    if isinstance(cfg, Mapping):
+        return from_timm(cfg), "pretrained_cfg in config.json"
+    return DEFAULTS["bit"](network.image), "the file does not say: the authors' way"
+
+
+def _timm_facts(source: Source) -> Facts:
+    return {"numerics": "timm", "image_size": timm.facts(source)["image_size"]}
+
+
+TIMM_BIT = Format(
+    name="timm-bit",
+    rules=(
+        Rule("stem.conv.weight", ("stem.conv.weight",)),
+        *same({f"{_UNIT}.{name}": f"{_UNIT}.{name}" for name in _CONVS}),
+        *same({"norm.*": "norm.*", "head.bias": "head.fc.bias"}),
+        Rule("head.weight", ("head.fc.weight",), _HEAD_TORCH),
+    ),
+    required=("stem.conv.weight", "stages.{i}.blocks.{i}.norm1.weight", "norm.weight"),
+    scheme="bicubic-antialias",
+    preprocessing=_timm_preprocessing,
+    facts=_timm_facts,
+    config=config,
+    classes=timm.classes,
+)
+FORMATS = {one.name: one for one in (JAX_BIT, BIG_VISION_BIT, TIMM_BIT)}
