@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import UsageError
-from vitral.model import ViTConfig
+from vitral.model import ModelConfig, ViTConfig
 from vitral.weights.resize import change_channels, resize_patches, resize_positions
 
 Told = dict[str, str]
@@ -18,24 +18,24 @@ Told = dict[str, str]
 
 
 def adapt(
-    state: Mapping[str, Tensor], config: ViTConfig, changes: Mapping[str, Any], *, scheme: str, new_head: bool
-) -> tuple[dict[str, Tensor], ViTConfig, Told, Told]:
+    state: Mapping[str, Tensor], config: ModelConfig, changes: Mapping[str, Any], *, scheme: str, new_head: bool
+) -> tuple[dict[str, Tensor], ModelConfig, Told, Told]:
     """Tensors and configuration with `changes` (image_size, patch_size, channels, classes); also what was resized and
     which parameters are new. `scheme` is how positions are resized (`vitral.weights.resize.SCHEMES`).
 
-    Raises `UsageError` for another number of classes without `new_head`: a head for other classes must be asked for.
+    Raises `UsageError` for another number of classes without `new_head`: a head for other classes must be asked for;
+    and for patches of a network that has none.
     """
+    if "patch_size" in changes and not isinstance(config, ViTConfig):
+        raise UsageError("this network has no patches", why="it is a BiT ResNet", hint="leave --patch-size out")
     target = dataclasses.replace(config, **changes)
     found, resized, fresh = dict(state), Told(), Told()
-    _patches(found, config, target, resized, scheme)
+    if isinstance(config, ViTConfig) and isinstance(target, ViTConfig):
+        _patches(found, config, target, resized, scheme)
+        _positions(found, config, target, resized, scheme)
     _channels(found, config, target, resized)
-    if "pos_embed" in found and target.grid != config.grid:
-        found["pos_embed"] = resize_positions(
-            found["pos_embed"], config.grid, target.grid, prefix=config.placed, scheme=scheme
-        )
-        resized["pos_embed"] = f"{_by(config.grid)} to {_by(target.grid)} positions, {scheme}"
     if new_head:
-        _new_head(found, config, target, fresh)
+        _new_head(found, target, fresh)
     elif target.classes != config.classes:
         what = f"the weights have {config.classes or 'no'} classes, {target.classes} are asked for"
         raise UsageError(what, hint="--new-head makes a fresh head (in Python new_head=True)")
@@ -54,23 +54,35 @@ def _patches(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, tol
     told["patch_embed.proj.weight"] = f"patches of {_by(config.patch)} to {_by(target.patch)} pixels, pseudo-inverse"
 
 
-def _channels(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told) -> None:
+def _positions(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, told: Told, scheme: str) -> None:
+    if "pos_embed" not in found or target.grid == config.grid:
+        return
+    table = found["pos_embed"]
+    found["pos_embed"] = resize_positions(table, config.grid, target.grid, prefix=config.placed, scheme=scheme)
+    told["pos_embed"] = f"{_by(config.grid)} to {_by(target.grid)} positions, {scheme}"
+
+
+_FIRST = ("stem.conv.weight", "patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight")
+"""The kernel that sees the picture: of a BiT, a hybrid, a ViT."""
+
+
+def _channels(found: dict[str, Tensor], config: ModelConfig, target: ModelConfig, told: Told) -> None:
     if target.channels == config.channels:
         return
-    name = next(name for name in ("patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight") if name in found)
+    name = next(name for name in _FIRST if name in found)
     found[name] = change_channels(found[name], target.channels)
     before = f"{told[name]}; " if name in told else ""
     told[name] = f"{before}{config.channels} to {target.channels} channels"
 
 
-def _new_head(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, fresh: Told) -> None:
+def _new_head(found: dict[str, Tensor], target: ModelConfig, fresh: Told) -> None:
     """A head of zeros, as the paper fine-tunes (§3.2); the pre-logits layer goes, as there."""
     del_names = [name for name in found if name.startswith(("head.", "head_dist."))]
     for name in del_names:
         del found[name]
     if not target.classes:
         return
-    for head in ("head", "head_dist")[: 1 + target.dist_token]:
+    for head in ("head", "head_dist")[: 1 + getattr(target, "dist_token", False)]:
         found[f"{head}.weight"] = torch.zeros(target.classes, target.features)
         found[f"{head}.bias"] = torch.zeros(target.classes)
         why = f"a head for {target.classes} classes, zero as at fine-tuning (§3.2)"
