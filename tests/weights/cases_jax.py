@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import timm
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
 import jax_reference as ref
+import numpy as np
+import torch
 from jax_reference import Arrays, Spelling
 from parity import Case, Size, randomised
+from safetensors.torch import save_file
+from timm.models.resnetv2 import _create_resnetv2_bit
+from torch import Tensor
 
 LINEN = Spelling(linen=True)
 BIG_VISION = Spelling(prefix="params/", linen=True, table="pos_embedding", cls_position=False)
@@ -67,7 +66,7 @@ def hybrid(stages: tuple[int, ...], patch: int, **parts: Any) -> Callable[[], Ca
 
 def timms_bit(sizes: tuple[Size, ...] = ((224, 224), (64, 97))) -> Callable[[], Case]:
     def make() -> Case:
-        model = randomised(timm.create_model("resnetv2_50x1_bit", layers=(1, 2, 1, 1), num_classes=7))
+        model = randomised(_create_resnetv2_bit("resnetv2_50x1_bit", layers=(1, 2, 1, 1), num_classes=7))
 
         def write(folder: Path) -> Path:
             save_file(model.state_dict(), folder / "model.safetensors")
@@ -78,10 +77,15 @@ def timms_bit(sizes: tuple[Size, ...] = ((224, 224), (64, 97))) -> Callable[[], 
     return make
 
 
-_OPTIMIZER = {"opt__state__step": np.int32(7), "opt__state__param_states__head__kernel__grad_ema": np.ones(3, np.float32)}
+_OPTIMIZER = {
+    "opt__state__step": np.int32(7),
+    "opt__state__param_states__head__kernel__grad_ema": np.ones(3, np.float32),
+}
 _TOWERS = {
-    "params__t": np.float32([2.3]), "params__b": np.float32([-10.0]), "params__txt__Embed_0__embedding": np.ones((3, 4), np.float32),
-}  # fmt: skip
+    "params__t": np.float32([2.3]),
+    "params__b": np.float32([-10.0]),
+    "params__txt__Embed_0__embedding": np.ones((3, 4), np.float32),
+}
 
 CASES: dict[str, Callable[[], Case]] = {
     "jax/paper": vit(ref.PAPER),

@@ -31,8 +31,8 @@ class Spelling:
     @property
     def parts(self) -> tuple[str, str, str]:
         """Attention, second norm and MLP of a block."""
-        numbers = (0, 1, 0) if self.linen else (1, 2, 3)
-        return tuple(f"{n}_{i}" for n, i in zip(("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock"), numbers))  # type: ignore[return-value]
+        attention, norm, layers = (0, 1, 0) if self.linen else (1, 2, 3)
+        return f"MultiHeadDotProductAttention_{attention}", f"LayerNorm_{norm}", f"MlpBlock_{layers}"
 
 
 PAPER = Spelling()
@@ -301,10 +301,7 @@ def random_vit(
         found[spelling.table] = r(1, grid[0] * grid[1] + int(cls and spelling.cls_position), dim)
     attention, norm, layers = spelling.parts
     stack = [
-        r.norm("LayerNorm_0", dim)
-        | r.attention(attention, dim, heads)
-        | r.norm(norm, dim)
-        | r.mlp(layers, dim, hidden)
+        r.norm("LayerNorm_0", dim) | r.attention(attention, dim, heads) | r.norm(norm, dim) | r.mlp(layers, dim, hidden)
         for _ in range(depth)
     ]
     if spelling.stacked:

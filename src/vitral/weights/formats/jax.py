@@ -211,6 +211,13 @@ def facts(source: Source) -> Facts:
     return found
 
 
+def assumed(source: Source) -> Sequence[str]:
+    """What a file without positions leaves open."""
+    if any(name.endswith("pos_embedding") for name in source.tensors):
+        return ()
+    return ["there is no table of positions: fixed sine-cosine ones, as big_vision has them"]
+
+
 def preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
     """As vit_jax evaluates."""
     return DEFAULTS["jax"](config.image), "the authors' own evaluation"
@@ -273,6 +280,7 @@ JAX = Format(
     scheme="bilinear-corners",
     preprocessing=preprocessing,
     facts=facts,
+    assumed=assumed,
     ignored=IGNORED,
     canonical=canonical,
     fixed={
