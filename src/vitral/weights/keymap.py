@@ -29,8 +29,8 @@ class Form:
 
 
 SAME = Form("", lambda theirs: theirs[0], lambda ours, heads: [ours])
-STACKED = Form("q, k, v stacked", torch.cat, lambda ours, heads: ours.chunk(3))
-PAIR = Form("two matrices stacked", torch.cat, lambda ours, heads: ours.chunk(2))
+STACKED = Form("q, k, v stacked", lambda theirs: torch.cat(list(theirs)), lambda ours, heads: ours.chunk(3))
+PAIR = Form("two matrices stacked", lambda theirs: torch.cat(list(theirs)), lambda ours, heads: ours.chunk(2))
 
 
 def _without_key_bias(ours: Tensor, heads: int) -> Sequence[Tensor]:

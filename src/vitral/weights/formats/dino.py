@@ -1,0 +1,140 @@
+"""The releases of facebookresearch/dinov2 and facebookresearch/dinov3: timm's names, nearly.
+
+DINO of 2021 (facebookresearch/dino) has timm's very names and is read as timm's. Checked against timm's conversions of
+the same files: `_convert_dinov2` in `timm/models/vision_transformer.py`, `checkpoint_filter_fn` in `timm/models/eva.py`.
+
+DINOv2's networks without registers resize positions by `scale_factor = (n + 0.1) / N` (dinov2/models/
+vision_transformer.py, `interpolate_offset`), those with registers and everyone else by the size: a shift of at most a
+tenth of a cell, which is not repeated here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import WeightsError
+from vitral.model import ViTConfig
+from vitral.model.position import RotaryPosition
+from vitral.weights.formats.format import Format
+from vitral.weights.keymap import PAIR, Facts, Form, Rule, both, same
+from vitral.weights.preprocessing import DEFAULTS
+from vitral.weights.source import Source
+
+_SAME = (
+    "cls_token", "patch_embed.proj.*", "norm.*", "head.*", "blocks.{i}.norm1.*", "blocks.{i}.attn.qkv.weight",
+    "blocks.{i}.attn.proj.*", "blocks.{i}.ls1.gamma", "blocks.{i}.norm2.*", "blocks.{i}.mlp.fc1.*",
+    "blocks.{i}.mlp.fc2.*", "blocks.{i}.ls2.gamma",
+)  # fmt: skip
+_MLP = "blocks.{i}.mlp"
+_WHOLE_BIAS = same({"blocks.{i}.attn.qkv.bias": "blocks.{i}.attn.qkv.bias"})
+
+
+def _mask_of(ours: Tensor) -> Tensor:
+    q, k, v = torch.ones_like(ours).chunk(3)
+    return torch.cat([q, torch.zeros_like(k), v])
+
+
+# LinearKMaskedBias multiplies by a mask whose middle third, the keys', is zero; it was NaN before it was filled, and
+# what lies under a zero may be anything.
+_MASKED = Form(
+    "masked: keys have no bias",
+    lambda theirs: torch.where(theirs[1] == 0, torch.zeros_like(theirs[0]), theirs[0]),
+    lambda ours, heads: [ours, _mask_of(ours)],
+)
+
+DINOV2_RULES = (
+    *same({name: name for name in (*_SAME, "pos_embed")}),
+    *_WHOLE_BIAS,
+    *same({f"{_MLP}.fc1.*": f"{_MLP}.w12.*", f"{_MLP}.fc2.*": f"{_MLP}.w3.*"}),
+)
+DINOV3_RULES = (
+    *same({name: name for name in _SAME}),
+    Rule("blocks.{i}.attn.qkv.bias", ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"), _MASKED),
+    *_WHOLE_BIAS,
+    *both(f"{_MLP}.fc1", (f"{_MLP}.w1", f"{_MLP}.w2"), PAIR),
+    *same({f"{_MLP}.fc2.*": f"{_MLP}.w3.*", "reg_token": "storage_tokens"}),
+)
+
+_CHUNK = re.compile(r"blocks\.\d+\.(\d+)\.")
+_MASK = {"mask_token": "stands for hidden patches in pre-training"}
+
+
+def _without_chunks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`blocks.CHUNK.BLOCK.` of sharded training to `blocks.BLOCK.`: a chunk's blocks keep their number in the whole."""
+    return {_CHUNK.sub(r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
+
+
+def _preprocessing(family: str) -> Callable[[Source, ViTConfig], tuple[Preprocessing, str]]:
+    def of(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
+        return DEFAULTS[family](config.image), f"the file does not say: {family}'s usual way"
+
+    return of
+
+
+def _dinov2_facts(source: Source) -> Facts:
+    return {"norm_eps": 1e-6, "cls_position": True}
+
+
+def _dinov3_facts(source: Source) -> Facts:
+    """Rotary positions; the table of their periods tells the width of a head, and must be the usual one."""
+    found: Facts = {"norm_eps": 1e-5, "position": "rotary", "pool": "cls"}
+    periods = source.tensors.get("rope_embed.periods")
+    if periods is None:
+        return found
+    count = periods.numel()
+    usual = RotaryPosition.base ** (torch.arange(count, dtype=torch.float64) / max(count, 1))
+    if periods.ndim != 1 or not torch.allclose(periods.double(), usual, rtol=2**-7):  # released in bfloat16
+        why = f"'rope_embed.periods' are not those of base {RotaryPosition.base:g}"
+        raise WeightsError("rotary positions of another kind", where=source.where, why=why)
+    kernel = source.tensors.get("patch_embed.proj.weight")
+    if kernel is not None and count and kernel.shape[0] % (4 * count) == 0:
+        found["heads"] = kernel.shape[0] // (4 * count)
+    return found
+
+
+def _assumed(what: str) -> Callable[[Source], Sequence[str]]:
+    return lambda source: (what,)
+
+
+DINOV2 = Format(
+    name="dinov2",
+    rules=DINOV2_RULES,
+    required=("mask_token", "blocks.{i}.ls1.gamma", "pos_embed"),
+    scheme="bicubic",
+    preprocessing=_preprocessing("dinov2"),
+    facts=_dinov2_facts,
+    ignored=_MASK,
+    canonical=_without_chunks,
+)
+DINOV2_REGISTERS = Format(
+    name="dinov2-registers",
+    rules=(*DINOV2_RULES, *same({"reg_token": "register_tokens"})),
+    required=("register_tokens", "blocks.{i}.ls1.gamma", "pos_embed"),
+    scheme="bicubic-antialias",
+    preprocessing=_preprocessing("dinov2"),
+    facts=_dinov2_facts,
+    ignored=_MASK,
+    canonical=_without_chunks,
+)
+DINOV3 = Format(
+    name="dinov3",
+    rules=DINOV3_RULES,
+    required=("storage_tokens", "blocks.{i}.ls1.gamma"),
+    scheme="bicubic",  # nothing is learned of positions
+    preprocessing=_preprocessing("dinov3"),
+    facts=_dinov3_facts,
+    assumed=_assumed("the class token is read, as at DINOv3; norms with epsilon 1e-05"),
+    ignored={
+        **_MASK,
+        "rope_embed.periods": "positions are computed",
+        "local_cls_norm.*": "a norm for small crops in pre-training",
+        "blocks.{i}.attn.qkv.bias_mask": "there is no bias to mask",
+    },
+    canonical=_without_chunks,
+)
+FORMATS = {one.name: one for one in (DINOV2, DINOV2_REGISTERS, DINOV3)}
