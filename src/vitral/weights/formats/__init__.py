@@ -8,7 +8,9 @@ from torch import Tensor
 
 from vitral.errors import WeightsError
 from vitral.weights.formats.bit import FORMATS as BIT_FORMATS
+from vitral.weights.formats.dino import FORMATS as DINO_FORMATS
 from vitral.weights.formats.format import Format
+from vitral.weights.formats.huggingface import FORMATS as HUGGINGFACE_FORMATS
 from vitral.weights.formats.jax import JAX
 from vitral.weights.formats.timm import FORMATS as TIMM_FORMATS
 from vitral.weights.formats.torchvision import TORCHVISION
@@ -16,6 +18,8 @@ from vitral.weights.formats.torchvision import TORCHVISION
 FORMATS: Mapping[str, Format] = {
     **TIMM_FORMATS,
     "torchvision": TORCHVISION,
+    **HUGGINGFACE_FORMATS,
+    **DINO_FORMATS,
     "jax": JAX,
     **BIT_FORMATS,
 }
