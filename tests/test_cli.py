@@ -293,7 +293,7 @@ BAD: dict[str, Bad] = {
         "predict w.safetensors d", ("w.safetensors", "14 bytes"), write("w.safetensors", b"no safetensors")
     ),
     "truncated weights": Bad(
-        "predict cut.safetensors d", ("damaged weights file", "cut.safetensors"), folder("cat", "dog")
+        "predict cut.safetensors d", ("damaged safetensors file", "cut.safetensors"), folder("cat", "dog")
     ),
     "truncated weights, init": Bad("train d --init cut.safetensors", ("cut.safetensors",), folder("cat", "dog")),
     "truncated weights, summary": Bad("summary cut.safetensors", ("cut.safetensors",)),

@@ -14,7 +14,8 @@ import vitral
 from pictures import noise
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, WeightsError
-from vitral.predict import Predictor, find_pictures, find_weights, logits_of
+from vitral.predict import Predictor, find_pictures, logits_of
+from vitral.weights.load import locate
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +116,16 @@ def test_a_weights_file_alone_is_enough(trained, predictor, files, tmp_path):
     assert not other.model.training
 
 
-def test_find_weights(tmp_path, trained):
-    assert find_weights(trained.folder) == trained.folder / "model.safetensors"
+def test_where_the_weights_of_a_run_lie(tmp_path, trained):
+    assert locate(trained.folder)[0] == trained.folder / "model.safetensors"
     with pytest.raises(RunError, match="not a run folder"):
-        find_weights(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+        locate(tmp_path)
+    (tmp_path / "config.json").write_text('{"run": {}}')
     with pytest.raises(RunError, match="no weights yet") as caught:
-        find_weights(tmp_path)
+        locate(tmp_path)
     assert f"vitral train --out {tmp_path} --resume" in str(caught.value)
-    with pytest.raises(WeightsError, match="no such run or weights file"):
-        find_weights(tmp_path / "gone")
+    with pytest.raises(WeightsError, match="no such run or weights"):
+        locate(tmp_path / "gone")
 
 
 def test_find_pictures(tmp_path, make_pictures):

@@ -31,8 +31,8 @@ from vitral.console import stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, VitralError, unknown
 
 
-def _help(text: str) -> Any:
-    return tyro.conf.arg(help=text, help_behavior_hint=_default_hint)
+def _help(text: str, name: str | None = None) -> Any:
+    return tyro.conf.arg(help=text, help_behavior_hint=_default_hint, name=name)
 
 
 def _default_hint(default: str) -> str:
@@ -201,11 +201,10 @@ def summary(
 
     given = {"image_size": image_size, "channels": channels, "classes": classes}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if os.path.exists(model):
-        from vitral.predict import find_weights
-        from vitral.weights import native
+    if os.path.exists(model) or ":" in model:
+        from vitral.weights.load import read
 
-        shape = dataclasses.replace(native.read(find_weights(model)).config, **changes)
+        shape = dataclasses.replace(read(model).weights.config, **changes)
     else:
         shape = config(model, **changes)
     found = summarize(shape, batch=batch, name=model)
@@ -256,12 +255,48 @@ def data_check(
     return 0 if found.is_sound else 1
 
 
+def convert(
+    source: Annotated[str, _help("run, weights file, folder, timm:NAME or hf:ORG/NAME")],
+    target: Annotated[str, _help("file or folder to write; it must not exist")],
+    /,
+    *,
+    to: Annotated[Literal["native", "timm", "hf", "torchvision", "jax"], _help("whose format to write")] = "native",
+    image_size: Annotated[int | tuple[int, int] | None, _help("resize positions to this size")] = None,
+    patch_size: Annotated[int | tuple[int, int] | None, _help("resize the patches' kernels to this size")] = None,
+    channels: Annotated[int | None, _help("make the first layer fit this many channels")] = None,
+    classes: Annotated[int | None, _help("a head for so many classes, with --new-head")] = None,
+    new_head: Annotated[bool, _help("replace the head by zeros")] = False,
+    from_: Annotated[str | None, _help("format of the source, where it cannot be told", name="from")] = None,
+    heads: Annotated[int | None, _help("attention heads, where the source does not tell")] = None,
+    scheme: Annotated[str | None, _help("how positions are resized; by default as the source's origin does")] = None,
+    account: Annotated[bool, _help("show what became of every tensor")] = False,
+    format: Format = "text",
+) -> int:
+    """Turn weights of any known format into those of another library, and tell where every tensor went."""
+    from vitral.weights.convert import write
+    from vitral.weights.load import read
+
+    loaded = read(
+        source, format=from_, heads=heads, scheme=scheme, new_head=new_head, image_size=image_size,
+        patch_size=patch_size, channels=channels, classes=classes,
+    )  # fmt: skip
+    written = write(loaded.weights, target, to)
+    if format == "json":
+        _print_json({**loaded.account.to_json(), "written": [str(path) for path in written]})
+    else:
+        loaded.account.print_table(stdout(), full=account)
+        for path in written:
+            print(f"wrote {path}")
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "summary": summary,
     "models": models,
+    "convert": convert,
     "data check": data_check,
 }
 

@@ -20,9 +20,11 @@ from vitral.data.intake import read_image
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
-from vitral.errors import DataError, ImageError, RunError, WeightsError
+from vitral.errors import DataError, ImageError
 from vitral.model import Network
 from vitral.weights import native
+from vitral.weights.account import Account
+from vitral.weights.load import read
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
@@ -78,6 +80,8 @@ class Predictor:
         # Weights are cast once: autocast would cast them again at every call.
         self.model = model.to(self.machine.device, dtype).eval()
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
+        self.account: Account | None = None
+        """What became of the tensors of the file that the network came from."""
 
     @overload
     def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap]  # str is a Sequence
@@ -175,30 +179,19 @@ def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
     return torch.cat(parts).cpu()
 
 
-def find_weights(path: str | Path) -> Path:
-    """The weights file that a run folder or a path stands for; `RunError` or `WeightsError` where there is none."""
-    path = Path(path)
-    if path.is_dir():
-        weights = path / "model.safetensors"
-        if not (path / "config.json").is_file():
-            raise RunError("not a run folder", where=path, why="there is no config.json in it", hint="ls runs")
-        if not weights.is_file():
-            hint = f"vitral train --out {path} --resume"
-            raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
-        return weights
-    if not path.exists():
-        raise WeightsError("no such run or weights file", where=path, hint="ls runs")
-    return path
+def load(source: str | Path, *, device: str = "auto", precision: str = "auto", **options: Any) -> Predictor:
+    """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`.
 
-
-def load(source: str | Path, *, device: str = "auto", precision: str = "auto") -> Predictor:
-    """A predictor from a run folder or a weights file.
-
-    Raises `RunError` for a folder that is no run, `WeightsError` for a file that is damaged or of another kind.
+    `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
+    file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
+    the predictor's `account`. Raises `RunError` for a folder that is no run, `WeightsError` for what is damaged or of
+    another kind.
     """
-    path = find_weights(source)
-    weights = native.read(path)
+    loaded = read(source, **options)
+    weights = loaded.weights
     machine = choose(device, precision, dim=weights.config.dim)
-    return Predictor(
-        native.build(weights, path), weights.preprocessing, weights.classes, machine=machine, source=str(source)
+    predictor = Predictor(
+        native.build(weights), weights.preprocessing, weights.classes, machine=machine, source=str(source)
     )
+    predictor.account = loaded.account
+    return predictor

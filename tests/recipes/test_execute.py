@@ -16,8 +16,7 @@ import vitral
 from pictures import MakePictures, noise
 from running import TINY, same_bits, weights_of
 from vitral.errors import DataError, RunError, TrainingError, WeightsError
-from vitral.model import create
-from vitral.recipes import execute
+from vitral.recipes import execute, planning
 from vitral.weights import files, native
 
 
@@ -193,14 +192,12 @@ def test_frozen_parts_keep_their_bits(trained, tmp_path):
 
 
 def test_init_takes_the_head_only_for_the_same_classes(trained, make_pictures, tmp_path):
-    own = weights_of(trained.folder)
-    model = create("mu/4", dim=8, depth=2, heads=2, mlp_dim=8, image_size=(8, 12), channels=1, pool="mean", classes=2)
-    head = model.head.weight.clone()
-    execute._load_init(model, str(trained.folder), ("day", "night"))
-    assert same_bits(dict(model.state_dict()), own)
-    model.head.weight.data.copy_(head)
-    execute._load_init(model, str(trained.folder), ("night", "day"))
-    assert torch.equal(model.head.weight, head)
+    data = {"data": trained.result["data"], "init": str(trained.folder)}
+    kept = planning.plan_run(data).init.weights
+    assert same_bits(kept.state, weights_of(trained.folder))
+    turned = planning._initial(data, 2, ("night", "day"))
+    assert not turned.weights.state["head.weight"].any()
+    assert set(turned.account.fresh) == {"head.weight", "head.bias"}
     others = make_pictures({"x": 4, "y": 4, "z": 4})
     run = vitral.train(str(others), init=str(trained.folder), epochs=1, out=str(tmp_path / "run"), quiet=True)
     assert weights_of(run.folder)["head.weight"].shape == (3, 8)
@@ -254,7 +251,7 @@ def test_options_may_be_paths_and_lists(make_pictures, tmp_path):
 def test_truncated_weights(trained, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes((trained.folder / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(WeightsError, match="damaged weights file") as caught:
+    with pytest.raises(WeightsError, match="damaged safetensors file") as caught:
         vitral.load(path)
     assert str(path) in str(caught.value)
 

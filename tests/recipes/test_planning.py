@@ -129,10 +129,25 @@ def test_weights_decide_the_network(trained):
     told = reasons(job)
     assert told["model"][0] == "mu/4"
     assert told["image size"][0] == "8×12"
-    for name, value in (("model", "S/4"), ("image_size", 16), ("dim", 32), ("mean", 0.3), ("pool", "cls")):
+    for name, value in (("model", "S/4"), ("dim", 32), ("pool", "cls")):
         with pytest.raises(UsageError, match="does not go with --init") as caught:
             plan_run({"data": data, "init": str(trained.folder), name: value})
         assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_weights_are_made_to_fit_another_size_and_say_so(trained):
+    job = plan_run({"data": trained.result["data"], "init": str(trained.folder), "image_size": 16})
+    assert job.config.image == (16, 16)
+    assert job.run.preprocessing.image_size == (16, 16)
+    assert job.init.weights.state["pos_embed"].shape[1] == 1 + 16
+    assert "2×3 to 4×4 positions" in reasons(job)["weights"][1]
+
+
+def test_pictures_prepared_otherwise_than_the_weights_expect_are_warned_of(trained):
+    job = plan_run({"data": trained.result["data"], "init": str(trained.folder), "mean": 0.3})
+    assert job.run.preprocessing.mean == (0.3,)
+    assert "mean" in reasons(job)["WARNING"][1]
+    assert "WARNING" not in reasons(plan_run({"data": trained.result["data"], "init": str(trained.folder)}))
 
 
 def test_a_very_small_network_sees_pictures_where_they_are():

@@ -10,11 +10,10 @@ from typing import Any
 import timm
 import torch
 import torchvision
+from parity import Case, Size, randomised
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-
-from parity import Case, Size, randomised
 
 SHAPE: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7, "img_size": 32, "patch_size": 8}
 

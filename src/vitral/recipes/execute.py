@@ -30,7 +30,7 @@ from vitral.evaluation.metrics import measure
 from vitral.evaluation.report import ReportContent, write_report
 from vitral.model import network
 from vitral.model.summary import summarize
-from vitral.predict import Predictor, find_weights, load, logits_of
+from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.features import FeatureCache
 from vitral.recipes.planning import Job, load_given, plan_run, reopen
@@ -221,8 +221,8 @@ def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Runni
         keep_freed_memory()
     seed_everything(run.seed)
     model = network(job.config).to(machine.device)
-    if run.init:
-        _load_init(model, run.init, job.dataset.classes)
+    if job.init:
+        native.load_state(model, job.init.weights.state)
     freeze(model, run.freeze)
     model.checkpointing = run.checkpointing
     state = State(model, OptimizerSet(model, run))
@@ -260,17 +260,6 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
         )  # fmt: skip
 
 
-def _load_init(model: nn.Module, init: str, classes: tuple[str, ...]) -> None:
-    """Take over the weights; the head only where it is for the same classes."""
-    path = find_weights(init)
-    weights = native.read(path)
-    state = dict(weights.state)
-    if weights.classes != classes:
-        own = model.state_dict()
-        state |= {name: own[name] for name in ("head.weight", "head.bias")}
-    native.load_state(model, state, path)
-
-
 def _loss_weights(job: Job) -> Tensor | None:
     if job.run.class_weights == "none":
         return None
@@ -294,6 +283,8 @@ def _open_folder(running: _Running) -> None:
         "plan": [asdict(choice) for choice in plan.choices],
         "versions": versions(),
     }
+    if running.job.init:
+        record["init"] = running.job.init.account.to_json()
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
 
 

@@ -11,17 +11,18 @@ import torch
 
 from vitral.data import DataSet, load
 from vitral.data.splits import subset, with_validation
+from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
 from vitral.errors import DataError, UsageError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
 from vitral.model.variants import named
-from vitral.predict import find_weights
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.table import CHECKS, RECIPES, UNREAD
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
-from vitral.weights import native
+from vitral.weights.load import Loaded, fit, read
+from vitral.weights.preprocessing import differences
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Job:
     dataset: DataSet
     config: ModelConfig
     machine: Machine
+    init: Loaded | None = None
+    """The weights to start from, made to fit, where a run begins from some."""
 
     @property
     def run(self) -> Run:
@@ -73,8 +76,9 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     for name, value in given.items():
         if name not in ("data", "data_root", "out", "recipe"):
             reasons.append(Choice(name.replace("_", " "), _shown(value), "you asked"))
-    if init := given.get("init"):
-        changes |= _from_weights(init, plan.run, given, reasons)
+    loaded = _initial(given, len(dataset.classes), dataset.classes) if given.get("init") else None
+    if loaded:
+        changes |= _from_weights(loaded, plan.run, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
         changes |= {k: None for k in MODEL_OPTIONS if k not in given}
         own = {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
@@ -87,7 +91,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
-    config = _config(run, len(dataset.classes))
+    config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
     run = _without_shifts(run, config, given, reasons)
@@ -96,7 +100,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]
     told = {choice.name: choice for choice in (*kept, *reasons)}  # each name once: the later one knows more
     run = dataclasses.replace(run, out=run.out or f"runs/{dataset.name}")
-    return Job(Plan(run, tuple(told.values())), dataset, config, machine)
+    return Job(Plan(run, tuple(told.values())), dataset, config, machine, loaded)
 
 
 TOLD_BY: dict[str, tuple[str, ...]] = {
@@ -123,46 +127,61 @@ def reopen(plan: Plan) -> Job:
     """The job of a run that was planned before: the same choices, nothing decided anew."""
     run = plan.run
     dataset = _split(load(run.data, root=run.data_root), run, [])
-    config = _config(run, len(dataset.classes))
-    return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim))
+    again = {"init": run.init, "image_size": run.image_size, "channels": run.channels}
+    loaded = _initial(again, len(dataset.classes), dataset.classes) if run.init else None
+    config = _config(run, len(dataset.classes), loaded)
+    return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
 
 
-def _config(run: Run, classes: int) -> ModelConfig:
-    if run.init:
-        changes = {name: getattr(run, name) for name in _FREE if getattr(run, name) is not None}
-        return dataclasses.replace(native.read(find_weights(run.init)).config, classes=classes, **changes)
-    return model_config(run.model, classes=classes, **run.model_changes())
+def _config(run: Run, classes: int, loaded: Loaded | None) -> ModelConfig:
+    if loaded is None:
+        return model_config(run.model, classes=classes, **run.model_changes())
+    changes = {name: getattr(run, name) for name in _FREE if getattr(run, name) is not None}
+    return dataclasses.replace(loaded.weights.config, **changes)
 
 
 _FREE = ("dropout", "drop_path")
 """Options of the network that are not in its weights: training may change them."""
 
 
-def _from_weights(init: str, recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
+def _initial(given: dict[str, Any], classes: int, names: tuple[str, ...]) -> Loaded:
+    """The weights to start from, at the size that is asked for; with a fresh head where the data have other classes."""
+    loaded = read(given["init"], image_size=given.get("image_size"), channels=given.get("channels"))
+    if loaded.weights.classes == names:
+        return loaded
+    return fit(loaded, classes=classes, new_head=True)
+
+
+def _from_weights(loaded: Loaded, recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
     """What a network that exists already decides: its shape and how it wants its pictures.
 
-    `UsageError` for an option that says otherwise: it would be asked for and not be had.
+    `UsageError` for a shape that is asked for and cannot be had. Pictures may be prepared otherwise, with a warning:
+    it is the commonest way to lose accuracy without a word.
     """
-    weights = native.read(find_weights(init))
-    own = weights.preprocessing
-    fixed: dict[str, Any] = {name: getattr(own, name) for name in ("image_size", "channels", "resize", "mean", "std")}
-    fixed["model"] = str(weights.trained.get("model", "as in the weights"))
+    weights, init = loaded.weights, given["init"]
+    own = {field.name: getattr(weights.preprocessing, field.name) for field in dataclasses.fields(Preprocessing)}
     has = vars(weights.config)  # what the network has not at all, as a ResNet --dropout, is None: nothing goes with it
-    shape = {name: has.get(name) for name in MODEL_OPTIONS if name not in _FREE or name not in has}
-    for name, value in {**shape, **fixed}.items():
-        if name in given and _spread(name, given[name], own.channels) != value:
-            flag = f"--{name.replace('_', '-')}"
-            why = f"the network in it has {_shown(value)}"
-            raise UsageError(
-                f"{flag} {_shown(given[name])} does not go with --init {init}", why=why, hint="leave it out"
-            )
+    for name in MODEL_OPTIONS:
+        if name in given and (name not in _FREE or name not in has) and given[name] != has.get(name):
+            flag, why = f"--{name.replace('_', '-')} {_shown(given[name])}", f"the network in it has {has.get(name)}"
+            raise UsageError(f"{flag} does not go with --init {init}", why=why, hint="leave it out")
+    model = str(weights.trained.get("model", f"{loaded.format}'s"))
+    if given.get("model", model) != model:
+        flag, why = f"--model {given['model']}", f"the network in it is {model}"
+        raise UsageError(f"{flag} does not go with --init {init}", why=why, hint="leave it out")
     reasons += [
-        Choice("model", fixed["model"], f"{init} decides the network and its preprocessing"),
-        Choice("image size", _shown(own.image_size), f"that of {init}"),
-        Choice("channels", str(own.channels), f"those of {init}"),
+        Choice("model", model, f"{init} decides the network and its preprocessing"),
+        Choice("weights", loaded.account.counted(), "; ".join(loaded.account.remarkable()) or "as they were"),
+        Choice("image size", _shown(weights.preprocessing.image_size), f"that of {init}"),
+        Choice("channels", str(weights.preprocessing.channels), f"those of {init}"),
     ]
+    asked = {name: _spread(name, given[name], weights.config.channels) for name in own if name in given}
+    used = dataclasses.replace(weights.preprocessing, **asked)
+    if told := differences(weights.preprocessing, used):
+        reasons.append(Choice("WARNING", "pictures otherwise", f"than {init} was trained with: {'; '.join(told)}"))
     of_kind = _of_kind(type(weights.config), recipes, given, reasons)
-    return {**of_kind, **{name: None for name in MODEL_OPTIONS if name not in given}, **fixed}
+    free = {name: None for name in MODEL_OPTIONS if name not in given}
+    return {**of_kind, **free, **own, **asked, "model": model, "init": loaded.reference}
 
 
 def _of_kind(kind: type[ModelConfig], recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:

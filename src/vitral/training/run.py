@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vitral.data.transforms import Augment, Augmentation, Crop, Preprocessing, Resize
+from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
 from vitral.errors import RunError, UsageError, unknown
 
 
@@ -46,7 +46,7 @@ class Run:
 
     # The network
     model: str = option("Pico/2", "size and patch (Ti/16, S/4, B/32), or a write-up (mnist-7562); see `vitral models`")
-    init: str | None = option(None, "start from the weights of a run or file")
+    init: str | None = option(None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME")
     image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
     channels: int = option(3, "1 for grey, 3 for colour")
     dim: int | None = option(None, "width, instead of the model's")
@@ -67,6 +67,11 @@ class Run:
 
     # What it sees
     resize: Resize = option("stretch", "how pictures come to the image size: stretch, crop or letterbox")
+    crop_fraction: float = option(0.875, "what resize crop keeps of the short side")
+    resize_size: tuple[int, int] | None = option(None, "height and width before the centre is cut, where given")
+    centre: Centre = option("round", "the middle between two pixels: round or floor")
+    interpolation: str = option("bilinear", "bilinear, bicubic, nearest, lanczos, box or hamming")
+    antialias: bool = option(True, "smooth what is made smaller")
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one a channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels")
     crop: Crop = option("none", "random geometry in training: none, shift by up to 1/8, or random-resized")
@@ -149,8 +154,10 @@ class Run:
     @property
     def preprocessing(self) -> Preprocessing:
         """What the network is to expect of a picture."""
-        mean, std = (v if isinstance(v, tuple) else (v,) * self.channels for v in (self.mean, self.std))
-        return Preprocessing(self.size, self.channels, self.resize, mean=mean, std=std)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)}
+        for name in ("mean", "std"):
+            values[name] = values[name] if isinstance(values[name], tuple) else (values[name],) * self.channels
+        return Preprocessing(**values)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -170,7 +177,7 @@ class Run:
 
 _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (
-        ("epochs", "batch_size", "accumulate", "channels", "image_size", "lr_batch"),
+        ("epochs", "batch_size", "accumulate", "channels", "image_size", "resize_size", "lr_batch"),
         lambda v: v >= 1,
         "at least 1",
     ),
@@ -180,7 +187,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         "0 or more",
     ),
     (("erase", "label_smoothing", "val_share", "min_lr"), lambda v: 0 <= v <= 1, "from 0 to 1"),
-    (("train_share", "crop_area"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    (("train_share", "crop_area", "crop_fraction"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
     (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
     (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
 )

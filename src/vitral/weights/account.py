@@ -42,11 +42,14 @@ class Account:
         """How many tensors met which fate."""
         return dict(Counter(line.fate for line in self.lines))
 
+    def counted(self) -> str:
+        """The counts in words: tensors loaded, transformed, resized, left out; parameters of ours that are new."""
+        counts = [f"{n} {fate}" for fate, n in self.counts().items()]
+        return ", ".join([*counts, f"{len(self.fresh)} new"] if self.fresh else counts)
+
     def headline(self) -> str:
         """One line: the format and the counts."""
-        counts = ", ".join(f"{n} {fate}" for fate, n in self.counts().items())
-        fresh = f", {len(self.fresh)} of ours new" if self.fresh else ""
-        return f"{self.source}: {self.format}, {counts}{fresh}"
+        return f"{self.source}: {self.format}, {self.counted()}"
 
     def remarkable(self) -> list[str]:
         """Lines for a person who did not ask for the whole account: what was resized, left out, new or assumed."""

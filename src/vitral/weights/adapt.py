@@ -28,6 +28,8 @@ def adapt(
     """
     if "patch_size" in changes and not isinstance(config, ViTConfig):
         raise UsageError("this network has no patches", why="it is a BiT ResNet", hint="leave --patch-size out")
+    if new_head and getattr(config, "pre_logits", False):
+        changes = {**changes, "pre_logits": False}  # the layer before the head goes with it (§3.2)
     target = dataclasses.replace(config, **changes)
     found, resized, fresh = dict(state), Told(), Told()
     if isinstance(config, ViTConfig) and isinstance(target, ViTConfig):
@@ -77,8 +79,7 @@ def _channels(found: dict[str, Tensor], config: ModelConfig, target: ModelConfig
 
 def _new_head(found: dict[str, Tensor], target: ModelConfig, fresh: Told) -> None:
     """A head of zeros, as the paper fine-tunes (§3.2); the pre-logits layer goes, as there."""
-    del_names = [name for name in found if name.startswith(("head.", "head_dist."))]
-    for name in del_names:
+    for name in [name for name in found if name.startswith(("head.", "head_dist.", "pre_logits."))]:
         del found[name]
     if not target.classes:
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
-from vitral.errors import UsageError, WeightsError, unknown
-from vitral.model import ModelConfig, ViTConfig, network
+from vitral.errors import RunError, WeightsError, unknown
+from vitral.model import ModelConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
 from vitral.weights.adapt import adapt
@@ -22,7 +24,7 @@ from vitral.weights.formats.format import Format
 from vitral.weights.infer import infer
 from vitral.weights.native import Weights
 from vitral.weights.resize import SCHEMES
-from vitral.weights.source import Source, non_finite, open_source
+from vitral.weights.source import SUFFIXES, Source, non_finite, open_source
 
 CHANGES = ("image_size", "patch_size", "channels", "classes")
 """Fields of the configuration that weights can be made to fit."""
@@ -35,6 +37,8 @@ class Loaded:
     weights: Weights
     account: Account
     format: str
+    reference: str
+    """What was asked for; a hub's reference with the revision that was fetched."""
 
 
 def read(
@@ -48,9 +52,9 @@ def read(
 ) -> Loaded:
     """Read weights of any known format.
 
-    `reference` is a file, a folder as hubs keep them, `timm:NAME` or `hf:ORG/NAME`. `changes` are `image_size`,
-    `patch_size`, `channels` and `classes` that the network should have instead; positions are resized by `scheme`, by
-    default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
+    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME` or `hf:ORG/NAME`. `changes` are
+    `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized by
+    `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
 
     Raises `WeightsError` for what is damaged, foreign or does not fit, and `UsageError` for another number of classes
     unless `new_head` asks for it.
@@ -58,23 +62,48 @@ def read(
     if bad := [name for name in changes if name not in CHANGES]:
         raise unknown("change of weights", bad[0], CHANGES)
     wanted = {name: value for name, value in changes.items() if value is not None}
-    path, notes = Path(reference), []
-    if hub.is_reference(str(reference)):
-        fetched = hub.resolve(str(reference))
-        path = fetched.path
-        notes.append(f"fetched {fetched.reference} at revision {fetched.revision}")
+    path, notes, pinned = locate(reference)
     source = open_source(path)
     source = dataclasses.replace(source, where=str(reference))
     if "vitral" in source.metadata:
         kind, weights, account = "native", *_native(path, source)
     else:
         kind, weights, account = _foreign(source, format, heads, wanted.get("image_size"))
-    own_scheme = FORMATS[kind].scheme if kind in FORMATS else "bilinear-corners"
-    weights = _fit(weights, account, wanted, scheme or own_scheme, new_head)
     account.notes[:0] = [*notes, *source.notes]
     if bad := non_finite(source.tensors):
         account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
-    return Loaded(weights, account, kind)
+    return fit(Loaded(weights, account, kind, pinned), scheme=scheme, new_head=new_head, **wanted)
+
+
+def locate(reference: str | Path) -> tuple[Path, list[str], str]:
+    """Where the weights lie that are asked for: the path, notes on how it was found, and the reference, pinned.
+
+    `RunError` for a run without weights and for a folder that holds neither a run nor weights.
+    """
+    text = str(reference)
+    if hub.is_reference(text):
+        fetched = hub.resolve(text)
+        return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
+    path = Path(reference)
+    if path.is_dir() and is_run(path):
+        weights = path / "model.safetensors"
+        if not weights.is_file():
+            hint = f"vitral train --out {path} --resume"
+            raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
+        return weights, [], text
+    if path.is_dir() and not any(one.name.endswith(SUFFIXES) for one in path.iterdir()):
+        raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
+    if not path.exists():
+        raise WeightsError("no such run or weights", where=path, hint="a run folder, a file, timm:NAME or hf:ORG/NAME")
+    return path, [], text
+
+
+def is_run(folder: Path) -> bool:
+    """Whether vitral trained here: hubs' folders have a config.json too, but of another kind."""
+    try:
+        return "run" in json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, TypeError):
+        return (folder / "metrics.jsonl").is_file()  # a run whose config.json is damaged
 
 
 def _native(path: Path, source: Source) -> tuple[Weights, Account]:
@@ -158,38 +187,39 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, w
         raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
 
 
-def _fit(weights: Weights, account: Account, wanted: Mapping[str, Any], scheme: str, new_head: bool) -> Weights:
-    """The weights for what is wanted of them; the account learns what that took."""
+def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
+    """The same weights for another image size, patch, channels or classes, with the account of what that took."""
+    wanted = {name: value for name, value in changes.items() if value is not None}
+    weights, account = loaded.weights, copy.deepcopy(loaded.account)
+    scheme = scheme or (FORMATS[loaded.format].scheme if loaded.format in FORMATS else "bilinear-corners")
     if scheme not in SCHEMES:
         raise unknown("scheme of resizing", scheme, SCHEMES)
     if not wanted and not new_head:
-        return weights
-    if not isinstance(weights.config, ViTConfig):
-        raise UsageError("only a ViT's weights are made to fit another size", where=account.source)
+        return loaded
     state, config, resized, fresh = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
     account.lines = [
         dataclasses.replace(line, fate="resized", note=resized[line.ours])
         if line.ours in resized
-        else dataclasses.replace(line, fate="left out", ours=None, note="its head is for other classes")
-        if line.ours in fresh
+        else dataclasses.replace(line, fate="left out", ours=None, note="the head of other classes")
+        if line.ours and (line.ours in fresh or line.ours not in state)
         else line
         for line in account.lines
     ]
     account.fresh |= fresh
     classes = labels.default(config.classes) if new_head else weights.classes
-    preprocessing = _prepared(weights.preprocessing, config)
-    return Weights(config, state, preprocessing, classes, weights.trained)
+    fitted = Weights(config, state, _prepared(weights.preprocessing, config), classes, weights.trained)
+    return dataclasses.replace(loaded, weights=fitted, account=account)
 
 
 def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
     """The same preparation of pictures at the network's size and channels."""
-    if preprocessing.channels == config.channels:
-        return dataclasses.replace(preprocessing, image_size=config.image)
-    mean, std = (sum(values) / len(values) for values in (preprocessing.mean, preprocessing.std))
+    sized = preprocessing.at(config.image)
+    if sized.channels == config.channels:
+        return sized
+    mean, std = (sum(values) / len(values) for values in (sized.mean, sized.std))
     return dataclasses.replace(
-        preprocessing, image_size=config.image, channels=config.channels,
-        mean=(mean,) * config.channels, std=(std,) * config.channels,
-    )  # fmt: skip
+        sized, channels=config.channels, mean=(mean,) * config.channels, std=(std,) * config.channels
+    )
 
 
 def _told(preprocessing: Preprocessing) -> str:

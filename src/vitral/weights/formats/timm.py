@@ -7,14 +7,18 @@ and `eva.py` are the reference for names, `pretrained_cfg` and `config.json`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vitral.data.transforms import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
+from vitral.model.resnet import stem_stride
 from vitral.weights import labels
 from vitral.weights.files import write_plain, write_text
 from vitral.weights.formats.format import Format, translated
@@ -51,6 +55,19 @@ _POOL = same(
 _PRE_LOGITS = same({"pre_logits.*": "pre_logits.fc.*"})
 _GAMMAS = tuple(Rule(f"blocks.{{i}}.ls{n}.gamma", (f"blocks.{{i}}.gamma_{n}",)) for n in (1, 2))
 
+_ROOT = "patch_embed.backbone."
+_UNIT = f"{_ROOT}stages.{{s}}.blocks.{{i}}"
+_PARTS = tuple(f"{part}{n}{end}" for n in (1, 2, 3) for part, end in (("conv", ".weight"), ("norm", ".*")))
+_HYBRID = same(
+    {
+        name: name
+        for name in (
+            f"{_ROOT}stem.conv.weight", f"{_ROOT}stem.norm.*", f"{_UNIT}.downsample.conv.weight",
+            f"{_UNIT}.downsample.norm.*", *(f"{_UNIT}.{part}" for part in _PARTS),
+        )
+    }
+)  # fmt: skip
+
 PLAIN = (*_EDGES, *_BLOCK, *_POOL, *_PRE_LOGITS)
 """Rules of every file with timm's names, but for LayerScale."""
 
@@ -80,6 +97,8 @@ def facts(source: Source) -> Facts:
         "activation": "gelu-tanh" if any(fnmatchcase(architecture, one) for one in _TANH) else None,
         "image_size": _size(given.get("img_size") or (cfg.get("input_size") or (None,))[1:]),
     }
+    if any(name.startswith(_ROOT) for name in source.tensors):
+        found["stem_numerics"] = "timm"
     if given.get("act_layer") == "gelu_tanh":
         found["activation"] = "gelu-tanh"
     pooling = given.get("global_pool") or config.get("global_pool")
@@ -127,15 +146,29 @@ def dinov3_facts(source: Source) -> Facts:
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
     """A folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (through its timm wrapper)."""
-    kind = TIMM_DINOV3 if getattr(weights.config, "position", None) == "rotary" else TIMM
-    write_plain(path / "model.safetensors", translated(kind, weights))
-    write_text(path / "config.json", json.dumps(_config(weights), indent=2) + "\n")
+    if not isinstance(weights.config, ViTConfig):
+        raise WeightsError("this network cannot be written for timm", why="a BiT ResNet is written by --to jax only")
+    kind = TIMM_DINOV3 if weights.config.position == "rotary" else TIMM
+    if weights.config.stem is not None and weights.config.stem_numerics != "timm":
+        why = "its ResNet has the small numbers of the authors' code, not those of timm"
+        raise WeightsError("this network cannot be written for timm", why=why)
+    tensors = translated(kind, weights)
+    if weights.config.stem == ():
+        tensors = {name.replace(f"{_ROOT}stem.", _ROOT): tensor for name, tensor in tensors.items()}
+    write_plain(path / "model.safetensors", tensors)
+    write_text(path / "config.json", json.dumps(_config(weights, weights.config), indent=2) + "\n")
     return [path / "config.json", path / "model.safetensors"]
 
 
-def _config(weights: Weights) -> dict[str, Any]:
+def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A hybrid whose ResNet is the root alone, under the names of one with stages."""
+    start = re.compile(re.escape(_ROOT) + r"(?=(conv|norm)\.)")
+    return {start.sub(f"{_ROOT}stem.", name): tensor for name, tensor in tensors.items()}
+
+
+def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
     """timm's config.json: an architecture of the right kind, and arguments that make it this network."""
-    config, names = weights.config, list(weights.classes)
+    names = list(weights.classes)
     return {
         "architecture": _architecture(config),
         "num_classes": config.classes,
@@ -181,8 +214,9 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
         "class_token": config.cls_token,
         "global_pool": _GLOBAL_POOL[config.pool],
     }
-    if config.stem is None:
-        args["patch_size"] = list(config.patch) if config.patch[0] != config.patch[1] else config.patch[0]
+    stride = 1 if config.stem is None else stem_stride(config.stem)
+    rows, columns = (side // stride for side in config.patch)
+    args["patch_size"] = [rows, columns] if rows != columns else rows
     if config.position == "rotary":
         return args | {"num_reg_tokens": config.registers, "use_fc_norm": config.final_norm == "pooled"}
     if not config.dist_token:
@@ -209,8 +243,9 @@ _FIXED: dict[str, Sequence[Any]] = {
 
 TIMM = Format(
     name="timm",
-    rules=(*PLAIN, *_SCALES),
+    rules=(*PLAIN, *_SCALES, *_HYBRID),
     required=("blocks.{i}.attn.qkv.weight", "patch_embed.proj.weight"),
+    canonical=_canonical,
     scheme="bicubic-antialias",
     preprocessing=preprocessing("timm-augreg"),
     facts=facts,
