@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from jax_reference import Arrays, Spelling
 from parity import Case, Size, randomised
 from safetensors.torch import save_file
 from timm.models.resnetv2 import _create_resnetv2_bit
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 from torch import Tensor
 
 LINEN = Spelling(linen=True)
@@ -77,6 +80,33 @@ def timms_bit(sizes: tuple[Size, ...] = ((224, 224), (64, 97))) -> Callable[[], 
     return make
 
 
+def timms_hybrid(stages: tuple[int, ...], patch: int) -> Callable[[], Case]:
+    """As timm's hub folders have it; only four stems are in its table, so that this one is a bare file."""
+
+    def make() -> Case:
+        side = 2 * patch * 4 * 2 ** max(len(stages) - 1, 0)
+
+        def of(size: Size) -> VisionTransformer:
+            backbone = _resnetv2(stages)
+            embed = partial(HybridEmbed, backbone)
+            return VisionTransformer(size, patch, num_classes=7, embed_dim=48, depth=1, num_heads=4, embed_layer=embed)
+
+        model = randomised(of((side, side)))
+
+        def write(folder: Path) -> Path:
+            save_file(model.state_dict(), folder / "model.safetensors")
+            return folder
+
+        def logits(images: Tensor) -> Tensor:
+            other = of((images.shape[2], images.shape[3]))
+            other.load_state_dict(checkpoint_filter_fn(model.state_dict(), other))
+            return other.eval()(images)
+
+        return Case(write, logits, ((side, side), (side, side * 3 // 2)), {"heads": 4})
+
+    return make
+
+
 _OPTIMIZER = {
     "opt__state__step": np.int32(7),
     "opt__state__param_states__head__kernel__grad_ema": np.ones(3, np.float32),
@@ -114,4 +144,6 @@ CASES: dict[str, Callable[[], Case]] = {
         ((224, 224), (64, 97)),
     ),
     "timm-bit/r50x1": timms_bit(),
+    "timm/hybrid": timms_hybrid((1, 2), 2),
+    "timm/hybrid-root": timms_hybrid((), 8),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import jax_reference as ref
 import numpy as np
 import pytest
+import timm
 import torch
 from cases_jax import BIG_VISION, CASES, SCANNED, TOWER
 from timm.models.vision_transformer import VisionTransformer
@@ -53,7 +54,9 @@ def weights_of(**changes: Any) -> Weights:
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     names = tuple(map(str, range(config.classes)))
-    return Weights(config, model.state_dict(), Preprocessing(config.image, config.channels), names, {})
+    half = (0.5,) * config.channels
+    preprocessing = Preprocessing(config.image, config.channels, mean=half, std=half)
+    return Weights(config, model.state_dict(), preprocessing, names, {})
 
 
 TIMM: dict[str, tuple[ref.Spelling, dict[str, Any], dict[str, Any]]] = {
@@ -210,6 +213,22 @@ def test_a_prefix_that_would_make_two_of_one_is_refused(tmp_path: Path):
     with pytest.raises(WeightsError, match="no format that vitral knows") as caught:
         read(path)
     assert "params/head/bias" in str(caught.value)
+
+
+@pytest.mark.parametrize("stem", [(), (2, 2, 2, 2)])
+def test_timm_opens_our_hybrids_and_they_come_back_bit_for_bit(stem: tuple[int, ...], tmp_path: Path):
+    weights = weights_of(stem=stem, patch_size=32, image_size=(64, 96), stem_numerics="timm", depth=1)
+    write(weights, tmp_path / "out", "timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert close(logits(weights, images), model(images))
+    back = read(tmp_path / "out").weights
+    assert back.config == weights.config
+    assert all(torch.equal(back.state[name], tensor) for name, tensor in weights.state.items())
+    authors = dataclasses.replace(weights, config=dataclasses.replace(weights.config, stem_numerics="authors"))
+    with pytest.raises(WeightsError, match="small numbers of the authors"):
+        write(authors, tmp_path / "other", "timm")
 
 
 SIZES = {"Ti/16": 5_717_416, "S/32": 22_878_952, "B/16": 86_567_656, "L/16": 304_326_632}

@@ -6,6 +6,7 @@ Sources: big_transfer's released files; big_vision `models/bit_paper.py` (`maybe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,13 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import BiTConfig
 from vitral.model.resnet import ROOT
+from vitral.weights.files import write_plain, write_text
 from vitral.weights.formats import jax, timm
 from vitral.weights.formats.format import Format, layers_of, translated
 from vitral.weights.formats.jax import CONV, DENSE, save_arrays
 from vitral.weights.keymap import Facts, Form, Rule, same
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import DEFAULTS, from_timm
+from vitral.weights.preprocessing import DEFAULTS, from_timm, to_timm
 from vitral.weights.source import Source
 
 _UNIT = "stages.{s}.blocks.{i}"
@@ -153,6 +155,35 @@ def _timm_preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessi
     return DEFAULTS["bit"](network.image), "the file does not say: the authors' way"
 
 
+_ARCHITECTURES: dict[tuple[tuple[int, ...], int], str] = {
+    ((3, 4, 6, 3), 1): "50x1", ((3, 4, 6, 3), 3): "50x3", ((3, 4, 23, 3), 1): "101x1", ((3, 4, 23, 3), 3): "101x3",
+    ((3, 8, 36, 3), 2): "152x2", ((3, 8, 36, 3), 4): "152x4",
+}  # fmt: skip
+"""Layers and width → what timm calls the network. It has no others, and none of them can be told to be one."""
+
+
+def _write_timm(weights: Weights, path: Path) -> Sequence[Path]:
+    """A folder for `timm.create_model("local-dir:PATH")`."""
+    network = weights.config
+    assert isinstance(network, BiTConfig)
+    size = _ARCHITECTURES.get((network.layers, network.width))
+    if size is None:
+        why = f"there is none with {network.layers} bottlenecks and width {network.width}"
+        raise WeightsError("this network cannot be written for timm", why=why)
+    names = list(weights.classes)
+    told = {
+        "architecture": f"resnetv2_{size}_bit",
+        "num_classes": network.classes,
+        "num_features": network.features,
+        "model_args": {"in_chans": network.channels},
+        "label_names": names,
+        "pretrained_cfg": {**to_timm(weights.preprocessing), "num_classes": network.classes, "label_names": names},
+    }
+    write_plain(path / "model.safetensors", translated(TIMM_BIT, weights))
+    write_text(path / "config.json", json.dumps(told, indent=2) + "\n")
+    return [path / "config.json", path / "model.safetensors"]
+
+
 def _timm_facts(source: Source) -> Facts:
     return {"numerics": "timm", "image_size": timm.facts(source)["image_size"]}
 
@@ -171,5 +202,7 @@ TIMM_BIT = Format(
     facts=_timm_facts,
     config=config,
     classes=timm.classes,
+    fixed={"numerics": ("timm",)},
+    write=_write_timm,
 )
 FORMATS = {one.name: one for one in (JAX_BIT, BIG_VISION_BIT, TIMM_BIT)}
