@@ -9,6 +9,7 @@ from typing import Any
 import timm
 import torch
 from parity import Case, Size
+from safetensors.torch import save_file
 from timm.models import eva, vision_transformer
 from torch import Tensor
 
@@ -50,8 +51,8 @@ def _case(
     """`timms` is the same file where timm cannot read the first spelling."""
 
     def write(folder: Path) -> Path:
-        torch.save(state, folder / "weights.pth")
-        return folder / "weights.pth"
+        save_file(state, folder / "weights.safetensors")
+        return folder / "weights.safetensors"
 
     def logits(images: Tensor) -> Tensor:
         model = make(tuple(images.shape[2:]))
@@ -101,7 +102,7 @@ def _dinov3(*, gated: bool = False, masked: bool = True) -> Callable[[], Case]:
         def network(size: Size) -> torch.nn.Module:
             # the architecture's table is what knows of DINOv3's rotary positions; sizes are changed
             kind = "vit_small_plus_patch16_dinov3_qkvb" if gated else "vit_small_patch16_dinov3_qkvb"
-            wide = {"mlp_ratio": 2.0, "swiglu_align_to": 64} if gated else {}
+            wide = {"mlp_ratio": 64 / 48, "swiglu_align_to": 64} if gated else {}
             return timm.create_model(kind, img_size=size, global_pool="token", **SHAPE, **wide)
 
         return _case(state, network, eva.checkpoint_filter_fn, ((128, 128), *OTHER[1:]))

@@ -271,7 +271,7 @@ def _facts(*types: str, **always: Any) -> Callable[[Source], Facts]:
             act = config.get("hidden_act", act)
             _check_arithmetic(kind, config, gated, source)
         if not gated:  # the shapes tell that it is, and its inner function is silu
-            if act not in _ACTIVATIONS:
+            if not isinstance(act, str) or act not in _ACTIVATIONS:
                 raise _wrong("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", act, source)
             found["activation"] = _ACTIVATIONS[act]
         return found

@@ -204,7 +204,7 @@ def _prepared(name: str, network: _Network) -> _Network:
     config = network.config
     if name in ("hf-dinov3", "hf-dinov2", "hf-dinov2-registers"):
         network = _scaled(network)
-    if name.startswith("hf-dinov2") and config.classes and config.pool != "cls-mean":
+    if name.startswith("hf-dinov2") and config.classes and config.pool in ("cls", "mean"):
         head = network.state["head.weight"]
         halves = [head, torch.zeros_like(head)]
         wide = torch.cat(halves if config.pool == "cls" else halves[::-1], dim=1)
