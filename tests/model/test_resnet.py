@@ -17,7 +17,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BITS, BiT, BiTConfig, config, create, summarize
 from vitral.model.kinds import config_from_json, config_to_json
-from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, StdConv2d
+from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, HybridStem, StdConv2d
 from vitral.model.variants import RESNETS
 from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
 from vitral.training.run import Run
@@ -122,6 +122,49 @@ def test_standardised_kernels(numerics):
     torch.testing.assert_close(kernel.std(1, correction=0), torch.ones(4), atol=1e-3, rtol=0)
     half = conv.bfloat16().standardised()
     assert half.dtype == torch.float32, "bf16 keeps 8 bits: the statistics must not"
+
+
+@pytest.mark.parametrize("numerics", [*BIT_NUMERICS.values(), *HYBRID_NUMERICS.values()])
+def test_the_small_numbers_are_where_they_belong(numerics):
+    conv = StdConv2d(3, 4, 3, 1, numerics, same=True).double()
+    torch.nn.init.normal_(conv.weight, std=1e-5)
+    kernel = conv.weight.detach().numpy()
+    centred, variance = kernel - kernel.mean((1, 2, 3), keepdims=True), kernel.var((1, 2, 3), keepdims=True)
+    eps = numerics.standard_eps
+    spread = np.sqrt(variance) + eps if numerics.spread == "std" else np.sqrt(variance + eps)
+    np.testing.assert_allclose(conv.standardised().detach().numpy(), centred / spread, rtol=1e-9)
+
+
+def test_the_small_numbers_are_those_of_the_sources():
+    """vit_jax (Flax's norm), big_transfer, big_vision; timm's hybrids and resnetv2_*_bit."""
+    assert HYBRID_NUMERICS["authors"][:3] == ("std", 1e-5, 1e-6)
+    assert HYBRID_NUMERICS["timm"][:3] == BIT_NUMERICS["timm"][:3] == ("variance", 1e-8, 1e-5)
+    assert BIT_NUMERICS["authors"] == ("variance", 1e-10, 1e-5, 0.0)
+    assert BIT_NUMERICS["big_vision"] == ("variance", 1e-10, 1e-5, -np.inf)
+    for name, numerics in BIT_NUMERICS.items():
+        model = BiT(dataclasses.replace(SMALL, numerics=name))
+        assert {m.eps for m in model.modules() if isinstance(m, torch.nn.GroupNorm)} == {numerics.norm_eps}
+        assert {m.numerics for m in model.modules() if isinstance(m, StdConv2d)} == {numerics}
+    for name, numerics in HYBRID_NUMERICS.items():
+        stem = HybridStem(3, (1, 1), name)
+        assert {m.eps for m in stem.modules() if isinstance(m, torch.nn.GroupNorm)} == {numerics.norm_eps}
+        assert {m.numerics for m in stem.modules() if isinstance(m, StdConv2d)} == {numerics}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_gradients_of_the_smallest_pictures_in_bf16(size):
+    """oneDNN's own border gives a wrong gradient of the kernel here, from memory that nobody wrote."""
+    conv = StdConv2d(64, 64, 3, 2, BIT_NUMERICS["authors"], same=False)
+    images = torch.randn(16, 64, *size, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        rubbish = [torch.full((1 << n,), torch.nan) for n in range(8, 20)]
+        del rubbish
+        conv.weight.grad = None
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            conv(images.requires_grad_()).square().sum().backward()
+        gradients.append(conv.weight.grad)
+    assert (gradients[0] - gradients[1]).abs().max() < 0.05 * gradients[0].abs().max()
 
 
 @pytest.mark.parametrize("numerics", [*BIT_NUMERICS.values(), *HYBRID_NUMERICS.values()])
