@@ -17,6 +17,7 @@ from pictures import MakePictures, noise
 from running import TINY, same_bits, weights_of
 from vitral.errors import DataError, RunError, TrainingError, WeightsError
 from vitral.recipes import execute, planning
+from vitral.training.run import Run
 from vitral.weights import files, native
 
 
@@ -195,7 +196,7 @@ def test_init_takes_the_head_only_for_the_same_classes(trained, make_pictures, t
     data = {"data": trained.result["data"], "init": str(trained.folder)}
     kept = planning.plan_run(data).init.weights
     assert same_bits(kept.state, weights_of(trained.folder))
-    turned = planning._initial(data, 2, ("night", "day"))
+    turned = planning._initial(data, ("night", "day"), Run())
     assert not turned.weights.state["head.weight"].any()
     assert set(turned.account.fresh) == {"head.weight", "head.bias"}
     others = make_pictures({"x": 4, "y": 4, "z": 4})

@@ -1,7 +1,6 @@
-"""Tables 3 and 4 of the paper: training from scratch on an ImageNet-like set, and fine-tuning.
+"""Table 3 of the paper: training from scratch on an ImageNet-like set. Table 4 is `paper-finetune` in finetune.py.
 
-    vitral train imagenet --recipe paper --model B/16                  (Table 3, row "ImageNet")
-    vitral train photos/ --recipe paper --init WEIGHTS                 (Table 4)
+    vitral train imagenet --recipe paper --model B/16                  (row "ImageNet")
 
 Table 3's ImageNet row took the authors a TPUv3 pod; the batch is theirs (4096), reached by accumulation, and the
 learning rate scales with yours.
@@ -11,7 +10,7 @@ from vitral.device import Machine
 from vitral.recipes.facts import Facts
 from vitral.training.run import Choice, Plan, Run
 
-SCRATCH_BATCH, FINETUNE_BATCH = 4096, 512
+SCRATCH_BATCH = 4096
 
 
 def paper(facts: Facts, machine: Machine) -> Plan:
@@ -34,25 +33,5 @@ def paper(facts: Facts, machine: Machine) -> Plan:
             Choice("warmup", f"{run.warmup:.0f} epochs", "10,000 steps of 4096 (Table 3), at most a tenth of the run"),
             Choice("pre logits", "True", "a tanh layer before the head, as at the paper's pre-training (§3.2)"),
             Choice("crop", "area 0.05 to 1, mirrored", "Inception crop and flip, as the authors' code"),
-        ),
-    )
-
-
-def paper_finetune(facts: Facts, machine: Machine) -> Plan:
-    """Fine-tuning as Table 4: SGD with momentum 0.9, batch 512, cosine, no decay, clip 1, 384 px, a zero head."""
-    steps = 500 if facts.images < 20_000 else 10_000 if facts.images < 500_000 else 20_000
-    epochs = max(1, round(steps * FINETUNE_BATCH / max(facts.images, 1)))
-    run = Run(
-        recipe="paper-finetune", model="B/16", image_size=384, epochs=epochs, batch_size=32, accumulate=16, lr=0.01,
-        lr_batch=FINETUNE_BATCH, optimizer="sgd", weight_decay=0.0, schedule="cosine", clip=1.0,
-        warmup=min(500, steps / 5) * FINETUNE_BATCH / max(facts.images, 1), crop="random-resized", crop_area=0.05,
-        flip=True,
-    )  # fmt: skip
-    return Plan(
-        run,
-        (
-            Choice("optimizer", "sgd", "Table 4; momentum 0.9, no decay"),
-            Choice("lr", "0.01 for batches of 512", "Table 4; the paper searches 0.003, 0.01, 0.03 (and 0.06)"),
-            Choice("epochs", str(epochs), f"{steps:,} steps of 512: Table 4 by the size of the data"),
         ),
     )

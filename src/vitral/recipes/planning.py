@@ -19,7 +19,7 @@ from vitral.model import config as model_config
 from vitral.model.schema import pair
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
-from vitral.recipes.table import CHECKS, RECIPES, UNREAD
+from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
 from vitral.weights.load import Loaded, fit, read
 from vitral.weights.preprocessing import differences
@@ -61,7 +61,7 @@ def load_given(given: dict[str, Any]) -> DataSet:
 
 
 def _recipe(given: dict[str, Any]) -> Callable[[Facts, Machine], Plan]:
-    name = given.get("recipe", "small")
+    name = given.get("recipe", "finetune" if given.get("init") else "small")
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]
@@ -76,7 +76,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     for name, value in given.items():
         if name not in ("data", "data_root", "out", "recipe"):
             reasons.append(Choice(name.replace("_", " "), _shown(value), "you asked"))
-    loaded = _initial(given, len(dataset.classes), dataset.classes) if given.get("init") else None
+    loaded = _initial(given, dataset.classes, plan.run) if given.get("init") else None
     if loaded:
         changes |= _from_weights(loaded, plan.run, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
@@ -128,7 +128,7 @@ def reopen(plan: Plan) -> Job:
     run = plan.run
     dataset = _split(load(run.data, root=run.data_root), run, [])
     again = {"init": run.init, "image_size": run.image_size, "channels": run.channels}
-    loaded = _initial(again, len(dataset.classes), dataset.classes) if run.init else None
+    loaded = _initial(again, dataset.classes, run) if run.init else None
     config = _config(run, len(dataset.classes), loaded)
     return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
 
@@ -144,12 +144,19 @@ _FREE = ("dropout", "drop_path")
 """Options of the network that are not in its weights: training may change them."""
 
 
-def _initial(given: dict[str, Any], classes: int, names: tuple[str, ...]) -> Loaded:
-    """The weights to start from, at the size that is asked for; with a fresh head where the data have other classes."""
-    loaded = read(given["init"], image_size=given.get("image_size"), channels=given.get("channels"))
+def _initial(given: dict[str, Any], names: tuple[str, ...], recipes: Run) -> Loaded:
+    """The weights to start from, at the size that is asked for or is part of the recipe; with a fresh head where the
+    data have other classes.
+    """
+    loaded = read(given["init"], channels=given.get("channels"))
+    size = given.get("image_size")
+    if size is None and recipes.recipe in RESIZES:
+        patch = pair(getattr(loaded.weights.config, "patch_size", 1))
+        size = tuple(n // p * p for n, p in zip(recipes.size, patch, strict=True))
+    loaded = fit(loaded, image_size=size)
     if loaded.weights.classes == names:
         return loaded
-    return fit(loaded, classes=classes, new_head=True)
+    return fit(loaded, classes=len(names), new_head=True)
 
 
 def _from_weights(loaded: Loaded, recipes: Run, given: dict[str, Any], reasons: list[Choice]) -> dict[str, Any]:
