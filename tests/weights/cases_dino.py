@@ -110,7 +110,21 @@ def _dinov3(*, gated: bool = False, masked: bool = True) -> Callable[[], Case]:
     return make
 
 
+def dino() -> Case:
+    shapes = {"cls_token": (1, 1, 48), "pos_embed": (1, 17, 48), **PATCHES}
+    blocks = {n: shape for n, shape in _blocks(PLAIN, lambda i: f"blocks.{i}").items() if ".ls" not in n}
+
+    def network(size: Size) -> torch.nn.Module:
+        return vision_transformer.VisionTransformer(img_size=size, **SHAPE)
+
+    def convert(theirs: State, model: Any) -> State:
+        return vision_transformer.checkpoint_filter_fn(theirs, model, antialias=False)
+
+    return _case(_random({**shapes, **blocks, **NORM}), network, convert, OTHER, heads=4, format="dino")
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "dino/plain": dino,
     "dinov2/plain": _dinov2(),
     "dinov2/swiglu": _dinov2(gated=True),
     "dinov2/chunked-blocks": _dinov2(chunked=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,7 @@ def test_theirs_to_ours_and_back_keeps_every_bit(name: str, tmp_path: Path):
 # ---------------------------------------------------------------- the pipeline
 
 
-def photograph(folder: Path, grey: bool = False) -> Path:
+def drawing(folder: Path, grey: bool = False) -> Path:
     """Smooth shapes and edges in three different channels."""
     rows, columns = np.mgrid[0:90, 0:120] / 15
     channels = [np.sin(rows + columns * k) * 100 + 128 + 20 * (columns > 4 + k) for k in range(3)]
@@ -229,7 +230,19 @@ def test_the_pipeline_gives_our_labels_and_probabilities(name: str, resize: Any,
     )  # fmt: skip
     weights = Weights(weights.config, weights.state, preprocessing, NAMES, {})
     write(weights, tmp_path / "out", "hf")
-    compare(weights, tmp_path / "out", photograph(tmp_path), tolerance=1e-3)
+    compare(weights, tmp_path / "out", drawing(tmp_path), tolerance=1e-6)
+
+
+def test_the_pipeline_agrees_on_photographs(shared_data: Path, tmp_path: Path):
+    weights = weights_of(pool="mean")
+    write(weights, tmp_path / "out", "hf")
+    with tarfile.open(shared_data / "hymenoptera.tar") as archive:
+        names = sorted(name for name in archive.getnames() if name.endswith(".jpg"))
+        for name in names[::97]:
+            found = archive.extractfile(name)
+            assert found is not None
+            (tmp_path / "photograph.jpg").write_bytes(found.read())
+            compare(weights, tmp_path / "out", tmp_path / "photograph.jpg", tolerance=1e-6)
 
 
 @pytest.mark.parametrize("grey_picture", [True, False])
@@ -237,7 +250,7 @@ def test_a_grey_network_takes_colours_there(grey_picture: bool, tmp_path: Path):
     weights = weights_of(channels=1, pool="mean")
     write(weights, tmp_path / "out", "hf")
     # a grey level of ours is rounded before it is resized, colours are weighted after
-    compare(weights, tmp_path / "out", photograph(tmp_path, grey_picture), tolerance=1e-3 if grey_picture else 2e-2)
+    compare(weights, tmp_path / "out", drawing(tmp_path, grey_picture), tolerance=1e-6 if grey_picture else 1e-3)
 
 
 def compare(weights: Weights, folder: Path, picture: Path, tolerance: float) -> None:

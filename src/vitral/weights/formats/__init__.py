@@ -30,8 +30,9 @@ def detect(tensors: Mapping[str, Tensor], where: object) -> Format:
     """The format of a file with these tensors; `WeightsError` where none or more than one fits, with the nearest one
     and what differs from it.
     """
-    problems = {one.name: one.problems(one.canonical(dict(tensors))) for one in FORMATS.values()}
-    fitting = [one for one in FORMATS.values() if not any(problems[one.name])]
+    known = [one for one in FORMATS.values() if one.required]
+    problems = {one.name: one.problems(one.canonical(dict(tensors))) for one in known}
+    fitting = [one for one in known if not any(problems[one.name])]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -39,7 +40,7 @@ def detect(tensors: Mapping[str, Tensor], where: object) -> Format:
         raise WeightsError(
             "cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0].name}"
         )
-    nearest = min(FORMATS.values(), key=lambda one: sum(map(len, problems[one.name])))
+    nearest = min(known, key=lambda one: sum(map(len, problems[one.name])))
     strange, missing = problems[nearest.name]
     told = [f"{_few(strange)} not in it"] * bool(strange) + [f"{_few(missing)} missing"] * bool(missing)
     raise WeightsError(

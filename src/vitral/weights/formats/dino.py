@@ -1,6 +1,6 @@
-"""The releases of facebookresearch/dinov2 and facebookresearch/dinov3: timm's names, nearly.
+"""The releases of facebookresearch/dino, dinov2 and dinov3: timm's names, nearly.
 
-DINO of 2021 (facebookresearch/dino) has timm's very names and is read as timm's. Checked against timm's conversions of
+DINO of 2021 has timm's very names: only who says `dino` gets its preprocessing and its resizing of positions. Checked against timm's conversions of
 the same files: `_convert_dinov2` in `timm/models/vision_transformer.py`, `checkpoint_filter_fn` in `timm/models/eva.py`.
 
 DINOv2's networks without registers resize positions by `scale_factor = (n + 0.1) / N` (dinov2/models/
@@ -101,6 +101,14 @@ def _assumed(what: str) -> Callable[[Source], Sequence[str]]:
     return lambda source: (what,)
 
 
+DINO = Format(
+    name="dino",
+    rules=(*same({name: name for name in (*_SAME, "pos_embed") if ".ls" not in name}), *_WHOLE_BIAS),
+    required=(),
+    scheme="bicubic",
+    preprocessing=_preprocessing("deit"),  # eval_knn.py: 256, the central 224, ImageNet's mean and std
+    facts=_dinov2_facts,
+)
 DINOV2 = Format(
     name="dinov2",
     rules=DINOV2_RULES,
@@ -137,4 +145,4 @@ DINOV3 = Format(
     },
     canonical=_without_chunks,
 )
-FORMATS = {one.name: one for one in (DINOV2, DINOV2_REGISTERS, DINOV3)}
+FORMATS = {one.name: one for one in (DINO, DINOV2, DINOV2_REGISTERS, DINOV3)}

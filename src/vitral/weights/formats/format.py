@@ -37,7 +37,8 @@ class Format:
     name: str
     rules: tuple[Rule, ...]
     required: tuple[str, ...]
-    """Names (`{i}` a number, `*` anything) that tell this format from the others."""
+    """Names (`{i}` a number, `*` anything) that tell this format from the others; none where nothing does, and the
+    format has to be asked for."""
     scheme: str
     """How weights from here are resized to another grid: a name in `vitral.weights.resize.SCHEMES`."""
     preprocessing: Callable[[Source, Any], tuple[Preprocessing, str]]
@@ -102,6 +103,8 @@ def depth_of(names: Iterable[str], before: str) -> int:
 
 
 def layers_of(names: Iterable[str], before: str) -> tuple[int, ...]:
-    """How many numbered blocks each numbered stage has, as in `stages.0.blocks.0`."""
-    names = list(names)
-    return tuple(depth_of(names, f"{before}{stage}.blocks.") for stage in range(depth_of(names, before)))
+    """How many numbered blocks each numbered stage has, as in `stages.0.blocks.0`, up to the first stage without."""
+    names, found = list(names), list[int]()
+    while blocks := depth_of(names, f"{before}{len(found)}.blocks."):
+        found.append(blocks)
+    return tuple(found)
