@@ -231,6 +231,33 @@ def test_timm_opens_our_hybrids_and_they_come_back_bit_for_bit(stem: tuple[int, 
         write(authors, tmp_path / "other", "timm")
 
 
+DAMAGE: dict[str, tuple[ref.Spelling, dict[str, Any], str, Any]] = {
+    "no axes": (ref.PAPER, {}, "head/kernel", lambda a: a.ravel()[0]),
+    "one axis": (BIG_VISION, {}, "params/pos_embedding", lambda a: a.ravel()[:3]),
+    "narrow": (TOWER, {"cls": False, "map_head": True}, "params/img/embedding/kernel", lambda a: a[..., :-1]),
+    "flat": (SCANNED, {}, "params/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel", np.ravel),
+    "heads": (ref.PAPER, {}, "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel", np.ravel),
+    "empty": (ref.PAPER, {}, "Transformer/posembed_input/pos_embedding", lambda a: a[:, :1]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_arrays_of_wrong_shapes_are_refused(name: str, tmp_path: Path):
+    spelling, parts, key, damage = DAMAGE[name]
+    arrays = ref.random_vit(spelling, **parts)
+    with pytest.raises(WeightsError):
+        read(file_of(arrays | {key: np.array(damage(arrays[key]))}, tmp_path))
+
+
+def test_a_stage_too_far_is_refused(tmp_path: Path):
+    arrays = ref.random_vit(stages=(1,), patch=(2, 2), grid=(2, 2), depth=1)
+    arrays["block999/unit1/gn1/scale"] = arrays["block1/unit1/gn1/scale"]
+    with pytest.raises(WeightsError) as caught:
+        read(file_of(arrays, tmp_path))
+    assert "stages.998" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 SIZES = {"Ti/16": 5_717_416, "S/32": 22_878_952, "B/16": 86_567_656, "L/16": 304_326_632}
 HYBRIDS = {"R+Ti/16": 32, "R26+S/32": 32, "R50+B/16": 16, "R50+L/32": 32}
 

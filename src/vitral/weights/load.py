@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
-from vitral.errors import RunError, WeightsError, unknown
+from vitral.errors import RunError, UsageError, WeightsError, unknown
 from vitral.model import ModelConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
@@ -120,7 +120,17 @@ def _foreign(
     kind = FORMATS[format] if format else detect(source.tensors, source.where)
     state, account = _translate(kind, source)
     facts = kind.facts(source) | ({"heads": heads} if heads else {})
-    config = kind.config(state, facts, source.where) if kind.config else infer(state, facts, source.where, image_size)
+    try:
+        if kind.config:
+            config = kind.config(state, facts, source.where)
+        else:
+            config = infer(state, facts, source.where, image_size)
+    except (IndexError, TypeError) as error:  # a tensor with too few axes
+        raise WeightsError("tensors of the wrong shape", where=source.where, why=str(error)) from None
+    except UsageError as error:
+        if heads:
+            raise
+        raise WeightsError("tensors of no network that there is", where=source.where, why=error.what) from None
     _check(state, config, account, source.where)
     account.notes += kind.assumed(source)
     preprocessing, known_from = kind.preprocessing(source, config)
@@ -136,6 +146,8 @@ def _foreign(
 def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account]:
     """Tensors under our names, and what became of each of theirs."""
     theirs = kind.canonical(dict(source.tensors))
+    as_in_file = {id(tensor): name for name, tensor in source.tensors.items()}
+    said = {name: as_in_file.get(id(tensor), name) for name, tensor in theirs.items()}  # parts of a stack are new
     account = Account(source.where, kind.name)
     state: dict[str, Tensor] = {}
     used: dict[str, Line] = {}
@@ -149,7 +161,7 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
             ) from None
         for name in match.theirs:
             fate = "transformed" if match.form.told else "loaded"
-            used[name] = Line(name, tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
+            used[name] = Line(said[name], tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
     for name, tensor in theirs.items():
         why = next((why for pattern, why in kind.ignored.items() if _fits(pattern, name)), None)
         why = why if tensor.numel() else "it is empty"  # as the registers of a network without any
@@ -159,7 +171,7 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
                 where=source.where,
                 why=f"its companions of {kind.name} are not there",
             )
-        account.lines.append(used.get(name) or Line(name, tuple(tensor.shape), "left out", None, why or ""))
+        account.lines.append(used.get(name) or Line(said[name], tuple(tensor.shape), "left out", None, why or ""))
     return state, account
 
 

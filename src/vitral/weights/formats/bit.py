@@ -48,7 +48,7 @@ def config(state: Mapping[str, Tensor], facts: Facts, where: object) -> BiTConfi
         raise WeightsError("not the weights of a whole network", where=where, why=f"{missing} is missing") from None
     width, rest = divmod(root.shape[0], ROOT)
     layers = layers_of(state, "stages.")
-    if rest or not width or not all(layers):
+    if rest or not width or not layers:
         why = f"{root.shape[0]} channels after the root, {layers} bottlenecks"
         raise WeightsError("not the tensors of a BiT", where=where, why=why)
     found: dict[str, Any] = {
