@@ -82,3 +82,11 @@ def test_half_a_gated_mlp_is_refused(tmp_path: Path):
     path = changed("dinov3/gated", tmp_path, lambda state: state.pop("blocks.1.mlp.w2.weight"))
     with pytest.raises(WeightsError, match=r"blocks\.1\.mlp\.w1\.weight"):
         read(path)
+
+
+def test_a_mask_of_one_number_is_refused(tmp_path: Path):
+    path = changed(
+        "dinov3/masked-bias", tmp_path, lambda state: state.update({"blocks.0.attn.qkv.bias": torch.tensor(1.0)})
+    )
+    with pytest.raises(WeightsError, match="mask"):
+        read(path)

@@ -1,7 +1,8 @@
 """The releases of facebookresearch/dino, dinov2 and dinov3: timm's names, nearly.
 
-DINO of 2021 has timm's very names: only who says `dino` gets its preprocessing and its resizing of positions. Checked against timm's conversions of
-the same files: `_convert_dinov2` in `timm/models/vision_transformer.py`, `checkpoint_filter_fn` in `timm/models/eva.py`.
+DINO of 2021 has timm's very names: only who says `dino` gets its preprocessing and its resizing of positions. The rest
+is checked against timm's conversions of the same files: `_convert_dinov2` in `timm/models/vision_transformer.py` and
+`checkpoint_filter_fn` in `timm/models/eva.py`.
 
 DINOv2's networks without registers resize positions by `scale_factor = (n + 0.1) / N` (dinov2/models/
 vision_transformer.py, `interpolate_offset`), those with registers and everyone else by the size: a shift of at most a
@@ -39,11 +40,18 @@ def _mask_of(ours: Tensor) -> Tensor:
     return torch.cat([q, torch.zeros_like(k), v])
 
 
+def _masked(theirs: Sequence[Tensor]) -> Tensor:
+    bias, mask = theirs
+    if bias.shape != mask.shape:
+        raise ValueError("the mask is not of the bias's shape")  # they would be broadcast
+    return torch.where(mask == 0, torch.zeros_like(bias), bias)
+
+
 # LinearKMaskedBias multiplies by a mask whose middle third, the keys', is zero; it was NaN before it was filled, and
 # what lies under a zero may be anything.
 _MASKED = Form(
     "masked: keys have no bias",
-    lambda theirs: torch.where(theirs[1] == 0, torch.zeros_like(theirs[0]), theirs[0]),
+    _masked,
     lambda ours, heads: [ours, _mask_of(ours)],
 )
 
@@ -92,7 +100,7 @@ def _dinov3_facts(source: Source) -> Facts:
         why = f"'rope_embed.periods' are not those of base {RotaryPosition.base:g}"
         raise WeightsError("rotary positions of another kind", where=source.where, why=why)
     kernel = source.tensors.get("patch_embed.proj.weight")
-    if kernel is not None and count and kernel.shape[0] % (4 * count) == 0:
+    if kernel is not None and kernel.ndim and count and kernel.shape[0] % (4 * count) == 0:
         found["heads"] = kernel.shape[0] // (4 * count)
     return found
 

@@ -78,10 +78,19 @@ _SECOND_OUT = Form(
     lambda theirs: torch.cat([theirs[0][:, :1], theirs[0][:, 2:]], dim=1),
     lambda ours, heads: [torch.cat([ours[:, :1], torch.zeros_like(ours[:, :1]), ours[:, 1:]], dim=1)],
 )
+
+
+def _placed(theirs: Sequence[Tensor]) -> Tensor:
+    token, place = theirs[0], theirs[1][:, 1:2]
+    if token.shape != place.shape:
+        raise ValueError("the token is not of its position's shape")  # they would be broadcast
+    return token + place
+
+
 # What is added to a token before the first block is part of that token. None: `_SECOND_OUT` writes the table.
 _TOKEN_AND_PLACE = Form(
     "with its position, as a token that no head reads",
-    lambda theirs: theirs[0] + theirs[1][:, 1:2],
+    _placed,
     lambda ours, heads: [ours, None],
 )
 _AS_REGISTER = (
@@ -234,7 +243,7 @@ _USUAL = {
 }
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
+    "gelu_fast": "gelu-tanh", "gelu_accurate": "gelu-tanh", "gelu_python_tanh": "gelu-tanh",
 }  # fmt: skip
 
 
