@@ -10,11 +10,12 @@ PROGRAMS: dict[str, str] = {
     "write_up_loop": "MNIST by the write-up's own loop and by ours",
     "peers": "ViT-S/16 beside timm, transformers, torchvision and vit-pytorch",
     "decode": "From JPEG to pixels of one size",
+    "loading": "From a file of weights to a network",
     "attention": "Attention written out and fused",
     "precision": "Training in fp32 and in bf16, small networks",
     "accuracy": "Whole runs, from one command to an accuracy",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""
 
-USUAL = ("write_up_loop", "peers", "decode", "attention", "precision")
+USUAL = ("write_up_loop", "peers", "decode", "loading", "attention", "precision")
 """What `python -m benchmarks` alone runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from running import TINY
 
 # Networks this small lose many times more to waiting for a second thread than it does for them.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="vitral-tests-")  # features that are kept
 torch.set_num_threads(1)
 
 

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from vitral.data.transforms import Preprocessing
     from vitral.errors import VitralError
     from vitral.evaluation.metrics import Evaluation
-    from vitral.model import ViT, ViTConfig, create, summarize
+    from vitral.model import BiT, BiTConfig, ViT, ViTConfig, create, summarize
     from vitral.predict import Prediction, Predictor, load
     from vitral.recipes.evaluation import evaluate
     from vitral.recipes.execute import TrainedRun, train
     from vitral.training.run import Run
+    from vitral.weights.convert import convert
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BiT",
+    "BiTConfig",
     "DataSet",
     "Evaluation",
     "Prediction",
@@ -40,6 +43,7 @@ __all__ = [
     "ViTConfig",
     "VitralError",
     "check_data",
+    "convert",
     "create",
     "evaluate",
     "load",
@@ -49,6 +53,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "BiT": "vitral.model",
+    "BiTConfig": "vitral.model",
     "DataSet": "vitral.data",
     "Evaluation": "vitral.evaluation.metrics",
     "Prediction": "vitral.predict",
@@ -60,6 +66,7 @@ _HOME = {
     "ViTConfig": "vitral.model",
     "VitralError": "vitral.errors",
     "check_data": "vitral.data.check:check",
+    "convert": "vitral.weights.convert",
     "create": "vitral.model",
     "evaluate": "vitral.recipes.evaluation",
     "load": "vitral.predict",

@@ -273,19 +273,17 @@ def convert(
     format: Format = "text",
 ) -> int:
     """Turn weights of any known format into those of another library, and tell where every tensor went."""
-    from vitral.weights.convert import write
-    from vitral.weights.load import read
+    from vitral.weights.convert import convert
 
-    loaded = read(
-        source, format=from_, heads=heads, scheme=scheme, new_head=new_head, image_size=image_size,
+    found = convert(
+        source, target, to, format=from_, heads=heads, scheme=scheme, new_head=new_head, image_size=image_size,
         patch_size=patch_size, channels=channels, classes=classes,
     )  # fmt: skip
-    written = write(loaded.weights, target, to)
     if format == "json":
-        _print_json({**loaded.account.to_json(), "written": [str(path) for path in written]})
+        _print_json(found.to_json())
     else:
-        loaded.account.print_table(stdout(), full=account)
-        for path in written:
+        found.print_table(stdout(), full=account)
+        for path in found.written:
             print(f"wrote {path}")
     return 0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from parity import Case
+
 from vitral.weights import native
 from vitral.weights.formats import FORMATS
 from vitral.weights.load import read

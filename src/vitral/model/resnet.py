@@ -109,7 +109,8 @@ class BiT(nn.Module):
         self.norm = group_norm(config.dim, numerics)
         if config.classes:
             self.head = nn.Linear(config.dim, config.classes)
-        self.init_weights()
+        if not next(self.parameters()).is_meta:  # there are no numbers to draw
+            self.init_weights()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); with `classes=0` the pooled features (B, D)."""

@@ -377,7 +377,8 @@ class ViT(nn.Module):
         if config.classes and config.dist_token:
             self.head_dist = nn.Linear(config.features, config.classes)
         self._computed: dict[tuple[Any, ...], Any] = {}  # sin-cos tables and rotations by grid, device, kind
-        self.init_weights()
+        if not next(self.parameters()).is_meta:  # there are no numbers to draw
+            self.init_weights()
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (B, K); with `classes=0` the pooled features (B, D).

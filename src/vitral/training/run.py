@@ -23,7 +23,7 @@ def option(default: Any, help: str) -> Any:
 
 MODEL_OPTIONS = (
     "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
-    "pre_logits", "head_bias_init", "dropout", "drop_path",
+    "pre_logits", "head_bias_init", "activation", "dropout", "drop_path",
 )  # fmt: skip
 """Fields of a run that change the network that its model's name stands for."""
 
@@ -60,6 +60,7 @@ class Run:
     layer_scale: float | None = option(None, "LayerScale's initial value")
     qk_norm: bool | None = option(None, "normalise queries and keys")
     pre_logits: bool | None = option(None, "tanh layer before the head, as at the paper's pre-training")
+    activation: str | None = option(None, "gelu, gelu-tanh (the authors' JAX code) or swiglu, instead of the model's")
     head_bias_init: float | None = option(None, "initial bias of the head")
     dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
     drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")

@@ -37,6 +37,8 @@ class Account:
     """Parameters of ours that got nothing from the file, and why that was allowed."""
     notes: list[str] = field(default_factory=list)
     """What else the reader should know, a sentence each: assumptions, renamings, values that are not finite."""
+    written: list[str] = field(default_factory=list)
+    """Files that were written from it."""
 
     def counts(self) -> dict[str, int]:
         """How many tensors met which fate."""
@@ -75,6 +77,7 @@ class Account:
             "tensors": lines,
             "new": dict(self.fresh),
             "notes": list(self.notes),
+            "written": list(self.written),
         }
 
     def print_table(self, console: Console, *, full: bool = False) -> None:

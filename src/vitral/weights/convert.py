@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,9 @@ from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.weights import native
+from vitral.weights.account import Account
 from vitral.weights.formats import FORMATS, huggingface_writing
+from vitral.weights.load import read
 from vitral.weights.native import Weights
 
 _BIT = "-bit"  # a program's files of ResNets are a format of their own: jax-bit beside jax
@@ -24,10 +27,21 @@ TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 """What can be written."""
 
 
+def convert(source: str | Path, target: str | Path, to: str, **options: Any) -> Account:
+    """Read `source`, whatever its format, and write it at `target` for the program that `to` names.
+
+    `to` is `native`, `timm`, `hf`, `torchvision` or `jax`; `options` are those of `vitral.weights.load.read`. Gives the
+    account of every tensor that was read, with the files that were written.
+    """
+    loaded = read(source, **options)
+    loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
+    return loaded.account
+
+
 def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
     """Write `weights` for the program that `to` names; gives the files.
 
-    Raises `UsageError` for an unknown format and `WeightsError` where that program has no such network, with the reason.
+    Raises `UsageError` for an unknown format, `WeightsError` with the reason where that program has no such network.
     """
     if to not in TARGETS:
         raise unknown("format to write", to, TARGETS)

@@ -30,23 +30,26 @@ def detect(tensors: Mapping[str, Tensor], where: object) -> Format:
     """The format of a file with these tensors; `WeightsError` where none or more than one fits, with the nearest one
     and what differs from it.
     """
-    known = [one for one in FORMATS.values() if one.required]
-    problems = {one.name: one.problems(one.canonical(dict(tensors))) for one in known}
-    fitting = [one for one in known if not any(problems[one.name])]
+    names = {one.name: list(one.canonical(dict(tensors))) for one in FORMATS.values() if one.required}
+    fitting = [one for one in names if not FORMATS[one].missing(names[one]) and not FORMATS[one].strange(names[one])]
     if len(fitting) == 1:
-        return fitting[0]
+        return FORMATS[fitting[0]]
     if fitting:
-        why = f"its names fit {', '.join(one.name for one in fitting)}"
-        raise WeightsError(
-            "cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0].name}"
-        )
-    nearest = min(known, key=lambda one: sum(map(len, problems[one.name])))
-    strange, missing = problems[nearest.name]
+        why = f"its names fit {', '.join(fitting)}"
+        raise WeightsError("cannot tell whose weights these are", where=where, why=why, hint=f"--from {fitting[0]}")
+    raise _refusal(names, where)
+
+
+def _refusal(names: Mapping[str, list[str]], where: object) -> WeightsError:
+    """What a file differs in from the nearest format; `names` are its tensors as each format calls them."""
+    differing = {one: (FORMATS[one].strange(its), FORMATS[one].missing(its)) for one, its in names.items()}
+    nearest = min(differing, key=lambda one: sum(map(len, differing[one])))
+    strange, missing = differing[nearest]
     told = [f"{_few(strange)} not in it"] * bool(strange) + [f"{_few(missing)} missing"] * bool(missing)
-    raise WeightsError(
+    return WeightsError(
         "weights of no format that vitral knows",
         where=where,
-        why=f"nearest is {nearest.name}: {'; '.join(told)}",
+        why=f"nearest is {nearest}: {'; '.join(told)}",
         hint=f"formats: {', '.join(FORMATS)}",
     )
 

@@ -65,12 +65,13 @@ class Format:
         """The rules, looked up fast."""
         return KeyMap(self.rules)
 
-    def problems(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Tensors that this format does not have, and required ones that are missing."""
-        names = list(names)
-        strange = [n for n in names if not self.keymap.knows(n) and fits(self.ignored, n) is None]
-        missing = [want for want in self.required if not any(fits((want,), name) for name in names)]
-        return strange, missing
+    def strange(self, names: Iterable[str]) -> list[str]:
+        """Tensors that this format does not have."""
+        return [n for n in names if not self.keymap.knows(n) and fits(self.ignored, n) is None]
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Required tensors that are not among these."""
+        return [want for want in self.required if not any(fits((want,), name) for name in names)]
 
 
 def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:

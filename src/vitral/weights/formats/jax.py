@@ -247,7 +247,7 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
         raise WeightsError(
             "this network cannot be written for jax",
             why="its GELU is the exact one; Flax computes the tanh form, up to 5e-4 off in each activation",
-            hint="a network made with activation='gelu-tanh'",
+            hint="train with --activation gelu-tanh",
         )
     if config.cls_token != (config.pool == "cls"):
         why = f"pooling is {config.pool} {'beside' if config.cls_token else 'without'} a class token"
