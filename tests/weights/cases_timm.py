@@ -138,6 +138,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "timm/augreg-file": _bare(_tiny(), "augreg.safetensors", heads=4),
     "timm/deit-release": _bare(_tiny(), "deit.pth", lambda s: {"model": s}, heads=4),
     "timm/mae-fine-tuned": _bare(_tiny(global_pool="avg"), "mae_finetuned.pth", lambda s: {"model": s}, heads=4),
+    "deit/release": _bare(_tiny(), "deit.pth", lambda s: {"model": s}, heads=4, format="deit"),
     "mae/pre-trained": _bare(_tiny(num_classes=0), "mae_pretrain.pth", _mae, heads=4),
     "deit3/release": _bare(
         _tiny(init_values=0.1, no_embed_class=True), "deit3.pth",

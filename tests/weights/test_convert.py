@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native
-from vitral.weights.convert import TARGETS, write
+from vitral.weights.convert import TARGETS, convert, lost, write
 from vitral.weights.load import read
 from vitral.weights.native import Weights
 
@@ -127,3 +128,21 @@ def test_an_unknown_format_and_a_full_target(tmp_path: Path):
     (tmp_path / "out" / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="exists already"):
         write(weights_of(), tmp_path / "out", "timm")
+
+
+def test_what_a_file_cannot_tell_of_pictures_is_warned_of(tmp_path: Path):
+    plain = weights_of(image_size=32)
+    imagenet = Preprocessing((32, 32), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    other = dataclasses.replace(plain, preprocessing=imagenet)
+    boxed = dataclasses.replace(plain, preprocessing=Preprocessing((32, 32), resize="letterbox"))
+    assert lost(other, "timm") == lost(other, "hf") == lost(other, "native") == []
+    assert "mean" in lost(other, "jax")[0]
+    assert "letterbox" in lost(boxed, "hf")[0]
+    account = convert(*_native(plain, tmp_path), "torchvision")
+    assert "WARNING for torchvision" in account.notes[-1]
+    assert account.written == [str(tmp_path / "out" / "model.safetensors")]
+
+
+def _native(weights: Weights, folder: Path) -> tuple[Path, Path]:
+    (file,) = write(weights, folder / "own", "native")
+    return file, folder / "out"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, ViTConfig
 from vitral.model.position import POSITIONS
@@ -17,6 +18,14 @@ from vitral.weights.account import Account
 from vitral.weights.formats import FORMATS, huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.preprocessing import (
+    DEFAULTS,
+    differences,
+    from_huggingface,
+    from_timm,
+    to_huggingface,
+    to_timm,
+)
 
 _BIT = "-bit"  # a program's files of ResNets are a format of their own: jax-bit beside jax
 _WRITERS = {
@@ -35,7 +44,33 @@ def convert(source: str | Path, target: str | Path, to: str, **options: Any) -> 
     """
     loaded = read(source, **options)
     loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
+    loaded.account.notes += lost(loaded.weights, to)
     return loaded.account
+
+
+def lost(weights: Weights, to: str) -> list[str]:
+    """What a file for that program does not tell of how pictures are prepared: the commonest way to lose accuracy."""
+    own = weights.preprocessing
+    if to not in _TOLD:
+        return []
+    carried = to in _CARRIES
+    found = differences(own, _TOLD[to](own)) if own.channels == 3 or carried else ["channels"]
+    if not found:
+        return []
+    how = (
+        "its files cannot say" if carried else "its files do not say how pictures are prepared, and its own way differs"
+    )
+    return [f"WARNING for {to}: {how}: {'; '.join(found)}"]
+
+
+_CARRIES = ("timm", "hf")
+_TOLD: Mapping[str, Callable[[Preprocessing], Preprocessing]] = {
+    "timm": lambda own: from_timm(to_timm(own)),
+    "hf": lambda own: from_huggingface(to_huggingface(own)),
+    "torchvision": lambda own: DEFAULTS["torchvision"](own.image_size),
+    "jax": lambda own: DEFAULTS["jax"](own.image_size),
+}
+"""How a program will prepare pictures for what was written: by what the file tells, else in its usual way."""
 
 
 def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:

@@ -125,9 +125,14 @@ def preprocessing(default: str) -> Any:
         cfg = (source.config or {}).get("pretrained_cfg")
         if isinstance(cfg, Mapping):
             return from_timm(cfg), "pretrained_cfg in config.json"
-        return DEFAULTS[default](config.image), f"the file does not say: {default}'s usual way"
+        return DEFAULTS[default](config.image), _usual(default)
 
     return of
+
+
+def _usual(default: str) -> str:
+    others = "; say --from deit or --from dino if it is one of those" if default == "timm-augreg" else ""
+    return f"the file does not say: {default}'s usual way{others}"
 
 
 def classes(source: Source, count: int) -> tuple[str, ...] | None:
@@ -253,6 +258,13 @@ TIMM = Format(
     fixed={**_FIXED, "norm_eps": (1e-6,), "position": ("learned", "none"), "proj_bias": (True,)},
     write=_write,
 )
+DEIT = Format(
+    name="deit",
+    rules=TIMM.rules,
+    required=(),  # the names are timm's: it must be asked for
+    scheme="bicubic",
+    preprocessing=preprocessing("deit"),
+)
 DEIT3 = Format(
     name="deit3",
     rules=(*PLAIN, *_GAMMAS),
@@ -284,4 +296,4 @@ TIMM_DINOV3 = Format(
     classes=classes,
     fixed={**_FIXED, "norm_eps": (1e-5,), "position": ("rotary",), "qk_norm": (False,), "proj_bias": (True,)},
 )
-FORMATS = {one.name: one for one in (TIMM, DEIT3, MAE, TIMM_DINOV3)}
+FORMATS = {one.name: one for one in (TIMM, DEIT, DEIT3, MAE, TIMM_DINOV3)}
