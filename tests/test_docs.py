@@ -1,12 +1,15 @@
 """What the pages tell to type is typed, and every link leads somewhere.
 
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
-two classes, `cat.jpg`, `labels.csv`. Training is cut to one epoch of a network of width 8; nothing else is changed.
+two classes, `cat.jpg`, `labels.csv`, and files of weights under the names of published ones, with as many tensors but
+narrow and random. A hub is a folder of these too: nothing is fetched. Training is cut to one epoch of a network of width
+8; nothing else is changed. What a page shows of `vitral convert` must be what it prints.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -15,12 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from pictures import noise
 from vitral.cli import main
+from vitral.data.transforms import Preprocessing
 from vitral.errors import DataError
+from vitral.model import ViT, ViTConfig
 from vitral.recipes import execute, planning
+from vitral.weights import convert, hub, labels
+from vitral.weights.formats import FORMATS
+from vitral.weights.formats.format import translated
+from vitral.weights.native import Weights
+from vitral.weights.preprocessing import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
@@ -39,6 +50,34 @@ NOT_RUN = {
 
 ABSENT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "places365", "imagenet", "../shared/data")
 """Data that a test does not download: a command on them is planned as far as the refusal to find them."""
+
+
+HUB = {
+    "timm/vit_small_patch16_224.augreg_in21k_ft_in1k": "vit_small",
+    "google/vit-base-patch16-224": "vit-base-patch16-224",
+}
+"""Repositories that pages fetch from → the folder here that is served in their place."""
+COMMIT = "2f7a1b9c" * 5
+
+
+def network(family: str, **changes: Any) -> Weights:
+    """Twelve blocks like those of a published network, narrow and with random numbers."""
+    shape = {"image_size": 224, "patch_size": 16, "classes": 1000, "dim": 64, "depth": 12, "heads": 2, "mlp_dim": 96}
+    config = ViTConfig(**{**shape, **changes})
+    torch.manual_seed(0)
+    state = {name: tensor.normal_(std=0.02) for name, tensor in ViT(config).state_dict().items()}
+    return Weights(config, state, DEFAULTS[family](config.image), labels.default(config.classes), {})
+
+
+def publish(root: Path) -> None:
+    """Files and folders of weights, called as their makers call them."""
+    authors = network("jax", activation="gelu-tanh", pre_logits=True, classes=21843)
+    convert.write(authors, root / "ViT-B_16.npz", "jax")
+    convert.write(network("timm-augreg"), root / "vit_small", "timm")
+    convert.write(network("huggingface-vit", norm_eps=1e-12), root / "vit-base-patch16-224", "hf")
+    torch.save(translated(FORMATS["torchvision"], network("torchvision")), root / "vit_b_16-c867db91.pth")
+    deit = network("deit", dim=48)
+    torch.save({"model": dict(deit.state)}, root / "deit_base_patch16_224-b5f2ef4d.pth")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -72,6 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows.append(f"{path},{label}")
     (root / "labels.csv").write_text("\n".join(rows) + "\n")
     Image.fromarray(noise(99, (24, 32))).save(root / "cat.jpg")
+    publish(root)
     return root
 
 

@@ -23,7 +23,7 @@ LAYERS = [
     {"data"},
     {"weights"},
     {"predict"},
-    {"training", "evaluation"},
+    {"training", "evaluation", "explanation"},
     {"recipes"},
     {"cli"},
 ]

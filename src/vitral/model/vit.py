@@ -327,6 +327,7 @@ class AttentionPool(nn.Module):
         super().__init__()
         D = config.dim
         self.heads, self.head_dim = config.heads, D // config.heads
+        self.scale = self.head_dim**-0.5
         self.latent = nn.Parameter(torch.empty(1, 1, D))
         self.q, self.kv = nn.Linear(D, D), nn.Linear(D, 2 * D)
         self.proj = nn.Linear(D, D)
@@ -337,9 +338,12 @@ class AttentionPool(nn.Module):
         B, N, D = x.shape
         q = self.q(self.latent).view(1, 1, self.heads, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
         k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        x = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask).transpose(1, 2).reshape(B, 1, D)
-        x = self.proj(x)
+        x = self.proj(self.attend(q.to(k.dtype), k, v, mask).transpose(1, 2).reshape(B, 1, D))
         return (x + self.mlp(self.norm(x)))[:, 0]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """As `Attention.attend`, with one query."""
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
 
 
 class ViT(nn.Module):
@@ -420,7 +424,7 @@ class ViT(nn.Module):
                 prefix = [torch.cat(prefix, dim=1) + placed]
             x = x + table
         elif (added := self._table(grid, x.device)) is not None:
-            x = x + added
+            x = x + added.to(x.dtype)
         if config.registers:
             prefix.append(self.reg_token)
         if prefix:

@@ -1,0 +1,160 @@
+"""Looking inside shows what is really computed, and leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tiny import VARIANTS, network, pictures
+from vitral.errors import UsageError
+from vitral.explanation.capture import POOL, capture
+from vitral.model import BiT, BiTConfig, ViT
+
+VITS = {name: config for name, config in VARIANTS.items() if not isinstance(config, BiTConfig)}
+
+
+def explicit(q, k, mask, scale):
+    """softmax by hand, in double precision."""
+    scores = torch.einsum("bhqd,bhkd->bhqk", q.double(), k.double()) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    raised = (scores - scores.amax(-1, keepdim=True)).exp()
+    return raised / raised.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", VITS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_attention_is_that_of_the_explicit_softmax_and_gives_the_same_logits(name, dtype):
+    config = VITS[name]
+    model, images = network(config), pictures(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)  # scores of usual size: a rounding of scores of 50 moves attention by more than 1e-6
+        model, images = model.to(dtype), images.to(dtype)
+        before = model(images)
+        with capture(model, tokens=True, graph=True) as seen:
+            during = model(images)
+        after = model(images)
+    assert torch.equal(before, after)
+    tolerance = 0.1 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(during, before, rtol=tolerance, atol=tolerance)
+    tokens = config.prefix + config.grid[0] * config.grid[1]
+    assert seen.grid == config.grid
+    for layer in range(config.depth):
+        found = seen.attention(layer)
+        assert found.shape == (2, config.heads, tokens, tokens)
+        wanted = explicit(seen.q[layer], seen.k[layer], None, seen.scales[layer])
+        assert (found - wanted).abs().max() <= 1e-6
+        assert (found.sum(-1) - 1).abs().max() <= 1e-5
+        if dtype == torch.float64:  # what was seen is what the network went on with
+            torch.testing.assert_close(seen.mixed[layer], wanted @ seen.v[layer], rtol=1e-9, atol=1e-9)
+        assert seen.tokens[layer].shape == (2, tokens, config.dim)
+    if config.pool == "map":
+        assert seen.attention(POOL).shape == (2, config.heads, 1, tokens)
+
+
+@pytest.mark.parametrize("name", ["paper", "map-with-prefix", "distilled", "post-norm"])
+def test_nothing_is_left_behind(name):
+    model = network(VITS[name])
+    model.lean = True
+    before = {n: (set(vars(m)), len(m._forward_hooks)) for n, m in model.named_modules()}
+    state = copy.deepcopy(model.state_dict())
+    with capture(model, tokens=True):
+        model(pictures(VITS[name]))
+    with pytest.raises(ZeroDivisionError), capture(model, tokens=True):
+        raise ZeroDivisionError
+    assert {n: (set(vars(m)), len(m._forward_hooks)) for n, m in model.named_modules()} == before
+    assert model.lean
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+
+
+def test_gradient_of_attention_is_that_of_the_matrix():
+    config = VITS["registers"]
+    model, images = network(config), pictures(config)
+    with capture(model, graph=True) as seen:
+        logits = model(images)
+    (of_mixed,) = torch.autograd.grad(logits[:, 2].sum(), seen.mixed[0], retain_graph=True)
+    found = seen.attention_gradient(0, of_mixed)
+
+    part = model.blocks[0].attn
+    kept = []
+
+    def attend(q, k, v, mask):
+        matrix = explicit(q, k, mask, part.scale)
+        kept.append(matrix)
+        return matrix @ v
+
+    part.attend = attend
+    model.lean = False
+    (wanted,) = torch.autograd.grad(model(images)[:, 2].sum(), kept[0])
+    del part.attend
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_are_seen():
+    config = VITS["sincos"]
+    model, images = network(config), pictures(config)
+    mask = torch.ones(2, config.grid[0] * config.grid[1], dtype=torch.bool)
+    mask[0, 3] = False
+    with capture(model) as seen:
+        model(images, mask)
+    assert not seen.attention(1)[0, :, :, config.prefix + 3].any()
+    assert seen.attention(1)[1, :, :, config.prefix + 3].all()
+
+
+def test_reductions_see_every_layer_and_keep_nothing():
+    config = VITS["map-with-prefix"]
+    model, images = network(config).float(), pictures(config).float()
+    rows = {}
+    with capture(model, reduce=lambda layer, attention: rows.update({layer: attention.sum(-1)})) as seen:
+        model(images)
+    assert sorted(rows) == [POOL, 0, 1]
+    assert all((row - 1).abs().max() < 1e-5 for row in rows.values())
+    assert not seen.q
+    assert not seen.k
+
+
+def test_chosen_layers_only():
+    config = VITS["paper"]
+    model, images = network(config), pictures(config)
+    with capture(model, layers=[-1], tokens=True) as seen:
+        model(images)
+    assert seen.layers == (1,)
+    assert set(seen.q) == {1}
+    assert set(seen.tokens) == {POOL, 1}
+    with pytest.raises(UsageError, match="was not captured"):
+        seen.attention(0)
+
+
+def test_the_fused_kernel_stays_on(monkeypatch):
+    config = VITS["paper"]
+    model, images = network(config).float(), pictures(config).float()
+    calls = []
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    with capture(model):
+        model(images)
+    assert len(calls) == config.depth
+
+
+def test_what_cannot_be_looked_into():
+    config = VITS["paper"]
+    compiled = network(config).float()
+    compiled.compile(backend="eager")
+    for model, told in (
+        (torch.compile(network(config).float(), backend="eager"), "_orig_mod"),
+        (compiled, "model.compile()"),
+        (torch.export.export(network(config).float(), (pictures(config).float(),)).module(), "exported from"),
+        (BiT(BiTConfig(layers=(1,), image_size=32, classes=3)), "occlusion"),
+    ):
+        with pytest.raises(UsageError) as caught, capture(model):
+            pass
+        assert told in str(caught.value)
+        assert len(str(caught.value).splitlines()) <= 5
+    with pytest.raises(UsageError, match="no layer 7") as caught, capture(network(config), layers=[7]):
+        pass
+    assert "0 … 1" in str(caught.value)
+    assert isinstance(network(config), ViT)
