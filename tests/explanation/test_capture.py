@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tiny import VARIANTS, network, pictures
+
 from vitral.errors import UsageError
 from vitral.explanation.capture import POOL, capture
 from vitral.model import BiT, BiTConfig, ViT

@@ -32,7 +32,7 @@ POOL = -1
 
 @dataclass
 class Seen:
-    """What was seen in one forward pass; of several passes the last. Layers are numbered from 0; `POOL` is a MAP head."""
+    """What was seen in one forward pass; of several passes the last. Layers count from 0; `POOL` is a MAP head."""
 
     layers: tuple[int, ...]
     prefix: int
@@ -51,7 +51,7 @@ class Seen:
     scales: dict[int, float] = field(default_factory=dict)
 
     def attention(self, layer: int) -> Tensor:
-        """softmax(q kᵀ · scale) of a layer, (B, heads, N, N) at least fp32; rows sum to 1. In the graph where q and k are."""
+        """softmax(q kᵀ · scale) of a layer, (B, heads, N, N), in fp32 at least; in the graph where they are."""
         if layer not in self.q:
             raise UsageError(f"layer {layer} was not captured", why=f"captured: {', '.join(map(str, sorted(self.q)))}")
         return attention_of(self.q[layer], self.k[layer], self.masks[layer], self.scales[layer])

@@ -1,0 +1,19 @@
+"""Methods of attribution by name: one file each, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vitral.explanation.methods.attention import ATTENTION
+from vitral.explanation.methods.method import Maps, Method
+from vitral.explanation.methods.rollout import ROLLOUT
+
+METHODS: Mapping[str, Method] = {
+    one.name: one
+    for one in (
+        ROLLOUT,
+        ATTENTION,
+    )
+}
+
+__all__ = ["METHODS", "Maps", "Method"]
