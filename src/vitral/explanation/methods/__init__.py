@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from vitral.explanation.methods.attention import ATTENTION
 from vitral.explanation.methods.method import Maps, Method
+from vitral.explanation.methods.occlusion import OCCLUSION
+from vitral.explanation.methods.rise import RISE
 from vitral.explanation.methods.rollout import ROLLOUT
 
 METHODS: Mapping[str, Method] = {
@@ -13,6 +15,8 @@ METHODS: Mapping[str, Method] = {
     for one in (
         ROLLOUT,
         ATTENTION,
+        OCCLUSION,
+        RISE,
     )
 }
 
