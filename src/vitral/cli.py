@@ -412,7 +412,7 @@ def _option_name(word: str) -> str:
 
 
 def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command: str) -> None:
-    known = {*names, "help"}
+    known = {*(name.rstrip("_") for name in names), "help"}  # `from_`, where Python has the word for itself
     for word in words:
         if word.startswith("--") and len(word) > 2 and _option_name(word) not in known:
             flags = [f"--{name.replace('_', '-')}" for name in known]

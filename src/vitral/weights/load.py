@@ -219,7 +219,10 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     ]
     account.fresh |= fresh
     classes = labels.default(config.classes) if new_head else weights.classes
-    fitted = Weights(config, state, _prepared(weights.preprocessing, config), classes, weights.trained)
+    prepared = _prepared(weights.preprocessing, config)
+    if prepared.image_size != weights.preprocessing.image_size:
+        account.notes.append(f"pictures prepared at {'×'.join(map(str, prepared.image_size))} instead")
+    fitted = Weights(config, state, prepared, classes, weights.trained)
     return dataclasses.replace(loaded, weights=fitted, account=account)
 
 
