@@ -1,15 +1,14 @@
 """What the pages tell to type is typed, and every link leads somewhere.
 
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
-two classes, `cat.jpg`, `labels.csv`, and files of weights under the names of published ones, with as many tensors but
-narrow and random. A hub is a folder of these too: nothing is fetched. Training is cut to one epoch of a network of width
-8; nothing else is changed. What a page shows of `vitral convert` must be what it prints.
+two classes, `cat.jpg`, `labels.csv`, and weights under the names of published ones, with as many tensors but narrow and
+random. The hub is a folder of these too: nothing is fetched. Training is cut to one epoch, of a network of width 8
+unless it goes on from weights; nothing else is changed. What a page shows of `vitral convert` must be what it prints.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import shutil
@@ -22,12 +21,12 @@ import torch
 from PIL import Image
 
 from pictures import noise
-from vitral.cli import main
-from vitral.data.transforms import Preprocessing
+from vitral.cli import COMMANDS, main
 from vitral.errors import DataError
 from vitral.model import ViT, ViTConfig
 from vitral.recipes import execute, planning
 from vitral.weights import convert, hub, labels
+from vitral.weights.files import write_plain
 from vitral.weights.formats import FORMATS
 from vitral.weights.formats.format import translated
 from vitral.weights.native import Weights
@@ -45,6 +44,7 @@ NOT_RUN = {
     r"(\S*/)?python\d? ": "runs a program of its own, in minutes",
     r"(\S*/)?(pytest|ruff|mypy)\b": "is what runs here",
     r"torchrun ": "needs several processes",
+    r"[A-Z_]+=": "sets the environment of a process of its own",
 }
 """Commands that are not run here, and why."""
 
@@ -76,8 +76,9 @@ def publish(root: Path) -> None:
     convert.write(network("timm-augreg"), root / "vit_small", "timm")
     convert.write(network("huggingface-vit", norm_eps=1e-12), root / "vit-base-patch16-224", "hf")
     torch.save(translated(FORMATS["torchvision"], network("torchvision")), root / "vit_b_16-c867db91.pth")
-    deit = network("deit", dim=48)
-    torch.save({"model": dict(deit.state)}, root / "deit_base_patch16_224-b5f2ef4d.pth")
+    torch.save({"model": dict(network("deit").state)}, root / "deit_base_patch16_224-b5f2ef4d.pth")
+    torch.save({"teacher": dict(network("deit", classes=0).state)}, root / "dino_deitsmall16_pretrain.pth")
+    write_plain(root / "odd.safetensors", network("timm-augreg", dim=48).state)  # a width that no published size has
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -96,6 +97,13 @@ def commands(kind: str, text: str) -> Iterator[str]:
         typed = re.sub(r"\s+#.*$", "", typed).strip()
         if typed and not typed.startswith("#"):
             yield typed
+
+
+def shown(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a `console` block with the words that the block shows as its output; none where it shows none."""
+    for part in re.split(r"^\$ ", text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output.split()
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +139,14 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr(planning, "resolve", resolve)
     monkeypatch.setattr(planning, "load", lambda data, root="data": load(data, root=root, download=False))
     monkeypatch.setattr(execute, "write_report", lambda path, content: path.write_text("a page"))
+    monkeypatch.setattr(hub, "resolve", served)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def served(reference: str) -> hub.Fetched:
+    """A hub that has what is in `HUB`, under a commit."""
+    repository, _ = hub.parse(reference)
+    return hub.Fetched(Path(HUB[repository]), f"{reference.split('@')[0]}@{COMMIT}", COMMIT)
 
 
 def type_in(command: str) -> None:
@@ -161,8 +177,12 @@ def type_in(command: str) -> None:
 def test_what_a_page_says_runs(page, capsys):
     for kind, text in blocks(page):
         if kind in ("console", "sh", "bash"):
-            for command in commands(kind, text):
+            outputs = [output for _, output in shown(text)] if kind == "console" else []
+            for number, command in enumerate(commands(kind, text)):
                 type_in(command)
+                said = capsys.readouterr().out.split()
+                if command.startswith("vitral convert ") and kind == "console" and outputs[number]:
+                    assert said == outputs[number], command
         elif kind == "python" and not re.search(r"^\s*\.\.\.", text, re.MULTILINE):
             if "vitral.train(" in text:  # a run that the page made before would be in the way
                 shutil.rmtree("runs/photos", ignore_errors=True)
@@ -183,6 +203,13 @@ def test_links_of_a_page_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", aim.read_text("utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
             assert anchor in slugs, f"{page.name} links to {target}"
+
+
+def test_the_readme_lists_every_command():
+    section = (ROOT / "README.md").read_text("utf-8").split("\n## Commands\n")[1].split("\n## ")[0]
+    assert [found.split(" ")[0] for found in re.findall(r"^\| `vitral ([^`]+)`", section, re.MULTILINE)] == [
+        name.split(" ")[0] for name in COMMANDS
+    ]
 
 
 def test_blocks_are_found():
