@@ -11,6 +11,7 @@ from vitral.recipes.finetune import finetune, paper_finetune
 from vitral.recipes.mnist_7562 import mnist_7562
 from vitral.recipes.paper import paper
 from vitral.recipes.places365 import places365
+from vitral.recipes.planted import planted
 from vitral.recipes.small import small
 from vitral.training.run import Plan
 
@@ -21,6 +22,7 @@ RECIPES: dict[str, Callable[[Facts, Machine], Plan]] = {
     "paper-finetune": paper_finetune,
     "places365": places365,
     "mnist-7562": mnist_7562,
+    "planted": planted,
     "linear-probe": probe.linear_probe,
 }
 

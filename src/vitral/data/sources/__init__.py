@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vitral.data.dataset import DataSet, some
-from vitral.data.sources import archive, digits, folder, named, table
+from vitral.data.sources import archive, digits, folder, named, planted, table
 from vitral.errors import DataError, VitralError, unknown
 
 
@@ -29,6 +29,7 @@ SOURCES: Mapping[str, Source] = {
     "archive": archive,
     "csv": table,
     "digits": digits,
+    "planted": planted,
     "named": named,
 }
 """The first that accepts what was typed loads it. So a path that exists wins over a named set: where there is a folder
@@ -70,5 +71,5 @@ def _refusal(data: str) -> VitralError:
         near = difflib.get_close_matches(missing, inside, n=3) or inside
         why = f"'{parent}' holds {some(near, 6)}" if inside else f"'{parent}' is empty"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
-    names = ("digits", *named.NAMED)
+    names = ("digits", "planted", *named.NAMED)
     return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")
