@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, unknown
 from vitral.explanation.heatmap import Heatmap
-from vitral.explanation.methods import METHODS, Method
+from vitral.explanation.methods import METHODS, Maps, Method
 from vitral.explanation.methods.method import quiet
 from vitral.model import ViT
 from vitral.predict import Picture, Predictor
@@ -31,6 +31,7 @@ def explain(
     *,
     method: str = DEFAULT,
     batch_size: int = 8,
+    check: bool = False,
     **options: Any,
 ) -> list[Heatmap]:
     """Maps of what the network's answer rests on: one for each picture and each target, in that order.
@@ -38,6 +39,7 @@ def explain(
     With a `Predictor`, `pictures` are what it predicts: paths, encoded files, PIL pictures, uint8 pixels, one or many.
     With a bare module they are standardised tensors (B, C, H, W) or (C, H, W). `target` is a class by name or number,
     several of them, or None for the class that is answered. `options` are the method's own (`layer`, `discard`, …).
+    With `check` each map's `checks` say whether it can be believed, for some hundred forward passes a picture.
 
     Raises `UsageError` for an unknown class or method and for a method that this network has no parts for, `ImageError`
     for a picture that cannot be read.
@@ -56,16 +58,28 @@ def explain(
             with torch.no_grad():
                 probabilities = network(batch).float().softmax(1).cpu()
             numbers = resolve_targets(targets, probabilities, classes)
-            maps = chosen.run(network, batch, numbers.to(batch.device), **options).values
+            numbers = numbers.to(batch.device)
+            made = chosen.run(network, batch, numbers, **options)
+            maps, checks = made.values, checked(network, batch, numbers, chosen, made, options) if check else None
             found += [
                 Heatmap(
                     maps[i, t].numpy().astype(np.float32), int(numbers[i, t]), classes[int(numbers[i, t])],
                     float(probabilities[i, numbers[i, t]]), method, shown[start + i], names[start + i],
+                    checks[i * len(targets) + t] if checks else {},
                 )
                 for i in range(len(batch))
                 for t in range(len(targets))
             ]  # fmt: skip
     return found
+
+
+def checked(
+    network: nn.Module, images: Tensor, targets: Tensor, method: Method, maps: Maps, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """`faithfulness.believe` of maps that are there already."""
+    from vitral.explanation.faithfulness import believe  # which needs this module
+
+    return believe(network, images, targets, method, maps=maps, **options)
 
 
 def find_method(name: str) -> Method:
