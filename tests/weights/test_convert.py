@@ -17,8 +17,11 @@ from vitral.errors import UsageError, WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native
 from vitral.weights.convert import TARGETS, convert, lost, write
+from vitral.weights.formats import detect
+from vitral.weights.infer import infer
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.source import Source
 
 SHAPE: dict[str, Any] = {
     "image_size": (24, 32), "patch_size": 8, "classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48,
@@ -146,3 +149,18 @@ def test_what_a_file_cannot_tell_of_pictures_is_warned_of(tmp_path: Path):
 def _native(weights: Weights, folder: Path) -> tuple[Path, Path]:
     (file,) = write(weights, folder / "own", "native")
     return file, folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads"),
+    [("vit_giant_patch14_reg4_dinov2", 24), ("vit_huge_plus_patch16_dinov3", 20), ("vit_base_patch16_gap_224", 16),
+     ("vit_large_patch16_224", 16), ("vit_huge_patch14_224", 16), ("deit3_medium_patch16_224", 8)],
+)  # fmt: skip
+def test_heads_that_no_tensor_tells_are_those_of_the_published_network(architecture: str, heads: int):
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    state = dict(model.state_dict())
+    source = Source("x", state, {}, {"architecture": architecture}, None, ())
+    kind = detect(state, "x")
+    ours = {match.ours: match.form.read([state[n] for n in match.theirs]) for match in kind.keymap.reading(state)}
+    assert infer(ours, kind.facts(source), "x").heads == heads == model.blocks[0].attn.num_heads

@@ -38,6 +38,7 @@ def test_logits_are_those_of_the_source(name: str, tmp_path: Path, record_proper
         images = torch.randn(2, case.channels, *size, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             ours, theirs = native.build(loaded.weights)(images), case.logits(images)
+        assert ours.isfinite().all()
         worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
         assert worst <= 1e-5, f"{name} at {size}: {worst:.1e}"
     record_property("worst", worst)

@@ -31,7 +31,7 @@ def infer(
         raise WeightsError("not the weights of a whole network", where=where, why=f"{missing} is missing") from None
     found |= {name: value for name, value in facts.items() if value is not None}
     if "heads" not in found:
-        found["heads"] = _heads(found["dim"], found["depth"], where)
+        found["heads"] = _heads(found, where)
     if "image_size" not in found:
         found["image_size"] = _image_size(state, found, image_size, where)
     return ViTConfig(**found)
@@ -99,8 +99,15 @@ def _has_prefix_positions(length: int, found: Mapping[str, Any]) -> bool:
     return with_prefix or not without  # a grid that is no square is told by the image size; places are the usual case
 
 
-def _heads(dim: int, depth: int, where: object) -> int:
+_SCALED_HEADS = {(1536, 40): 24, (1280, 32): 20, (4096, 40): 32}
+"""Width and depth → heads, of networks with LayerScale: DINOv2's giant, DINOv3's H+ and 7B."""
+
+
+def _heads(found: Mapping[str, Any], where: object) -> int:
     """No tensor's shape tells the heads: the published sizes of this width do, else the usual width of 64."""
+    dim, depth = found["dim"], found["depth"]
+    if found["layer_scale"] is not None and (dim, depth) in _SCALED_HEADS:
+        return _SCALED_HEADS[dim, depth]
     known = {size.heads for size in SIZES.values() if size.dim == dim}
     exact = {size.heads for size in SIZES.values() if (size.dim, size.depth) == (dim, depth)}
     for heads in (exact, known):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, unknown
-from vitral.model import ModelConfig, network
+from vitral.model import ModelConfig, ViTConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
 from vitral.weights.adapt import adapt
@@ -132,6 +132,8 @@ def _foreign(
             raise
         raise WeightsError("tensors of no network that there is", where=source.where, why=error.what) from None
     _check(state, config, account, source.where)
+    if isinstance(config, ViTConfig) and facts.get("heads") is None and not config.qk_norm:
+        account.notes.append(f"{config.heads} heads, as published networks of this width have; --heads if it has others")
     account.notes += kind.assumed(source)
     preprocessing, known_from = kind.preprocessing(source, config)
     account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")

@@ -92,7 +92,7 @@ def facts(source: Source) -> Facts:
     given: Mapping[str, Any] = config.get("model_args") or {}
     cfg: Mapping[str, Any] = config.get("pretrained_cfg") or {}
     found: Facts = {
-        "heads": given.get("num_heads"),
+        "heads": given.get("num_heads", _HEADS.get(architecture)),
         "norm_eps": given.get("norm_eps"),
         "activation": "gelu-tanh" if any(fnmatchcase(architecture, one) for one in _TANH) else None,
         "image_size": _size(given.get("img_size") or (cfg.get("input_size") or (None,))[1:]),
@@ -107,6 +107,8 @@ def facts(source: Source) -> Facts:
     return found
 
 
+_HEADS = {"vit_base_patch16_gap_224": 16}
+"""Architectures whose heads are not those of other networks of their size."""
 _POOLING = {"token": "cls", "avg": "mean", "map": "map"}
 
 
@@ -131,7 +133,7 @@ def preprocessing(default: str) -> Any:
 
 
 def _usual(default: str) -> str:
-    others = "; say --from deit or --from dino if it is one of those" if default == "timm-augreg" else ""
+    others = "; `vitral convert --from deit` or dino if it is one of those" if default == "timm-augreg" else ""
     return f"the file does not say: {default}'s usual way{others}"
 
 
