@@ -133,7 +133,7 @@ def _foreign(
         raise WeightsError("tensors of no network that there is", where=source.where, why=error.what) from None
     _check(state, config, account, source.where)
     if isinstance(config, ViTConfig) and facts.get("heads") is None and not config.qk_norm:
-        account.notes.append(f"{config.heads} heads, as published networks of this width have; --heads if it has others")
+        account.notes.append(f"{config.heads} heads, as published networks of this width have; else give --heads")
     account.notes += kind.assumed(source)
     preprocessing, known_from = kind.preprocessing(source, config)
     account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")
