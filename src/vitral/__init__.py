@@ -4,6 +4,7 @@
     run = vitral.train(data="photos/", model="Ti/16", epochs=30)
     predictor = vitral.load("runs/photos")
     predictor("cat.jpg").top(5)
+    vitral.explain(predictor, "cat.jpg")[0].save("why.png")
 
 Names are imported when they are first used: `import vitral` alone does not import torch.
 """
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from vitral.data.transforms import Preprocessing
     from vitral.errors import VitralError
     from vitral.evaluation.metrics import Evaluation
+    from vitral.explanation.explain import explain
+    from vitral.explanation.heatmap import Heatmap
     from vitral.model import BiT, BiTConfig, ViT, ViTConfig, create, summarize
     from vitral.predict import Prediction, Predictor, load
     from vitral.recipes.evaluation import evaluate
     from vitral.recipes.execute import TrainedRun, train
+    from vitral.recipes.inspection import inspect
     from vitral.training.run import Run
     from vitral.weights.convert import convert
 
@@ -34,6 +38,7 @@ __all__ = [
     "BiTConfig",
     "DataSet",
     "Evaluation",
+    "Heatmap",
     "Prediction",
     "Predictor",
     "Preprocessing",
@@ -46,6 +51,8 @@ __all__ = [
     "convert",
     "create",
     "evaluate",
+    "explain",
+    "inspect",
     "load",
     "load_data",
     "summarize",
@@ -57,6 +64,7 @@ _HOME = {
     "BiTConfig": "vitral.model",
     "DataSet": "vitral.data",
     "Evaluation": "vitral.evaluation.metrics",
+    "Heatmap": "vitral.explanation.heatmap",
     "Prediction": "vitral.predict",
     "Predictor": "vitral.predict",
     "Preprocessing": "vitral.data.transforms",
@@ -69,6 +77,8 @@ _HOME = {
     "convert": "vitral.weights.convert",
     "create": "vitral.model",
     "evaluate": "vitral.recipes.evaluation",
+    "explain": "vitral.explanation.explain",
+    "inspect": "vitral.recipes.inspection",
     "load": "vitral.predict",
     "load_data": "vitral.data:load",
     "summarize": "vitral.model",

@@ -185,6 +185,116 @@ def predict(
     return 1 if failures else 0
 
 
+def explain(
+    run: Annotated[str, _help("run folder or weights file")],
+    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures")] = (),
+    /,
+    *,
+    target: Annotated[tuple[str, ...], _help("classes by name or number; else the one that is answered")] = (),
+    method: Annotated[str | None, _help("how; by default the method that did best in our own comparison")] = None,
+    compare: Annotated[bool, _help("all methods that fit the network, side by side")] = False,
+    check: Annotated[bool, _help("measure whether each map can be believed; draw it grey where it cannot")] = False,
+    layer: Annotated[int | None, _help("of methods that look at one layer: which, from 0; -1 is the last")] = None,
+    out: Annotated[str | None, _help("folder, or file for one picture; else RUN/explained or ./explained")] = None,
+    benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
+    pictures: Annotated[int, _help("how many of them --benchmark takes")] = 100,
+    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
+    format: Format = "text",
+) -> int:
+    """Draw what answers rest on: heat maps over pictures, and whether they can be believed."""
+    from vitral.explanation.files import explain_files, files_for, question
+    from vitral.predict import find_pictures, load
+    from vitral.training.run import RunFolder
+
+    paths = find_pictures(images, "explain")
+    predictor = load(run, device=device, precision=precision)
+    asked = question(predictor, target, method, compare=compare, layer=layer, check=check)
+    files = files_for(paths, asked, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
+    results, failures, sheet = _draw_heatmaps(explain_files(asked, paths), files, format)
+    if sheet and any(map(os.path.isdir, images)):
+        from vitral.explanation.drawing import contact_sheet
+
+        left_out = len(paths) - len(failures) - len(sheet)
+        drawn = contact_sheet(sheet, files[0].parent / f"contact-sheet-{asked.name}.png", left_out=left_out)
+        _say(f"Sheet    {drawn}")
+    if format == "json":
+        errors = [{"image": failure.name, "why": failure.why} for failure in failures]
+        _print_json({"model": run, "explanations": results, "errors": errors})
+    elif routing := [one.title for one in asked.used if one.routing]:
+        _say(f"note: {', '.join(routing)}: where information was routed, not why this class")
+    if failures:
+        _say(f"{len(failures)} of {len(paths)} could not be read")
+    return 1 if failures else 0
+
+
+def _draw_heatmaps(
+    explained: Iterable[Any], files: Sequence[Path], format: str
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Write and tell each picture's maps as they come: what JSON says of them, what failed, and maps for a sheet."""
+    from vitral.data.dataset import shown
+    from vitral.explanation.drawing import SHEET_PICTURES, save, told_checks
+
+    results: list[Any] = []
+    failures: list[Any] = []
+    sheet: list[Any] = []
+    for found, file in zip(explained, files, strict=True):
+        if isinstance(found, VitralError):
+            failures.append(found)
+            _say(f"error: {found}")
+            continue
+        save(found, file)
+        if len(sheet) < SHEET_PICTURES:
+            sheet.append(found[0])
+        for one in found:
+            if format == "json":
+                results.append({**one.to_json(), "file": str(file)})
+                continue
+            said = [one.title, one.method, *told_checks(one)]
+            said += [one.note] if one.checks.get("believable") is False else []
+            print(f"{shown(one.name)}\t" + "\t".join([*said, shown(str(file))]))
+    return results, failures, sheet
+
+
+def look_inside(
+    model: Annotated[str, _help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16")],
+    /,
+    *,
+    data: Annotated[str | None, _help("pictures to measure on; by default the run's own")] = None,
+    split: Annotated[str | None, _help("train, val or test; by default val, else test, else train")] = None,
+    pictures: Annotated[int, _help("how many to measure on, evenly spread over the split")] = 128,
+    layers: Annotated[tuple[int, ...], _help("which, from 0; -1 is the last; by default all")] = (),
+    prefix: Annotated[
+        Literal["drop", "keep"], _help("class token and registers in attention distance: left out, or at distance 0")
+    ] = "drop",
+    components: Annotated[int, _help("principal components of the patch filters")] = 28,
+    out: Annotated[str | None, _help("folder; else RUN/inspect or ./inspect/NAME")] = None,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
+    format: Format = "text",
+) -> int:
+    """Draw what a network has learned: patch filters, positions, how far its heads look (Figure 7 of the paper)."""
+    from vitral.recipes.inspection import folder_for, inspect
+    from vitral.training.progress import counting
+
+    folder = folder_for(model) if out is None else Path(out)
+    with counting(stderr(), "looking", pictures) as progress:
+        found = inspect(
+            model, data, split=split, pictures=pictures, layers=layers or None, prefix=prefix, components=components,
+            out=folder, data_root=data_root, device=device, precision=precision, progress=progress,
+        )  # fmt: skip
+    if format == "json":
+        _print_json(found.to_json())
+        return 0
+    for line in found.summary():
+        print(line)
+    for note in found.notes:
+        _say(f"note: {note}")
+    _say(f"Page     {folder / 'inspect.html'}")
+    return 0
+
+
 def summary(
     model: Annotated[str, _help("a name (S/16, mnist-7562), a run folder or a weights file")],
     /,
@@ -292,6 +402,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "explain": explain,
+    "inspect": look_inside,
     "summary": summary,
     "models": models,
     "convert": convert,

@@ -141,7 +141,7 @@ class Predictor:
         return logits.float().softmax(1).cpu().numpy()
 
 
-def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
+def find_pictures(paths: Iterable[str | Path], command: str = "predict") -> list[Path]:
     """The picture files that files and folders stand for: folders in natural order, all levels, hidden files left out.
 
     Raises `DataError` for a path that is not there, and where there is no picture at all.
@@ -158,7 +158,7 @@ def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
             raise DataError("no such picture or folder", where=path)
     if not found:
         where = ", ".join(map(str, paths)) or None
-        raise DataError("no pictures to predict", where=where, hint="vitral predict RUN IMAGE_OR_FOLDER …")
+        raise DataError(f"no pictures to {command}", where=where, hint=f"vitral {command} RUN IMAGE_OR_FOLDER …")
     return found
 
 

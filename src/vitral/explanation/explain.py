@@ -29,7 +29,7 @@ def explain(
     pictures: Any,
     target: Target | Sequence[Target] = None,
     *,
-    method: str = DEFAULT,
+    method: str | None = None,
     batch_size: int = 8,
     check: bool = False,
     **options: Any,
@@ -38,17 +38,21 @@ def explain(
 
     With a `Predictor`, `pictures` are what it predicts: paths, encoded files, PIL pictures, uint8 pixels, one or many.
     With a bare module they are standardised tensors (B, C, H, W) or (C, H, W). `target` is a class by name or number,
-    several of them, or None for the class that is answered. `options` are the method's own (`layer`, `discard`, …).
+    several of them, or None for the class that is answered; no `method` is the best for the network. `options` are the
+    method's own (`layer`, `discard`, …).
     With `check` each map's `checks` say whether it can be believed, for some hundred forward passes a picture.
 
     Raises `UsageError` for an unknown class or method and for a method that this network has no parts for, `ImageError`
     for a picture that cannot be read.
     """
-    chosen = find_method(method)
     network: Any = model.model if isinstance(model, Predictor) else model
+    method = method or default_method(network)
+    chosen = find_method(method)
     check_method(chosen, network)
-    images, shown, names = _images(model, pictures)
     classes = _class_names(model, network)
+    if not classes:
+        raise UsageError("this network has no classes to explain", why="it ends in features", hint="train a head on it")
+    images, shown, names = _images(model, pictures)
     targets = [target] if target is None or isinstance(target, int | str) else list(target)
     found: list[Heatmap] = []
     with quiet(network):
@@ -71,6 +75,13 @@ def explain(
                 for t in range(len(targets))
             ]  # fmt: skip
     return found
+
+
+def default_method(network: nn.Module) -> str:
+    """The method that is used where none is named: the best, or for a ResNet the first that needs no attention."""
+    if isinstance(getattr(network, "_orig_mod", network), ViT):
+        return DEFAULT
+    return next((name for name, one in METHODS.items() if one.any_network), DEFAULT)
 
 
 def checked(

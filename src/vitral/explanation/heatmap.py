@@ -32,6 +32,13 @@ class Heatmap:
     checks: dict[str, Any] = field(default_factory=dict)
     """What was measured about this map (`vitral.explanation.faithfulness`); `believable` is False where the map does
     not beat a random one on its own picture."""
+    against: str = ""
+    """Of a contrast, the class that `label` is set against; the values are then differences."""
+
+    @property
+    def title(self) -> str:
+        """Class and probability, or the two classes of a contrast."""
+        return f"{self.label} rather than {self.against}" if self.against else f"{self.label} {self.probability:.1%}"
 
     @property
     def note(self) -> str:
@@ -40,11 +47,13 @@ class Heatmap:
             return "no better than a random map on this picture"
         return ROUTING if METHODS[self.method].routing else ""
 
-    def overlay(self, size: int | None = None) -> Image.Image:
-        """The picture with the map over it; grey where the map cannot be believed."""
+    def overlay(self, size: int | None = None, *, smooth: bool = True) -> Image.Image:
+        """The picture with the map over it, `size` pixels along its longer side (default: readable); grey where the map
+        cannot be believed. Without `smooth` each patch is a square.
+        """
         from vitral.explanation.drawing import overlay
 
-        return overlay(self, size)
+        return overlay(self, size, smooth=smooth)
 
     def save(self, path: str | Path) -> Path:
         """Write picture, map, overlay and colour bar with class and probability as PNG or SVG (by the name's end), or
@@ -65,4 +74,5 @@ class Heatmap:
             "values": self.values.tolist(),
             "note": self.note,
             "checks": self.checks,
+            **({"against": self.against} if self.against else {}),
         }
