@@ -1,4 +1,4 @@
-"""Every method on every kind of network: the grid's shape, finite, repeatable, batch of n is n singles, nothing touched."""
+"""Every method on every kind of network: the grid's shape, finite, repeatable, batch of n is n singles, no trace."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ KINDS = {
     for name in (
         "paper", "oblong", "grey", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-no-cls", "mean-pooled-norm",
         "mean-all", "map", "map-with-prefix", "registers", "distilled", "cls-mean", "none", "sincos", "rotary",
-        "qk-norm", "layer-scale", "no-bias", "pre-logits",
+        "qk-norm", "layer-scale", "no-bias", "pre-logits", "tanh", "no-final-norm", "root", "hybrid",
+        "hybrid-of-two-layers",
     )
 }  # fmt: skip
 BIT = BiTConfig(image_size=32, layers=(1, 1), classes=5)
 OPTIONS = {"rise": {"masks": 16}, "integrated-gradients": {"steps": 4}, "smoothgrad": {"samples": 3}}
 """Cheaper than the defaults, where a method has a number of passes to choose."""
+
+PROMISES = {"fullgrad+": 1e-4}
+"""The completeness error, at most, in fp32."""
 
 CASES = [(m, k) for m in METHODS for k in KINDS] + [(m, "bit") for m, one in METHODS.items() if one.any_network]
 
@@ -63,6 +67,9 @@ def test_every_method_on_every_kind_of_network(method: str, kind: str):
     assert found.values.shape == (3, 2, *grid_of(model, images))
     assert found.values.dtype == torch.float32
     assert found.values.isfinite().all()
+    if found.completeness is not None:
+        assert found.completeness.shape == targets.shape
+        assert found.completeness.max() <= PROMISES.get(method, torch.inf)
     assert torch.equal(found.values, again.values)
     scale = found.values.abs().amax().clamp_min(1e-12)
     assert (torch.cat(singles) - found.values).abs().max() <= 1e-4 * scale

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vitral.explanation.methods.attcat import ATTCAT
 from vitral.explanation.methods.attention import ATTENTION
+from vitral.explanation.methods.fullgrad import FULLGRAD
+from vitral.explanation.methods.generic import GENERIC
+from vitral.explanation.methods.gradcam import GRAD_CAM
+from vitral.explanation.methods.gradients import INPUT_GRADIENT, INTEGRATED_GRADIENTS, SMOOTHGRAD
+from vitral.explanation.methods.legrad import LEGRAD
 from vitral.explanation.methods.method import Maps, Method
 from vitral.explanation.methods.occlusion import OCCLUSION
 from vitral.explanation.methods.rise import RISE
@@ -15,6 +21,14 @@ METHODS: Mapping[str, Method] = {
     for one in (
         ROLLOUT,
         ATTENTION,
+        GENERIC,
+        LEGRAD,
+        GRAD_CAM,
+        ATTCAT,
+        FULLGRAD,
+        INPUT_GRADIENT,
+        INTEGRATED_GRADIENTS,
+        SMOOTHGRAD,
         OCCLUSION,
         RISE,
     )
