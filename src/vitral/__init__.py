@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitral.recipes.evaluation import evaluate
     from vitral.recipes.execute import TrainedRun, train
     from vitral.recipes.inspection import inspect
+    from vitral.recipes.inspection import inspect
     from vitral.training.run import Run
     from vitral.weights.convert import convert
 
@@ -52,6 +53,7 @@ __all__ = [
     "create",
     "evaluate",
     "explain",
+    "inspect",
     "inspect",
     "load",
     "load_data",
@@ -78,6 +80,7 @@ _HOME = {
     "create": "vitral.model",
     "evaluate": "vitral.recipes.evaluation",
     "explain": "vitral.explanation.explain",
+    "inspect": "vitral.recipes.inspection",
     "inspect": "vitral.recipes.inspection",
     "load": "vitral.predict",
     "load_data": "vitral.data:load",
