@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from vitral.recipes.evaluation import evaluate
     from vitral.recipes.execute import TrainedRun, train
     from vitral.recipes.inspection import inspect
-    from vitral.recipes.inspection import inspect
     from vitral.training.run import Run
     from vitral.weights.convert import convert
 
@@ -53,7 +52,6 @@ __all__ = [
     "create",
     "evaluate",
     "explain",
-    "inspect",
     "inspect",
     "load",
     "load_data",
@@ -80,7 +78,6 @@ _HOME = {
     "create": "vitral.model",
     "evaluate": "vitral.recipes.evaluation",
     "explain": "vitral.explanation.explain",
-    "inspect": "vitral.recipes.inspection",
     "inspect": "vitral.recipes.inspection",
     "load": "vitral.predict",
     "load_data": "vitral.data:load",

@@ -295,45 +295,6 @@ def look_inside(
     return 0
 
 
-def look_inside(
-    model: Annotated[str, _help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16")],
-    /,
-    *,
-    data: Annotated[str | None, _help("pictures to measure on; by default the run's own")] = None,
-    split: Annotated[str | None, _help("train, val or test; by default val, else test, else train")] = None,
-    pictures: Annotated[int, _help("how many to measure on, evenly spread over the split")] = 128,
-    layers: Annotated[tuple[int, ...], _help("which, from 0; -1 is the last; by default all")] = (),
-    prefix: Annotated[
-        Literal["drop", "keep"], _help("class token and registers in attention distance: left out, or at distance 0")
-    ] = "drop",
-    components: Annotated[int, _help("principal components of the patch filters")] = 28,
-    out: Annotated[str | None, _help("folder; else RUN/inspect or ./inspect/NAME")] = None,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
-    precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
-    format: Format = "text",
-) -> int:
-    """Draw what a network has learned: patch filters, positions, how far its heads look (Figure 7 of the paper)."""
-    from vitral.recipes.inspection import folder_for, inspect
-    from vitral.training.progress import counting
-
-    folder = folder_for(model) if out is None else Path(out)
-    with counting(stderr(), "looking", pictures) as progress:
-        found = inspect(
-            model, data, split=split, pictures=pictures, layers=layers or None, prefix=prefix, components=components,
-            out=folder, data_root=data_root, device=device, precision=precision, progress=progress,
-        )  # fmt: skip
-    if format == "json":
-        _print_json(found.to_json())
-        return 0
-    for line in found.summary():
-        print(line)
-    for note in found.notes:
-        _say(f"note: {note}")
-    _say(f"Page     {folder / 'inspect.html'}")
-    return 0
-
-
 def summary(
     model: Annotated[str, _help("a name (S/16, mnist-7562), a run folder or a weights file")],
     /,
@@ -442,7 +403,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "evaluate": evaluate,
     "predict": predict,
     "explain": explain,
-    "inspect": look_inside,
     "inspect": look_inside,
     "summary": summary,
     "models": models,

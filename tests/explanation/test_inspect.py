@@ -14,7 +14,7 @@ from PIL import Image
 from tiny import VARIANTS, network, pictures
 
 import vitral
-from pictures import MakePictures, noise
+from pictures import MakePictures
 from vitral.cli import main
 from vitral.data.transforms import Preprocessing
 from vitral.explanation.drawing_inspect import as_colours, tiled
