@@ -277,6 +277,11 @@ def test_libra_is_complete_from_the_pixels_on_through_convolutions_too(name):
                 logits = model(x)
             (gradient,) = torch.autograd.grad(logits[:, 1].sum(), x)
         total = (x * gradient).sum((1, 2, 3)) + sum(term.sum(1) for _, term in terms)
+        with quiet(model):
+            chosen = torch.ones(2, 1, dtype=torch.long)
+            values = METHODS["input-gradient"].run(model, images, chosen, libra=balance).values
+        products = (x * gradient).detach().sum((1, 2, 3))
+        torch.testing.assert_close(values.double().sum((1, 2, 3)), products, rtol=1e-4, atol=1e-4)
         errors.append(float(((total - logits[:, 1]) / logits[:, 1]).detach().abs().max()))
     assert errors[0] <= 1e-9
     assert errors[1] > 0.01
