@@ -32,8 +32,6 @@ GRID = SIDE // CELL
 """Cells of a picture's side."""
 DISTRACTORS = 15
 """Cells with a shape that says nothing about the class."""
-CHANCE = 1 / GRID**2
-"""The share of a picture that the planted cell takes: how often a random map would hit it."""
 
 SHAPES = {
     "cross": ("#..#", ".##.", ".##.", "#..#"),
@@ -43,7 +41,12 @@ SHAPES = {
     "rails": ("####", "....", "....", "####"),
     "nail": ("####", ".##.", ".##.", "...."),
 }
-COLOURS = {"green": (64, 184, 64), "red": (204, 64, 64), "blue": (64, 96, 216), "yellow": (204, 184, 64)}
+GROUND = 128
+"""Where there is no shape: zero after standardisation, the baseline that methods of attribution take for nothing."""
+NOISE = 32
+"""Every pixel and channel is off by up to this."""
+COLOURS = {"green": (64, 192, 64), "red": (192, 64, 64), "blue": (64, 64, 192), "yellow": (192, 192, 64)}
+"""All equally far from the ground in every channel."""
 TELLING = ("cross", "cup", "ring"), ("green", "red")
 """The shapes and the colours whose combinations are the classes."""
 
@@ -51,7 +54,6 @@ CLASSES = tuple(f"{colour} {shape}" for colour in TELLING[1] for shape in TELLIN
 _KINDS = tuple((shape, colour) for colour in COLOURS for shape in SHAPES)
 _PLANTED = tuple((shape, colour) for colour in TELLING[1] for shape in TELLING[0])  # by class
 _OTHERS = tuple(kind for kind in _KINDS if kind not in _PLANTED)
-_GROUND = 48  # of pixels without a shape, before noise of ± 32
 
 _MASKS = {name: np.array([[c == "#" for c in row] for row in rows]) for name, rows in SHAPES.items()}
 
@@ -76,14 +78,14 @@ class Drawing:
         cells = np.argsort(places, kind="stable")[: 1 + DISTRACTORS]
         others = [_OTHERS[int(word % len(_OTHERS))] for word in choices]
         pixels = noise.astype("<u8").view(np.uint8).reshape(SIDE, SIDE, 3)
-        return cls(tuple(map(int, cells)), (_PLANTED[label(index)], *others), (pixels >> 2).astype(np.int16) - 32)
+        return cls(tuple(map(int, cells)), (_PLANTED[label(index)], *others), (pixels >> 2).astype(np.int16) - NOISE)
 
     def pixels(self) -> np.ndarray:
         """uint8 (32, 32, 3)."""
-        picture = np.full((SIDE, SIDE, 3), _GROUND, np.int16)
+        picture = np.full((SIDE, SIDE, 3), GROUND, np.int16)
         for place, (shape, colour) in zip(self.cells, self.kinds, strict=True):
             picture[_cell(place)][_MASKS[shape]] = COLOURS[colour]
-        return (picture + self.noise).clip(0, 255).astype(np.uint8)
+        return (picture + self.noise).astype(np.uint8)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,376 @@
+"""Maps of what an answer rests on: what they cost, and whether they point at a patch that is known to decide.
+
+`time`: ViT-S/16 at 224 pixels, 8 pictures, one class each, random weights; every method with its own defaults, as a
+multiple of a plain forward pass of the same batch, in the same rounds. "Explicit" is the same formula as it is usually
+written: the attention of every layer made as a matrix and kept, in the graph where gradients are asked of it, and
+matrices (N, N) multiplied; that its maps are ours is checked first. captum gets the same classes and the same number of
+steps. Methods of many passes take fewer rounds.
+
+`memory`: ViT-L/16 at 384 pixels, 8 pictures, each way in a process of its own. The peak is that of the process, weights
+and libraries too; "above" is above what it had before the first pass. On a GPU both are the allocator's.
+
+`planted`: the generated set `planted` (a colour and a shape, together in one cell, are the class), a network trained on
+it by its recipe or given as a run folder, pictures of the test part that it answers rightly, maps of the true class. A
+hit has its maximum on the planted patch; mass is the share of positive relevance that lies there. A random map's are in
+the last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import vitral
+from benchmarks.machine import ROOT
+from benchmarks.results import Options, Row, Table
+from benchmarks.timing import alternate, ratio
+from vitral.data import load as load_data
+from vitral.data.sources import planted
+from vitral.explanation.methods import METHODS
+from vitral.explanation.methods.method import on_grid, quiet
+from vitral.model import ViT, ViTConfig
+from vitral.predict import Predictor
+
+Program = Callable[[], object]
+PARTS = ("time", "memory", "planted")
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LIMITS = {"rollout": 1.3, "generic": 3.5, "legrad": 3.5}
+"""What a method may cost, as a multiple of a forward pass."""
+MEMORY_LIMIT = 1.5
+LONG = ("integrated-gradients", "smoothgrad", "occlusion", "rise", "integrated gradients, captum")
+"""Ways of many passes: some seconds or minutes each."""
+STEPS = 32
+"""Of integrated gradients, ours and captum's."""
+CHEAP = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 2}, "smoothgrad": {"samples": 2}}
+QUICK = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=32, classes=6)
+PICTURES = 300
+"""Of the planted set, for each seed."""
+
+
+def run(options: Options) -> list[Table]:
+    """A table for each part; other words than the parts' names are run folders for the last."""
+    parts = [name for name in options.names if name in PARTS]
+    runs = [name for name in options.names if name not in PARTS]
+    programs = {"time": times, "memory": peaks, "planted": lambda options: truth(options, runs)}
+    return [programs[name](options) for name in parts or (("planted",) if runs else PARTS)]
+
+
+# ---------------------------------------------------------------- time
+
+
+def times(options: Options) -> Table:
+    """Milliseconds of each way, and how many forward passes that is."""
+    rows: list[Row] = []
+    config = QUICK if options.quick else vitral.create("S/16").config
+    for kind, dtype in TYPES.items():
+        case = Case.of(config, 2 if options.quick else 8, dtype, options)
+        if kind == "fp32":
+            case.check()
+        ways = case.ways()
+        with quiet(case.model):
+            for long, rounds in ((False, 9), (True, 3)):
+                chosen = {name: way for name, way in ways.items() if (name in LONG) == long or name == "forward"}
+                found = alternate(
+                    chosen, rounds=1 if options.quick else rounds, warm_up=0 if long else 1, device=options.device
+                )
+                rows += [
+                    {
+                        "kind": kind, "way": name, **sample.columns(1000), "ratio": ratio(sample, found["forward"]),
+                        "limit": LIMITS.get(name),
+                    }
+                    for name, sample in found.items()
+                    if name != "forward" or not long
+                ]  # fmt: skip
+    columns = {
+        "kind": "type", "way": "way", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
+        "greatest": "greatest|.1f", "ratio": "time : forward|.2f", "limit": "at most|.1f",
+    }  # fmt: skip
+    caption = f"Maps of {case.size} of one class each, {'a tiny network' if options.quick else 'ViT-S/16'}"
+    return Table(caption, columns, rows, name="cuda-time" if options.device == "cuda" else "time")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A network with random weights, pictures, and a class for each."""
+
+    model: ViT
+    images: Tensor
+    targets: Tensor
+    quick: bool
+
+    @classmethod
+    def of(cls, config: Any, batch: int, dtype: torch.dtype, options: Options) -> Case:
+        """The same numbers at every call."""
+        torch.manual_seed(0)
+        model = ViT(config)
+        with torch.no_grad():
+            model.head.weight.normal_(std=0.1)  # it begins as zeros, through which no gradient comes
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randn(batch, config.channels, *config.image, generator=generator)
+        targets = torch.randint(config.classes, (batch, 1), generator=generator)
+        device = options.device
+        return cls(model.to(device, dtype).eval(), images.to(device, dtype), targets.to(device), options.quick)
+
+    @property
+    def size(self) -> str:
+        """What the table is of."""
+        return f"{len(self.images)} pictures of {'×'.join(map(str, self.images.shape[2:]))}"
+
+    def ways(self) -> dict[str, Program]:
+        """A forward pass, every method, and beside some of them another's."""
+        found: dict[str, Program] = {"forward": self.forward}
+        for name in METHODS:
+            found[name] = self.method(name)
+            if name in EXPLICIT:
+                found[f"{name}, explicit"] = lambda name=name: EXPLICIT[name](self.model, self.images, self.targets)
+        return found | (self._captum() if importlib.util.find_spec("captum") else {})
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """Logits and nothing else."""
+        return self.model(self.images)
+
+    def method(self, name: str) -> Program:
+        """The library's, with its own defaults."""
+        cheap = CHEAP.get(name, {}) if self.quick else {}
+        return lambda: METHODS[name].run(self.model, self.images, self.targets, **cheap)
+
+    def _captum(self) -> dict[str, Program]:
+        from captum.attr import InputXGradient, IntegratedGradients
+
+        single, several = InputXGradient(self.model), IntegratedGradients(self.model)
+        target, batch = self.targets[:, 0], len(self.images)
+        steps = 2 if self.quick else STEPS
+        return {
+            "input × gradient, captum": lambda: single.attribute(
+                self.images.clone().requires_grad_(), target=target
+            ),
+            "integrated gradients, captum": lambda: several.attribute(
+                self.images, target=target, n_steps=steps, internal_batch_size=batch
+            ),
+        }  # fmt: skip
+
+    def check(self) -> None:
+        """The explicit versions must be of the same formula."""
+        with quiet(self.model):
+            for name, way in EXPLICIT.items():
+                ours = METHODS[name].run(self.model, self.images, self.targets).values[:, 0].flatten(1)
+                theirs = way(self.model, self.images, self.targets).float().cpu()
+                if (ours - theirs).abs().max() > 1e-3 * theirs.abs().max():
+                    raise AssertionError(f"{name}: the explicit version gives other maps")
+
+
+# ---------------------------------------------------------------- the usual way, for a class token in front
+
+
+@contextlib.contextmanager
+def attention_kept(model: ViT) -> Iterator[list[Tensor]]:
+    """Every layer's attention (B, heads, N, N), made as a matrix and kept."""
+    kept: list[Tensor] = []
+    lean, model.lean = model.lean, False
+
+    def attend_of(part: Any) -> Callable[..., Tensor]:
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            kept.append((q @ k.transpose(-2, -1) * part.scale).softmax(dim=-1))
+            return kept[-1] @ v
+
+        return attend
+
+    parts: list[Any] = [block.attn for block in model.blocks]
+    for part in parts:
+        part.attend = attend_of(part)
+    try:
+        yield kept
+    finally:
+        model.lean = lean
+        for part in parts:
+            del part.attend
+
+
+@torch.no_grad()
+def explicit_rollout(model: ViT, images: Tensor, targets: Tensor) -> Tensor:
+    """(B, patches): R ← rownorm(mean over heads of A + I) R."""
+    with attention_kept(model) as kept:
+        model(images)
+    identity = torch.eye(kept[0].shape[-1], device=images.device, dtype=images.dtype)
+    joint = identity.expand(len(images), -1, -1)
+    for attention in kept:
+        mixed = attention.mean(1) + identity
+        joint = (mixed / mixed.sum(-1, keepdim=True)) @ joint
+    return joint[:, 0, model.config.prefix :]
+
+
+def explicit_generic(model: ViT, images: Tensor, targets: Tensor) -> Tensor:
+    """(B, patches): R ← R + mean over heads of relu(∂y/∂A ⊙ A) R."""
+    with torch.enable_grad(), attention_kept(model) as kept:
+        logits = model(images.clone().requires_grad_())
+        gradients = torch.autograd.grad(logits.gather(1, targets).sum(), kept)
+    with torch.no_grad():
+        identity = torch.eye(kept[0].shape[-1], device=images.device, dtype=images.dtype)
+        joint = identity.expand(len(images), -1, -1)
+        for attention, gradient in zip(kept, gradients, strict=True):
+            joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
+    return joint[:, 0, model.config.prefix :]
+
+
+EXPLICIT: dict[str, Callable[[ViT, Tensor, Tensor], Tensor]] = {
+    "rollout": explicit_rollout,
+    "generic": explicit_generic,
+}
+
+
+# ---------------------------------------------------------------- memory
+
+WAYS = ("forward", "rollout", "rollout, explicit", "generic", "generic, explicit", "legrad")
+
+
+def peaks(options: Options) -> Table:
+    """Megabytes of each way, and how many times a forward pass's."""
+    rows: list[Row] = []
+    for kind in TYPES:
+        found = {way: measured(way, kind, options) for way in WAYS if way.split(",")[0] in (*METHODS, "forward")}
+        plain = found["forward"]
+        rows += [
+            {
+                "kind": kind, "way": way, **one, "ratio": one["peak"] / plain["peak"],
+                "above_ratio": one["above"] / plain["above"] if plain["above"] else None,
+                "limit": MEMORY_LIMIT if way == "rollout" else None,
+            }
+            for way, one in found.items()
+        ]  # fmt: skip
+    columns = {
+        "kind": "type", "way": "way", "peak": "peak MB|.0f", "ratio": "peak : forward's|.2f", "limit": "at most|.1f",
+        "above": "above MB|.0f", "above_ratio": "above : forward's|.2f",
+    }  # fmt: skip
+    caption = f"Peak memory, {'a tiny network' if options.quick else 'ViT-L/16 at 384 pixels, 8 pictures'}"
+    return Table(caption, columns, rows, name="cuda-memory" if options.device == "cuda" else "memory")
+
+
+def measured(way: str, kind: str, options: Options) -> dict[str, float]:
+    """`peak` and `above` in MB, of a fresh process; when quick of this one, where they mean nothing."""
+    if options.quick:
+        return inside(way, kind, options.device, quick=True)
+    program = "import json, sys; from benchmarks.explaining import inside; print(json.dumps(inside(*sys.argv[1:])))"
+    asked = [sys.executable, "-c", program, way, kind, options.device]
+    done = subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def inside(way: str, kind: str, device: str, quick: bool = False) -> dict[str, float]:
+    """What one pass of this way needs here."""
+    options = Options("", quick=quick, device=device)
+    config = QUICK if quick else vitral.create("L/16", image_size=384).config
+    case = Case.of(config, 2 if quick else 8, TYPES[kind], options)
+    name, _, explicit = way.partition(", ")
+    cuda = device == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with contextlib.suppress(OSError):  # the peak from here on, not that of building the network
+            Path("/proc/self/clear_refs").write_text("5")
+    before = torch.cuda.memory_allocated() if cuda else _status("VmRSS")
+    with quiet(case.model):
+        if name == "forward":
+            case.forward()
+        elif explicit:
+            EXPLICIT[name](case.model, case.images, case.targets)
+        else:
+            case.method(name)()
+    peak = torch.cuda.max_memory_allocated() if cuda else _status("VmHWM")
+    return {"peak": peak / 1e6, "above": (peak - before) / 1e6}
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+# ---------------------------------------------------------------- a planted truth
+
+
+def truth(options: Options, runs: Sequence[str] = ()) -> Table:
+    """Hits and mass of every method, over seeds or the runs that are named."""
+    found: list[dict[str, tuple[float, float]]] = []
+    accuracies, count = [], 0
+    for predictor in map(vitral.load, runs) if runs else _trained(options):
+        scores, accuracy, count = score(predictor, options)
+        found.append(scores)
+        accuracies.append(accuracy)
+    rows = [
+        {
+            "method": name, "kind": "routing" if name in METHODS and METHODS[name].routing else "of a class",
+            "pictures": count, "n": len(found), "hits": statistics.mean(one[name][0] for one in found),
+            "least": min(one[name][0] for one in found), "mass": statistics.mean(one[name][1] for one in found),
+        }
+        for name in found[0]
+    ]  # fmt: skip
+    columns = {
+        "method": "method", "kind": "what it shows", "pictures": "pictures|d", "n": "runs|d", "hits": "hits|.1%",
+        "least": "least|.1%", "mass": "mean mass|.1%",
+    }  # fmt: skip
+    caption = f"The planted patch, found; {statistics.mean(accuracies):.1%} of the test pictures are answered rightly"
+    return Table(caption, columns, rows, name="planted")
+
+
+def _trained(options: Options) -> Iterator[Predictor]:
+    for seed in range(options.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            quick = {"epochs": 1, "train_share": 0.02, "val_share": 0.02} if options.quick else {}
+            run = vitral.train(
+                "planted", recipe="planted", seed=seed, device=options.device, out=f"{folder}/run",
+                quiet=options.quick, **quick,
+            )  # fmt: skip
+            yield run.predictor
+
+
+def score(predictor: Predictor, options: Options) -> tuple[dict[str, tuple[float, float]], float, int]:
+    """Method → share of hits and mean mass; accuracy on the pictures looked at; how many counted."""
+    split = load_data("planted")["test"]
+    split = split.select(range(6 if options.quick else PICTURES))
+    mask_of = planted.masks_for(split)
+    network: nn.Module = predictor.model.float()
+    device = next(network.parameters()).device
+    pixels = torch.stack([predictor.prepare(split.image(i)) for i in range(len(split))])
+    images = predictor.preprocessing.standardise(pixels.to(device)).float()
+    names = [planted.CLASSES[label] for label in split.labels]
+    targets = torch.tensor([predictor.classes.index(name) for name in names], device=device)[:, None]
+    with torch.no_grad():
+        right = network(images).argmax(1) == targets[:, 0]
+    accuracy = float(right.float().mean())
+    kept = torch.ones_like(right) if options.quick else right
+    images, targets = images[kept], targets[kept]
+    masks = torch.stack([torch.from_numpy(mask_of(i)) for i in kept.nonzero()[:, 0].tolist()])
+    found = {}
+    with quiet(network):
+        for name, method in METHODS.items():
+            cheap = CHEAP.get(name, {}) if options.quick else {}
+            parts = zip(images.split(16), targets.split(16), strict=True)
+            maps = torch.cat([method.run(network, some, of, **cheap).values[:, 0] for some, of in parts])
+            found[name] = hits_and_mass(maps, masks)
+    generator = torch.Generator().manual_seed(0)
+    found["random"] = hits_and_mass(torch.rand(maps.shape, generator=generator), masks)
+    return found, accuracy, len(masks)
+
+
+def hits_and_mass(maps: Tensor, masks: Tensor) -> tuple[float, float]:
+    """Of maps (B, rows, columns) and masks (B, H, W): the share whose maximum lies on a patch of the mask, and the mean
+    share of positive values there; a map without positive values has none.
+    """
+    inside = on_grid(masks.float(), maps.shape[-2:]).flatten(1) > 0  # type: ignore[arg-type]
+    values = maps.flatten(1)
+    hits = inside.gather(1, values.argmax(1, keepdim=True)).float().mean()
+    positive = values.clamp_min(0)
+    mass = (positive * inside).sum(1) / positive.sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(hits), float(mass.mean())
