@@ -110,6 +110,7 @@ def test_a_run_needs_no_other_option(capsys, trained, tmp_path):
         assert part in page
     assert not re.search(r'(src|href)="(?!#|data:)', page)  # loads nothing
     assert "<script" not in page
+    assert page.count('class="here"') == 3  # the query of the example, framed
     found = json.loads((run / "inspect/inspect.json").read_text("utf-8"))
     assert np.shape(found["attention"]["distance"]) == (2, 2)
     assert found["attention"]["pictures"] == 8

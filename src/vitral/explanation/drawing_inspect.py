@@ -162,11 +162,12 @@ def positions(found: PositionSimilarity, theme: Theme = PAPER) -> Figure:
     low = min(0.0, float(np.floor(values.min() * 10) / 10))
     colours = colormaps["viridis"]((values - low) / (1 - low))[..., :3]
     tiles = tiled(colours.reshape(-1, *colours.shape[2:]), len(at_columns))
-    tall, wide = tiles.canvas.shape[:2]
+    tall, wide = tiles.canvas.shape[0] * found.patch[0], tiles.canvas.shape[1] * found.patch[1]
     width = 6.6 * min(1.0, max(0.55, 1.6 * wide / tall))
     figure = Figure(figsize=(width, min(9.0, max(2.2, (width - 1.2) * tall / wide + 0.8))))
     axes = figure.subplots()
-    image = axes.imshow(tiles.canvas, interpolation="none")
+    axes.set_facecolor("none")  # between tiles the page is seen
+    image = axes.imshow(tiles.canvas, interpolation="none", aspect=found.patch[0] / found.patch[1])
     image.set(cmap="viridis", clim=(low, 1))  # for the colour bar; the canvas has its colours
     axes.yaxis.set_ticks(tiles.middles(0), [str(n) for n in at_rows])
     axes.xaxis.set_ticks(tiles.middles(1), [str(n) for n in at_columns])
@@ -251,7 +252,10 @@ def norms(found: TokenNorms, theme: Theme = PAPER) -> Figure:
         axes.set_ylim(0, 1.06 * float(top) or 1)
     _layer_axis(axes, found.layers, theme)
     _dress(axes, "norm of a token", theme)
-    axes.legend(loc="best", frameon=False, labelcolor=theme.ink, prop={"family": _FONT, "size": 9.5})
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, labelcolor=theme.ink, borderaxespad=0.2,
+        handletextpad=0.5, columnspacing=1.4, prop={"family": _FONT, "size": 9.5},
+    )  # fmt: skip
     return figure
 
 
@@ -297,9 +301,10 @@ def heads(found: HeadMaps, picture: np.ndarray, theme: Theme = PAPER) -> Figure:
     for row in range(1, len(rows)):  # the picture once, beside the first row
         laid.canvas[row * (laid.size[0] + laid.gap) :, : laid.size[1], 3] = 0
     tall, wide = laid.canvas.shape[:2]
-    width = max(6.4, 1.0 * (count + 1))
+    width = max(4.0, 1.1 * (count + 1) + 0.6)
     figure = Figure(figsize=(width, width * tall / wide + 0.3))
     axes = figure.subplots()
+    axes.set_facecolor("none")
     axes.imshow(laid.canvas, interpolation="none")
     heads = [f"head {head}" if count <= 8 else str(head) for head in range(count)]
     axes.xaxis.tick_top()

@@ -134,6 +134,8 @@ class PositionSimilarity(_Plain):
     at_columns: tuple[int, ...]
     measure: str
     """What the numbers are, or why there are none."""
+    patch: tuple[int, int]
+    """Height and width of a patch in pixels."""
 
 
 def position_similarity(model: nn.Module, most: int | None = None) -> PositionSimilarity:
@@ -151,10 +153,10 @@ def position_similarity(model: nn.Module, most: int | None = None) -> PositionSi
     name, at = config.position, (tuple(chosen[0]), tuple(chosen[1]))
     vectors, measure = _positions(network)
     if vectors is None:
-        return PositionSimilarity(name, None, (), (), measure)
+        return PositionSimilarity(name, None, (), (), measure, config.patch)
     picked = vectors.unflatten(0, (rows, columns))[at[0], :][:, at[1]].flatten(0, 1)
     values = (picked @ vectors.T).view(len(at[0]), len(at[1]), rows, columns)
-    return PositionSimilarity(name, values.float().numpy(), *at, measure)
+    return PositionSimilarity(name, values.float().numpy(), *at, measure, config.patch)
 
 
 @torch.no_grad()

@@ -174,7 +174,9 @@ def _pixels(image: Tensor) -> np.ndarray:
 
 def _facts(network: Any) -> dict[str, str]:
     config = network.config
-    names = prefix_names(network)
+    names = [name for name in prefix_names(network) if not name.startswith("register")]
+    if config.registers:
+        names.append(f"{config.registers} register{'s' * (config.registers > 1)}")
     return {
         "layers": f"{config.depth}",
         "heads": f"{config.heads} of width {config.dim // config.heads}",
@@ -197,8 +199,8 @@ def _filters(found: PatchFilters) -> Panel | None:
     share, count = found.explained.sum(), len(found.components)
     what = "of the ResNet's first layer, 7×7 pixels" if "root" in found.source else "that every patch is compared with"
     caption = (
-        f"The {len(found.kernels)} kernels {what} can be mixed, nearly, from these {count} patterns: they hold"
-        f" {share:.0%} of what varies between kernels, the first one {found.explained[0]:.0%}. Mid-grey is zero; each"
+        f"Mixing these {count} patterns gives back {share:.0%} of what varies between the {len(found.kernels)} kernels"
+        f" {what}, the first one alone {found.explained[0]:.0%}. Mid-grey is zero; each"
         " pattern is scaled on its own. A trained network has smooth shapes here, from plain brightness and colour to"
         " stripes and checks, much like the waves of a Fourier or cosine basis; an untrained one has noise."
     )
@@ -274,7 +276,7 @@ def _norms(found: TokenNorms) -> Panel:
         told = "Here there is none."
     caption = (
         "How large tokens are after each block: the box holds the middle half of all patches, the thin line 5 to 95 %."
-        f" Dots are outliers ({found.rule}). Large networks that were trained for long turn a few patches of plain"
+        f" Dots are outliers: {found.rule}. Large networks that were trained for long turn a few patches of plain"
         " background into stores of something else; such patches have huge norms and spoil attention maps, and register"
         f" tokens exist to take their place. {told}"
     )

@@ -26,7 +26,7 @@ from vitral.errors import DataError, ImageError, UsageError, VitralError
 from vitral.evaluation import figures
 from vitral.explanation.drawing_inspect import Theme
 from vitral.explanation.figure7 import Prefix
-from vitral.explanation.inspect import Inspection, look, worked_example
+from vitral.explanation.inspect import Inspection, Panel, look, worked_example
 from vitral.explanation.methods import METHODS
 from vitral.model import BiT, BiTConfig, config, network
 from vitral.predict import Predictor, load
@@ -50,7 +50,7 @@ def inspect(
     out: str | Path | None = None,
     data_root: str | Path = "data",
     device: str = "auto",
-    precision: str = "auto",
+    precision: str = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> Inspection:
     """Look inside a network: Figure 7 of the paper and its relatives, as numbers, drawings and a page.
@@ -224,18 +224,20 @@ def render(found: Inspection, command: str) -> str:
     """The page as text."""
     from vitral import __version__
 
-    panels: list[dict[str, Any]] = [
-        {
-            "name": one.name, "title": one.title, "caption": one.caption,
-            "svg": figures._inline(one.draw(_ON_PAGE), one.name),
-        }
-        for one in found.panels()
-    ]  # fmt: skip
+    panels = [_on_page(panel) for panel in found.panels()]
     text = _environment().get_template("inspect.html.jinja").render(
         title=found.name, source=found.source, facts=found.facts, notes=found.notes, panels=panels,
         example=worked_example(), command=command, version=__version__,
     )  # fmt: skip
     return re.sub("[\x00-\x08\x0b-\x1f\x7f]", "�", text)  # HTML forbids them; names may hold them
+
+
+def _on_page(panel: Panel) -> dict[str, Any]:
+    """What the page shows of a panel; `width` in pixels, so that letters are of one size on all of them."""
+    figure = panel.draw(_ON_PAGE)
+    width = 100 * figure.get_figwidth()
+    svg = figures._inline(figure, panel.name)
+    return {"name": panel.name, "title": panel.title, "caption": panel.caption, "svg": svg, "width": round(width)}
 
 
 def _environment() -> Environment:
