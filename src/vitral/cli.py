@@ -198,6 +198,7 @@ def explain(
     out: Annotated[str | None, _help("folder, or file for one picture; else RUN/explained or ./explained")] = None,
     benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
     pictures: Annotated[int, _help("how many of them --benchmark takes")] = 100,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
     format: Format = "text",
@@ -207,6 +208,12 @@ def explain(
     from vitral.predict import find_pictures, load
     from vitral.training.run import RunFolder
 
+    if benchmark is not None:
+        if images or target or compare or check or out or layer is not None:
+            why = "it takes all pictures of DATA and the class that is answered"
+            raise UsageError("--benchmark goes with --method, --pictures and --data-root alone", why=why)
+        predictor = load(run, device=device, precision=precision)
+        return _benchmark_methods(predictor, benchmark, data_root, method, pictures, format)
     paths = find_pictures(images, "explain")
     predictor = load(run, device=device, precision=precision)
     asked = question(predictor, target, method, compare=compare, layer=layer, check=check)
@@ -226,6 +233,30 @@ def explain(
     if failures:
         _say(f"{len(failures)} of {len(paths)} could not be read")
     return 1 if failures else 0
+
+
+def _benchmark_methods(
+    predictor: Any, data: str, data_root: str, method: str | None, pictures: int, format: str
+) -> int:
+    """All methods, or one, measured on the pictures of `data` that are furthest from training."""
+    from vitral.data import load as load_data
+    from vitral.data.sources import planted
+    from vitral.explanation.faithfulness import benchmark
+    from vitral.recipes.evaluation import in_classes_of
+    from vitral.training.progress import counting
+
+    dataset = in_classes_of(predictor, load_data(data, root=data_root))
+    split = dataset[next(name for name in ("test", "val", "train") if name in dataset.splits)]
+    masks = planted.masks_for(split) if planted.accepts(data) else None
+    with counting(stderr(), "explaining", min(pictures, len(split))) as progress:
+        found = benchmark(
+            predictor, split, [method] if method else None, count=pictures, masks=masks, progress=progress
+        )
+    if format == "json":
+        _print_json(found.to_json())
+    else:
+        found.print_table(stdout())
+    return 0
 
 
 def _draw_heatmaps(

@@ -69,6 +69,19 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
+class LookedAt:
+    """A mistake with maps of what it rests on; pictures are uint8 (H, W, C)."""
+
+    picture: np.ndarray
+    """As the network saw it."""
+    maps: Sequence[tuple[str, float, np.ndarray]]
+    """Class, its probability, and the map over the picture."""
+    name: str
+    label: str
+    predicted: str
+
+
+@dataclass(frozen=True, eq=False)
 class ReportContent:
     """What the page tells; only `title` must be known."""
 
@@ -86,6 +99,13 @@ class ReportContent:
     layers: Sequence[Mapping[str, Any]] = ()
     """Rows {name, type, output_shape, parameters, trainable, flops}."""
     samples: Sequence[Sample] = ()
+    looked_at: Sequence[LookedAt] = ()
+    """What the worst mistakes rest on."""
+    looked_note: str = ""
+    """How to read that, or why it is not there."""
+    inside: Sequence[figures.Plot] = ()
+    """Figure 7 of the paper: filters, positions, attention distance; `alt` is shown below each."""
+    inside_note: str = ""
 
 
 def write_report(path: Path, content: ReportContent) -> None:
@@ -121,6 +141,10 @@ def render(content: ReportContent, run: str) -> str:
         mistakes_left_out=max(0, len(content.mistakes) - GALLERY_PICTURES),
         reliability=figures.reliability(evaluation.calibration, evaluation.ece) if evaluation else None,
         samples=[(figures.picture(s.picture, _GALLERY_SIDE), s.label) for s in content.samples[:_SAMPLES]],
+        looked_at=[_looked(one) for one in content.looked_at],
+        looked_note=content.looked_note,
+        inside=content.inside,
+        inside_note=content.inside_note,
         plan=content.plan,
         layers=content.layers,
         command=content.command or str(result.get("command") or ""),
@@ -410,6 +434,16 @@ def _shown(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
         }
         for mistake in mistakes
     ]
+
+
+def _looked(one: LookedAt) -> dict[str, Any]:
+    return {
+        "picture": figures.picture(one.picture, _GALLERY_SIDE),
+        "maps": [(label, probability, figures.picture(drawn, _GALLERY_SIDE)) for label, probability, drawn in one.maps],
+        "name": one.name,
+        "label": one.label,
+        "predicted": one.predicted,
+    }
 
 
 def _told(result: Mapping[str, Any]) -> list[tuple[str, str]]:

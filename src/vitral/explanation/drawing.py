@@ -100,6 +100,8 @@ def _signed(heatmap: Heatmap) -> bool:
 def _limits(heatmap: Heatmap) -> tuple[float, float]:
     """The values at the ends of the colour bar."""
     low, high = float(heatmap.values.min()), float(heatmap.values.max())
+    if not np.isfinite([low, high]).all():
+        raise UsageError("a map with values that are not finite cannot be drawn", where=heatmap.name or None)
     return (-max(-low, high), max(-low, high)) if low < 0 else (low, high)
 
 
@@ -266,7 +268,7 @@ def told_checks(one: Heatmap) -> list[str]:
     """The checks of a map in words, as far as it has them."""
     told = []
     if isinstance(srg := one.checks.get("srg"), int | float):
-        random = one.checks.get("random")
+        random = one.checks.get("random_srg")
         beside = f" (random {random:.2f})" if isinstance(random, int | float) else ""
         told.append(f"SRG {srg:.2f}{beside}")
     return told

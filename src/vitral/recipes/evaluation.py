@@ -18,6 +18,7 @@ from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
 from vitral.predict import Predictor, load, logits_of
+from vitral.recipes.looking import look_inside
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
@@ -40,9 +41,11 @@ class Evaluated:
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
         mistakes = confident_mistakes(self.probabilities, self.pictures, self.predictor.classes)
+        summary = summarize(self.predictor.model)
+        looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
         content = ReportContent(
             title=f"{self.predictor.source} on {self.source}", command=command, evaluation=self.evaluation,
-            evaluated_on=self.split, mistakes=mistakes, layers=summarize(self.predictor.model).to_json()["layers"],
+            evaluated_on=self.split, mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
         )  # fmt: skip
         write_report(path, content)
 

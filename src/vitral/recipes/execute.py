@@ -33,6 +33,7 @@ from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.features import FeatureCache
+from vitral.recipes.looking import Looks, look_inside
 from vitral.recipes.planning import Job, load_given, plan_run, reopen
 from vitral.recipes.probe import fit_probe
 from vitral.training.loop import State, ema_weights, fit
@@ -354,11 +355,16 @@ def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
         mistakes = confident_mistakes(probabilities, batches.split, job.dataset.classes)
         result[f"{split}_accuracy"] = evaluation.accuracy
         result[split] = evaluation.to_json()
+    summary, looks = summarize(model), Looks()
+    if evaluation is not None:
+        machine = dataclasses.replace(job.machine, precision="fp32")  # else the weights would be cast
+        predictor = Predictor(model, job.run.preprocessing, job.dataset.classes, machine=machine)
+        looks = look_inside(predictor, mistakes, running.batches[split].split, summary.flops)
     content = ReportContent(
         title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
         history=state.history,
         evaluation=evaluation, evaluated_on=split, mistakes=mistakes,
-        layers=summarize(model).to_json()["layers"],
+        layers=summary.to_json()["layers"], **vars(looks),
     )  # fmt: skip
     write_report(folder.report, content)
     write_text(folder.result, json.dumps(result, indent=2) + "\n")

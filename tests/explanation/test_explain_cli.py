@@ -1,0 +1,161 @@
+"""`vitral explain`: files for people, JSON for programs, one kind of refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from pictures import noise
+from vitral.cli import main
+from vitral.explanation.methods import METHODS
+from vitral.model import BiT, BiTConfig
+from vitral.weights import native
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("shots/more").mkdir(parents=True)
+    for number, name in enumerate(("a.png", "b.png", "more/a.png")):
+        Image.fromarray(noise(number, (8, 12))).save(Path("shots") / name)
+
+
+@pytest.fixture
+def weights(trained: vitral.TrainedRun) -> str:
+    return str(trained.folder / "model.safetensors")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    capsys.readouterr()
+    assert main(["explain", *words]) == code
+    told = capsys.readouterr()
+    assert "Traceback" not in told.out + told.err
+    return told.out, told.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    out, err = printed(capsys, *words, code=2)
+    assert out == ""
+    assert len(err.strip().splitlines()) <= 5
+    return err
+
+
+def test_a_picture_with_no_other_option(capsys, weights):
+    out, _ = printed(capsys, weights, "shots/a.png")
+    name, answer, method, *_, file = out.strip().split("\t")
+    assert (name, method) == ("shots/a.png", "rollout" if "rollout" in file else method)
+    assert answer.split()[0] in ("day", "night")
+    assert answer.endswith("%")
+    assert file == f"explained/a-{method}.png"
+    with Image.open(file) as image:
+        assert image.width > 500
+
+
+def test_a_run_keeps_its_explanations(capsys, trained, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in trained.folder.iterdir():
+        if file.is_file():
+            (run / file.name).write_bytes(file.read_bytes())
+    printed(capsys, str(run), "shots/a.png")
+    assert [file.suffix for file in (run / "explained").iterdir()] == [".png"]
+
+
+def test_a_folder_gives_a_file_each_and_a_contact_sheet(capsys, weights):
+    out, err = printed(capsys, weights, "shots", "--method", "attention", "--out", "maps")
+    names = ("a-2-attention.png", "a-attention.png", "b-attention.png", "contact-sheet-attention.png")
+    assert sorted(path.name for path in Path("maps").iterdir()) == list(names)
+    assert len(out.splitlines()) == 3
+    assert "Sheet    maps/contact-sheet-attention.png" in err
+    assert "where information was routed" in err
+
+
+def test_json(capsys, weights):
+    words = ("shots/a.png", "--target", "day", "1", "--method", "input-gradient", "--format", "json", "--out", "x.svg")
+    out, _ = printed(capsys, weights, *words)
+    first, second, difference = json.loads(out)["explanations"]
+    assert [first["label"], second["label"]] == ["day", "night"]
+    assert first["probability"] + second["probability"] == pytest.approx(1, abs=1e-4)
+    assert difference["against"] == "night"
+    assert [len(first["values"]), len(first["values"][0])] == [2, 3]
+    assert {one["file"] for one in (first, second, difference)} == {"x.svg"}
+    assert Path("x.svg").read_text("utf-8").startswith("<?xml")
+
+
+def test_all_methods_side_by_side(capsys, weights):
+    out, _ = printed(capsys, weights, "shots/a.png", "--compare", "--layer", "-1")
+    assert [line.split("\t")[2] for line in out.splitlines()] == list(METHODS)
+    assert Path("explained/a-compared.png").is_file()
+
+
+def test_checks_are_told(capsys, weights):
+    out, _ = printed(capsys, weights, "shots/a.png", "--check", "--format", "json")
+    checks = json.loads(out)["explanations"][0]["checks"]
+    assert isinstance(checks["believable"], bool)
+    out, _ = printed(capsys, weights, "shots/a.png", "--check")
+    assert f"SRG {checks['srg']:.2f} (random {checks['random_srg']:.2f})" in out
+    assert ("no better than a random map" in out) != checks["believable"]
+
+
+def test_a_bad_picture_is_named_and_the_others_go_on(capsys, weights):
+    Path("shots/bad.png").write_bytes(b"nothing")
+    out, err = printed(capsys, weights, "shots", code=1)
+    assert len(out.splitlines()) == 3
+    assert "where: shots/bad.png" in err
+    assert "1 of 4 could not be read" in err
+    out, _ = printed(capsys, weights, "shots", "--format", "json", code=1)
+    found: Any = json.loads(out)
+    assert [one["image"] for one in found["errors"]] == ["shots/bad.png"]
+    assert len({one["file"] for one in found["explanations"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("shots/a.png", "--target", "nigt"), "nearest: night"),
+        (("shots/a.png", "--method", "rolout"), "nearest: rollout"),
+        (("shots/a.png", "--method", "attention", "--layer", "2"), "--layer 0 … 1"),
+        (("shots/a.png", "--method", "rollout", "--layer", "1"), "--method attention"),
+        (("shots/a.png", "--method", "rollout", "--compare"), "one of the two"),
+        (("empty",), "no pictures to explain"),
+        ((), "vitral explain RUN"),
+        (("nowhere.png",), "no such picture"),
+        (("shots/a.png", "--out", "a.html"), ".png, .svg or .json"),
+        (("shots", "--out", "a.png"), "--out a"),
+        (("shots", "--benchmark", "digits"), "--benchmark"),
+    ],
+)
+def test_refusals(capsys, weights, words, told):
+    Path("empty").mkdir()
+    assert told in refused(capsys, weights, *words)
+    assert not Path("explained").exists()
+
+
+def test_a_network_without_attention(capsys):
+    torch.manual_seed(0)
+    config = BiTConfig(image_size=32, layers=(1, 1), classes=2)
+    preprocessing = vitral.Preprocessing((32, 32), 3)
+    native.save(
+        Path("bit.safetensors"), native.Weights(config, BiT(config).state_dict(), preprocessing, ("x", "y"), {})
+    )
+    assert "occlusion" in refused(capsys, "bit.safetensors", "shots/a.png", "--method", "rollout")
+    out, _ = printed(capsys, "bit.safetensors", "shots/a.png")
+    assert METHODS[out.split("\t")[2]].any_network
+
+
+def test_benchmark(capsys, weights, trained):
+    sky = str(Path(json.loads((trained.folder / "config.json").read_text("utf-8"))["run"]["data"]))
+    words = ("--benchmark", sky, "--pictures", "3", "--method", "attention")
+    out, _ = printed(capsys, weights, *words, "--format", "json")
+    found = json.loads(out)
+    assert found["pictures"] == 3
+    assert "attention" in [row["method"] for row in found["rows"]]
+    out, _ = printed(capsys, weights, *words)
+    assert "SRG" in out
