@@ -89,6 +89,7 @@ def test_contrast_is_antisymmetric_and_of_shares():
     assert found.title == "cat rather than dog"
     assert found.to_json()["against"] == "dog"
     assert not contrast(a, a).values.any()
+    assert contrast(a, dataclasses.replace(b, checks={"believable": False})).note.startswith("no better")
     for other in ({"method": "rollout"}, {"image": GREY + 1}):
         with pytest.raises(UsageError, match="same"):
             contrast(a, dataclasses.replace(b, **other))

@@ -48,13 +48,18 @@ def contrast(a: Heatmap, b: Heatmap) -> Heatmap:
     """What speaks for the class of `a` rather than that of `b`: the difference of two maps of one picture and method.
 
     Each map is first divided by the sum of its absolute values: methods differ in what their numbers count, and so do
-    classes. Raises `UsageError` for maps of different pictures or methods.
+    classes. Where one of the two cannot be believed, neither can the difference. Raises `UsageError` for maps of
+    different pictures or methods.
     """
     if a.method != b.method or a.values.shape != b.values.shape or not np.array_equal(a.image, b.image):
         raise UsageError("two maps can be contrasted where picture and method are the same")
     tiny = float(np.finfo(np.float32).tiny)
     shares = [one.values / max(float(np.abs(one.values).sum()), tiny) for one in (a, b)]
-    return dataclasses.replace(a, values=(shares[0] - shares[1]).astype(np.float32), against=b.label, checks={})
+    doubted = any(one.checks.get("believable") is False for one in (a, b))
+    return dataclasses.replace(
+        a, values=(shares[0] - shares[1]).astype(np.float32), against=b.label,
+        checks={"believable": False} if doubted else {},
+    )  # fmt: skip
 
 
 # One overlay ---------------------------------------------------------------------------------------------------------
