@@ -186,13 +186,13 @@ def test_intervals_are_students_and_cover():
 
 
 @pytest.mark.parametrize("shape", ["normal", "even", "heavy"])
-def test_one_random_map_in_twenty_is_believed(shape):
+def test_one_random_map_in_ten_is_believed(shape):
     """Whatever the gains of random maps are distributed like, as long as opposite maps have opposite gains."""
     drawn = np.random.default_rng(0)
     draw = {"normal": drawn.normal, "even": lambda size: drawn.uniform(-1, 1, size), "heavy": drawn.standard_cauchy}
     gains = torch.from_numpy(draw[shape](size=(40_000, f.RANDOM_MAPS + 1)))
     found = f.better_than_random(gains[:, :1], gains[:, 1:, None])
-    assert found.float().mean().item() == pytest.approx(0.05, abs=0.005)
+    assert found.float().mean().item() == pytest.approx(0.1, abs=0.006)
     assert not f.better_than_random(torch.zeros(3, 1), torch.zeros(3, 19, 1)).any()
 
 
@@ -205,9 +205,7 @@ def test_the_true_map_is_believed_where_one_patch_decides():
     model = Linear(weights).eval()
     gain = f.srg(model, images, weights.expand(100, 1, 8, 8), targets(images))
     random = f.srg(model, images, f.random_maps(images, (8, 8), f.RANDOM_MAPS), targets(images).expand(100, 19))
-    # All but the pictures for which two of 19 orders begin or end with the patch by chance.
-    likely = stats.binom.cdf(1, 19, 2 / 64)
-    assert f.better_than_random(gain, random[..., None]).float().mean() == pytest.approx(likely, abs=0.1)
+    assert f.better_than_random(gain, random[..., None]).float().mean() >= 0.97
     assert ((random.mean(1) + 2 * random.std(1))[:, None] > gain).float().mean() > 0.5
     wrong = f.srg(model, images, -weights.expand(100, 1, 8, 8), targets(images))
     assert not f.better_than_random(wrong, random[..., None]).any()

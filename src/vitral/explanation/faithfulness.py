@@ -269,18 +269,20 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 RANDOM_MAPS = 19
 """How many random maps stand beside one that is to be believed."""
-ALLOWED = 1
+ALLOWED = 3
 """How many of them may be as far from 0."""
 
 
 def better_than_random(gain: Tensor, random: Tensor) -> Tensor:
-    """Whether gains (B, T) beat those of random maps (B, R, T) on the same pictures, which 5 % of random maps would.
+    """Whether gains (B, T) beat those of random maps (B, R, T) on the same pictures, as one in ten random maps would.
 
     A random map and its opposite have opposite gains, so that 19 maps stand for 38. A gain is believed if it is above 0
-    and no more than one of the 19 is as far from 0 as it is: for another random map, which is equally likely to be at
-    any of the 20 places and on either side, that is 2/20 · 1/2. It holds for every distribution of gains. Mean and
-    deviation would not do: where a single patch decides, the gain of a random map is spread evenly over all that is
-    possible, and two deviations are more than the best of maps can have.
+    and no more than three of the 19 are as far from 0: another random map is equally likely to have any of the 20
+    places, and either sign, so that its chance is 4/20 · 1/2, however gains are distributed.
+
+    Mean and deviation would not do: where a single patch decides, gains of random maps are spread evenly over all that
+    is possible, and two deviations are more than the best of maps can have. Nor would one in twenty: by chance two of
+    19 orders in 64 begin or end with that patch in 12 % of the pictures, and in more with larger steps.
     """
     as_far = (random.abs() >= gain[:, None]).sum(1)
     return (gain > 0) & (as_far <= ALLOWED)
@@ -396,7 +398,7 @@ class Row:
     deletion: Estimate | None = None
     insertion: Estimate | None = None
     believable: Estimate | None = None
-    """The share of pictures on which its map beats the random ones."""
+    """The share of pictures on which its map beats the random ones; 10 % of random maps would."""
     inside: Estimate | None = None
     """The share of positive relevance inside the mask; the mask's area is the random value."""
     hits: Estimate | None = None
@@ -466,11 +468,14 @@ class Benchmark:
         for line in zip(*shown.values(), strict=True):
             found.add_row(*line)
         console.print(found)
+        masks = f"; masks of {self.masks} pictures cover {_per_cent(self.area)} of them" if self.area else ""
         notes = (
-            "95 % intervals; by class: 1 − rank correlation of two classes' maps; by weights: that with other weights"
+            f"{', '.join(self.protocols)}; 95 % intervals{masks}\n"
+            "believable: beats the random maps of its picture, as 10 % of random maps would\n"
+            "by class: 1 − rank correlation with another class's map, 0 where the class changes nothing\n"
+            "by weights: rank correlation with the map of the network with random weights, near 0 where they matter"
         )
-        masks = f"; masks of {self.masks} pictures cover {_per_cent(self.area)}" if self.area else ""
-        console.print(f"{', '.join(self.protocols)}; {notes}{masks}", style="dim", highlight=False)
+        console.print(notes, style="dim", highlight=False)
 
 
 def _shown(value: Estimate | None) -> str:
