@@ -19,14 +19,12 @@ from safetensors.torch import load_file, save_file
 from benchmarks.results import Options, Table
 from benchmarks.timing import alternate, ratio
 from vitral.model import create
-from vitral.weights import native
 from vitral.weights.load import read
 
 _PEAK = """
 import sys, torch
 from safetensors.torch import load_file
 from vitral.model import create
-from vitral.weights import native
 from vitral.weights.load import read
 
 def status(name):
@@ -40,7 +38,7 @@ def plain():
 
 def ours():
     before = status("VmRSS")
-    return before, native.build(read(sys.argv[2]).weights)
+    return before, read(sys.argv[2]).build()
 
 before, model = plain() if sys.argv[1] == "plain" else ours()
 print(status("VmHWM") - before)
@@ -57,7 +55,7 @@ def run(options: Options) -> list[Table]:
         save_file({key: torch.randn_like(value) for key, value in model.state_dict().items()}, path)
         programs = {
             "load_file + load_state_dict": lambda: model.load_state_dict(load_file(path)),
-            "vitral": lambda: native.build(read(path).weights),
+            "vitral": lambda: read(path).build(),
         }
         found = alternate(programs, rounds=1 if options.quick else 9)
         size = path.stat().st_size

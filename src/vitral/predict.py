@@ -22,7 +22,6 @@ from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
 from vitral.errors import DataError, ImageError
 from vitral.model import Network
-from vitral.weights import native
 from vitral.weights.account import Account
 from vitral.weights.load import read
 
@@ -190,8 +189,6 @@ def load(source: str | Path, *, device: str = "auto", precision: str = "auto", *
     loaded = read(source, **options)
     weights = loaded.weights
     machine = choose(device, precision, dim=weights.config.dim)
-    predictor = Predictor(
-        native.build(weights), weights.preprocessing, weights.classes, machine=machine, source=str(source)
-    )
+    predictor = Predictor(loaded.build(), weights.preprocessing, weights.classes, machine=machine, source=str(source))
     predictor.account = loaded.account
     return predictor

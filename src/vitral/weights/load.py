@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, unknown
-from vitral.model import ModelConfig, ViTConfig, network
+from vitral.model import ModelConfig, Network, ViTConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
 from vitral.weights.adapt import adapt
@@ -39,6 +39,12 @@ class Loaded:
     format: str
     reference: str
     """What was asked for; a hub's reference with the revision that was fetched."""
+    empty: list[Network] = field(default_factory=list)
+    """The network without numbers that the weights were held against, until it is built from them."""
+
+    def build(self) -> Network:
+        """The network with these weights, as `native.build` makes it."""
+        return native.build(self.weights, empty=self.empty.pop() if self.empty else None)
 
 
 def read(
@@ -66,13 +72,13 @@ def read(
     source = open_source(path)
     source = dataclasses.replace(source, where=str(reference))
     if "vitral" in source.metadata:
-        kind, weights, account = "native", *_native(path, source)
+        (weights, account), kind, empty = _native(path, source), "native", list[Network]()
     else:
-        kind, weights, account = _foreign(source, format, heads, wanted.get("image_size"))
+        kind, weights, account, empty = _foreign(source, format, heads, wanted.get("image_size"))
     account.notes[:0] = [*notes, *source.notes]
     if bad := non_finite(source.tensors):
         account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
-    return fit(Loaded(weights, account, kind, pinned), scheme=scheme, new_head=new_head, **wanted)
+    return fit(Loaded(weights, account, kind, pinned, empty), scheme=scheme, new_head=new_head, **wanted)
 
 
 def locate(reference: str | Path) -> tuple[Path, list[str], str]:
@@ -114,7 +120,7 @@ def _native(path: Path, source: Source) -> tuple[Weights, Account]:
 
 def _foreign(
     source: Source, format: str | None, heads: int | None, image_size: int | tuple[int, int] | None
-) -> tuple[str, Weights, Account]:
+) -> tuple[str, Weights, Account, list[Network]]:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     kind = FORMATS[format] if format else detect(source.tensors, source.where)
@@ -131,7 +137,7 @@ def _foreign(
         if heads:
             raise
         raise WeightsError("tensors of no network that there is", where=source.where, why=error.what) from None
-    _check(state, config, account, source.where)
+    empty = _check(state, config, account, source.where)
     if isinstance(config, ViTConfig) and facts.get("heads") is None and not config.qk_norm:
         account.notes.append(f"{config.heads} heads, as published networks of this width have; else give --heads")
     account.notes += kind.assumed(source)
@@ -142,7 +148,7 @@ def _foreign(
     if names is None or len(names) != config.classes:
         names = labels.default(config.classes)
     trained = {"origin": source.where, "format": kind.name}
-    return kind.name, Weights(config, state, preprocessing, names, trained), account
+    return kind.name, Weights(config, state, preprocessing, names, trained), account, [empty]
 
 
 def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account]:
@@ -183,10 +189,11 @@ def _fits(pattern: str, name: str) -> bool:
     return fits((pattern,), name) is not None
 
 
-def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, where: str) -> None:
-    """Every parameter of ours got its tensor, of the right shape."""
+def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, where: str) -> Network:
+    """Every parameter of ours got its tensor, of the right shape. Gives the network without numbers."""
     with torch.device("meta"):
-        own = network(config).state_dict()
+        empty = network(config)
+    own = empty.state_dict()
     missing = [name for name in own if name not in state]
     left = [name for name in state if name not in own]
     wrong = [
@@ -199,17 +206,19 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, w
         more = f" and {len(told) - 3} more" if len(told) > 3 else ""
         why = "; ".join(told[:3]) + more
         raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
+    return empty
 
 
 def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
     """The same weights for another image size, patch, channels or classes, with the account of what that took."""
     wanted = {name: value for name, value in changes.items() if value is not None}
-    weights, account = loaded.weights, copy.deepcopy(loaded.account)
+    weights = loaded.weights
     scheme = scheme or (FORMATS[loaded.format].scheme if loaded.format in FORMATS else "bilinear-corners")
     if scheme not in SCHEMES:
         raise unknown("scheme of resizing", scheme, SCHEMES)
     if not wanted and not new_head:
         return loaded
+    account = copy.deepcopy(loaded.account)
     state, config, resized, fresh = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
     account.lines = [
         dataclasses.replace(line, fate="resized", note=resized[line.ours])
@@ -225,7 +234,7 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     if prepared.image_size != weights.preprocessing.image_size:
         account.notes.append(f"pictures prepared at {'×'.join(map(str, prepared.image_size))} instead")
     fitted = Weights(config, state, prepared, classes, weights.trained)
-    return dataclasses.replace(loaded, weights=fitted, account=account)
+    return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
 
 
 def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:

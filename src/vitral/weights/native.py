@@ -75,14 +75,16 @@ def _check(weights: Weights, path: Path) -> None:
             raise WeightsError("damaged header in weights file", where=path, why=why)
 
 
-def build(weights: Weights, path: Path | None = None) -> Network:
+def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:
     """The network with these weights, in fp32 and in evaluation mode.
 
     No number is drawn only to be overwritten, and tensors that are fp32 are taken as they are, not copied: training the
-    network changes `weights.state`.
+    network changes `weights.state`. `empty` is such a network without numbers, where there is one already.
     """
-    with torch.device("meta"):
-        model = network(weights.config)
+    if empty is None:
+        with torch.device("meta"):
+            empty = network(weights.config)
+    model = empty
     _check_fit(model, weights.state, path)
     model.load_state_dict({name: value.float() for name, value in weights.state.items()}, assign=True)
     return model.eval()
