@@ -129,7 +129,9 @@ def _with_attention(network: nn.Module, name: str) -> nn.Module:
 
 def _no_attention(name: str) -> UsageError:
     able = [method for method, one in METHODS.items() if one.any_network]
-    hint = f"vitral explain {name} IMAGE --method {able[0]}" if able else f"vitral summary {name}"
+    hint = f"vitral summary {name}"  # of a name; what has no weights has no answers to explain
+    if able and (os.path.exists(name) or ":" in name):
+        hint = f"vitral explain {name} IMAGE --method {able[0]}"
     why = "figures are of patches, positions and attention, which Vision Transformers and hybrids have and ResNets lack"
     return UsageError("there is nothing of Figure 7 in a ResNet", where=name, why=why, hint=hint)
 
