@@ -3,8 +3,8 @@
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
 two classes, `cat.jpg`, `labels.csv`, and weights under the names of published ones, with as many tensors but narrow and
 random. The hub is a folder of these too: nothing is fetched. Training is cut to one epoch, of a network of width 8
-unless it goes on from weights, and the generated set to a few pictures; nothing else is changed. What a page shows of
-`vitral convert` must be what it prints.
+unless it goes on from weights, and the generated set to a few pictures, of which methods of attribution are
+measured on two; nothing else is changed. What a page shows of `vitral convert` must be what it prints.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pictures import noise
 from vitral.cli import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError
+from vitral.explanation import faithfulness
 from vitral.model import ViT, ViTConfig
 from vitral.recipes import execute, planning
 from vitral.weights import convert, hub, labels
@@ -142,6 +143,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr(planning, "load", lambda data, root="data": load(data, root=root, download=False))
     monkeypatch.setattr(execute, "write_report", lambda path, content: path.write_text("a page"))
     monkeypatch.setattr(planted, "SIZES", {"train": 96, "val": 24, "test": 24})
+    measure = faithfulness.benchmark
+    monkeypatch.setattr(faithfulness, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))
     monkeypatch.setattr(hub, "resolve", served)
     monkeypatch.setenv("COLUMNS", "160")
 
