@@ -17,7 +17,7 @@ from vitral.explanation.methods.method import quiet
 from vitral.model import ViT
 from vitral.predict import Picture, Predictor
 
-DEFAULT = "rollout"
+DEFAULT = "occlusion"
 """The method that wins the table of docs/explain.md."""
 
 Target = int | str | None

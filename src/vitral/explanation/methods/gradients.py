@@ -157,6 +157,9 @@ INPUT_GRADIENT = Method(
 )
 INTEGRATED_GRADIENTS = Method(
     "integrated-gradients", integrated_gradients, "integrated gradients",
-    "Sundararajan et al., arXiv 1703.01365, equation 1", any_network=True,
+    "Sundararajan et al., arXiv 1703.01365, equation 1", any_network=True, passes=lambda patches: 96,
 )  # fmt: skip
-SMOOTHGRAD = Method("smoothgrad", smoothgrad, "SmoothGrad", "Smilkov et al., arXiv 1706.03825", any_network=True)
+SMOOTHGRAD = Method(
+    "smoothgrad", smoothgrad, "SmoothGrad", "Smilkov et al., arXiv 1706.03825", any_network=True,
+    passes=lambda patches: 48,
+)  # fmt: skip

@@ -42,6 +42,8 @@ class Method:
     """It shows where information was routed, not why this class: the target changes nothing."""
     any_network: bool = False
     """It needs no attention, so it also works for a ResNet."""
+    passes: Callable[[int], int] = lambda patches: 4
+    """About how many forward passes a picture costs, from its number of patches; one back counts as two."""
 
 
 ROUTING = "where information was routed, not why this class"

@@ -55,4 +55,7 @@ def draw(patches: int, masks: int, keep: float, seed: int) -> Tensor:
     return torch.zeros(len(chosen), patches, dtype=torch.bool).scatter(1, chosen, True)
 
 
-RISE = Method("rise", rise, "RISE", "Petsiuk et al., arXiv 1806.07421; tokens are left out", any_network=True)
+RISE = Method(
+    "rise", rise, "RISE", "Petsiuk et al., arXiv 1806.07421; tokens are left out", any_network=True,
+    passes=lambda patches: 512,
+)  # fmt: skip
