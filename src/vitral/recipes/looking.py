@@ -18,7 +18,7 @@ from vitral.explanation.drawing_inspect import Theme
 from vitral.explanation.explain import default_method, explain
 from vitral.explanation.figure7 import attention_distance, patch_filters, position_similarity
 from vitral.explanation.inspect import Inspection
-from vitral.explanation.methods import METHODS, Method
+from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.method import grid_of
 from vitral.model import ViT
 from vitral.predict import Predictor
@@ -31,8 +31,6 @@ SAMPLE = 32
 _FLOPS = {"cpu": 5e11}
 _FLOPS_ELSEWHERE = 5e13
 """What either part may cost: some seconds. Counted, not timed, so that the same run gives the same page."""
-_CHEAPER = "fullgrad+"
-"""The method for networks that the default one would take too long for."""
 _SIDE = 160  # pixels
 _PANELS = ("filters", "positions", "distance")
 _ON_PAGE = Theme(figures.INK, figures.MUTED, figures.LINE, figures.FIRST, figures.SECOND)
@@ -71,7 +69,9 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
     """Maps of as many mistakes as so many forward passes allow."""
     if not mistakes:
         return [], ""
-    method, count = _affordable(predictor, forwards)
+    method = METHODS[default_method(predictor.model)]
+    rows, columns = grid_of(predictor.model, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
+    count = min(MISTAKES, int(forwards / method.passes(rows * columns)))
     if count < 1:
         return [], "The network is too large to be explained here within seconds."
     found, signed = [], False
@@ -87,18 +87,6 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
     routing = " It shows where information was routed, not why this class." if method.routing else ""
     note = f"The most confident mistakes, by {method.title}.{routing} {colours}"
     return found, note
-
-
-def _affordable(predictor: Predictor, forwards: float) -> tuple[Method, int]:
-    """The default method, or a cheaper one where that explains no two pictures, and for how many there is time."""
-    usual = default_method(predictor.model)
-    rows, columns = grid_of(predictor.model, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
-    counts = {
-        name: min(MISTAKES, int(forwards / METHODS[name].passes(rows * columns)))
-        for name in (usual, _CHEAPER if isinstance(predictor.model, ViT) else usual)
-    }
-    name = usual if counts[usual] > 1 else max(counts, key=lambda name: counts[name])
-    return METHODS[name], counts[name]
 
 
 def _figure7(predictor: Predictor, pictures: Split, count: int) -> tuple[list[Plot], str]:
