@@ -80,7 +80,7 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str | None = No
     """The error for a name that is in no table, with the nearest names that are."""
     names = sorted(known)
     lower = {n.lower(): n for n in names}
-    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
+    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.6)]
     shown = (
         f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
     )

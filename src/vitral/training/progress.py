@@ -74,7 +74,7 @@ class ConsoleListener(Listener):
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
         self.took.append(line["seconds"])
         if left := self.epochs - line["epoch"]:
-            parts.append(f"{_duration(left * median(self.took))} left")
+            parts.append(f"{_duration(left * median(self.took[-5:]))} left")
         self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
 
 

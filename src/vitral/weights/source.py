@@ -133,8 +133,10 @@ def _reader(path: Path) -> Callable[[Path], _Read]:
     if start[:1] == b"\x80" and len(start) > 1 and start[1] <= 5:
         return _pickle
     size = path.stat().st_size
-    why = _foreign(start) or (f"it begins with {start[:8].hex(' ')}" if size else "it is empty")
-    hint = f"known: {', '.join(SUFFIXES)}"
+    word = start.split(b"\n")[0][:8].decode("ascii", errors="replace")
+    readable = f" ('{word}')" if word.isprintable() and word.isascii() and word else ""
+    why = _foreign(start) or (f"it begins with {start[:8].hex(' ')}{readable}" if size else "it is empty")
+    hint = f"weights are {', '.join(SUFFIXES)}"
     raise WeightsError("not a file of weights", where=path, why=f"{size:,} bytes; {why}", hint=hint)
 
 

@@ -53,6 +53,10 @@ def load(data: str | Path, *, root: str | Path = "data", download: bool = True) 
     raise _refusal(text)
 
 
+def _is_data(path: Path) -> bool:
+    return path.is_dir() or path.name.lower().endswith((".csv", ".tar", ".zip", ".tar.gz"))
+
+
 def _refusal(data: str) -> VitralError:
     """Why nothing accepts this."""
     if os.path.exists(data):
@@ -66,10 +70,10 @@ def _refusal(data: str) -> VitralError:
         parent = Path(data).parent
         while not parent.exists():
             parent = parent.parent
-        inside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+        inside = sorted(one.name for one in parent.iterdir() if not one.name.startswith(".") and _is_data(one))
         missing = Path(data).relative_to(parent).parts[0]
         near = difflib.get_close_matches(missing, inside, n=3) or inside
-        why = f"'{parent}' holds {some(near, 6)}" if inside else f"'{parent}' is empty"
+        why = f"'{parent}' holds {some(near, 6)}" if inside else f"there are no data in '{parent}'"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", "planted", *named.NAMED)
     return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")
