@@ -24,7 +24,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
     colour = facts.channels == 3
     photographs = shape.crop == "random-resized"
     long = epochs >= 40 and colour  # strong augmentation pays only where there is time to learn from it
-    batch = 64 if facts.images < 5_000 else 128 if colour else 256
+    batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 128 if colour else 256
     lr = 6e-3 if colour else 1e-2
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
@@ -34,7 +34,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
     )  # fmt: skip
     height, width = facts.size
     same = "" if facts.uniform else f" (median of {facts.sampled} looked at)"
-    choices = (
+    choices: tuple[Choice, ...] = (
         Choice("image size", "×".join(map(str, shape.image_size)), f"pictures are {height}×{width}{same}"),
         Choice(
             "channels", str(facts.channels), "pictures have colour" if colour else "every picture looked at is grey"
@@ -42,7 +42,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
         Choice("model", shape.model, shape.why),
         Choice("pooling", "mean", "learns faster than a class token on little data (arXiv 2205.01580)"),
         Choice("epochs", str(epochs), why_epochs),
-        Choice("batch", str(batch), "small for a small set: more steps" if batch == 64 else "keeps the processor busy"),
+        Choice("batch", str(batch), "small for a small set: more steps" if batch <= 64 else "keeps the processor busy"),
         Choice("optimizer", f"muon, {lr:g}", "learns in fewer passes than AdamW (docs/log.md)"),
         Choice(
             "geometry",
@@ -53,7 +53,14 @@ def small(facts: Facts, machine: Machine) -> Plan:
         Choice("augmentation", run.augment, "long run on colour" if long else "too short a run to learn from more"),
         Choice("smoothing", "0.1, weights averaged", "both steady a network that sees each picture often"),
     )
+    if facts.images < _FEW:
+        why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init timm:NAME"
+        choices = (*choices, Choice("init", "none", why))
     return Plan(run, choices)
+
+
+_FEW = 1_000
+"""Training pictures, below which starting from published weights is recommended."""
 
 
 class _Shape(NamedTuple):
