@@ -24,7 +24,7 @@ from vitral.errors import UsageError
 from vitral.model import ViT
 
 Reduce = Callable[[int, Tensor], None]
-"""Called with the layer's number and its attention (B, heads, N, N) in fp32, detached."""
+"""Called with the layer's number and its attention (B, heads, N, N), detached; in fp32 unless `once` is asked for."""
 
 POOL = -1
 """The layer's number under which a MAP head's attention (B, heads, 1, N) is found."""
@@ -65,8 +65,13 @@ class Seen:
 
 
 def attention_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale), (B, heads, N, N) fp32."""
-    scores = (wide(q) * scale) @ wide(k).transpose(-2, -1)
+    """softmax(q kᵀ · scale), (B, heads, N, N) in fp32 at least."""
+    return weights_of(wide(q), wide(k), mask, scale)
+
+
+def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale), (B, heads, N, N) in the precision of q and k."""
+    scores = (q * scale) @ k.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(dim=-1)
@@ -86,12 +91,14 @@ def capture(
     tokens: bool = False,
     graph: bool = False,
     reduce: Reduce | None = None,
+    once: bool = False,
 ) -> Iterator[Seen]:
     """Record what `model` computes while this is open: of `layers` (default all; negative ones count from the end).
 
     `attention` keeps q and k of each layer, `tokens` what each block gives. With `graph` tensors stay in the graph, so
     that gradients can be asked for, and v and attention × v are kept too. With `reduce` nothing is kept of attention:
-    each layer's is computed, handed over and dropped.
+    each layer's is computed, handed over and dropped. With `once` that is in the network's precision, and the network
+    goes on with it instead of the fused kernel's result: faster, and the same up to rounding.
 
     Raises `UsageError` for a compiled or exported model, one without attention, and layers that there are not.
     """
@@ -107,7 +114,7 @@ def capture(
             parts.append((POOL, network.attn_pool))
         if attention or graph or reduce:
             for layer, part in parts:
-                part.attend = _watching(part, layer, seen, graph, reduce)
+                part.attend = _watching(part, layer, seen, graph, reduce, once)
                 undo.callback(delattr, part, "attend")
         if tokens:
             for layer in numbers:
@@ -144,10 +151,16 @@ def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     return tuple(sorted({layer % depth for layer in layers}))
 
 
-def _watching(part: Any, layer: int, seen: Seen, graph: bool, reduce: Reduce | None) -> Callable[..., Tensor]:
+def _watching(
+    part: Any, layer: int, seen: Seen, graph: bool, reduce: Reduce | None, once: bool
+) -> Callable[..., Tensor]:
     original = part.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if reduce is not None and once:
+            matrix = weights_of(q, k, mask, part.scale)
+            reduce(layer, matrix.detach())
+            return matrix @ v
         mixed = original(q, k, v, mask)
         if reduce is not None:
             with torch.no_grad():

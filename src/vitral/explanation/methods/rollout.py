@@ -25,15 +25,20 @@ def rollout(model: ViT, images: Tensor, targets: Tensor, *, identity: bool = Tru
     network, layers = plain(model), {}
 
     def average(layer: int, attention: Tensor) -> None:
-        layers[layer] = attention if layer == POOL else prepared(attention.mean(1), identity, discard)
+        layers[layer] = attention if layer == POOL else prepared(averaged(attention), identity, discard)
 
-    with capture(network, reduce=average):
+    with capture(network, reduce=average, once=True):
         network(images)
     pooled = layers.pop(POOL, None)
     batch, tokens = layers[0].shape[:2]
     row = propagate(readout(network, tokens, batch, images.device, pooled), [layers[i] for i in sorted(layers)])
     maps = patches_of(row, network, images).cpu()
     return Maps(maps[:, None].expand(-1, targets.shape[1], -1, -1))
+
+
+def averaged(attention: Tensor) -> Tensor:
+    """The mean over heads, (B, N, N) in fp32 at least."""
+    return attention.mean(1, dtype=torch.promote_types(attention.dtype, torch.float32))
 
 
 def prepared(attention: Tensor, identity: bool, discard: float) -> Tensor:
