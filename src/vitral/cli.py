@@ -540,7 +540,7 @@ _SETTLED = {
     "data": "(default: digits)",
     "data_root": "(default: data)",
     "seed": "(default: 0)",
-    "recipe": "(default: small)",
+    "recipe": "(default: small; with --init finetune)",
     "out": "(default: runs/NAME)",
     "device": "(default: auto)",
     "bad_images": "(default: error)",

@@ -22,6 +22,7 @@ from vitral.weights.adapt import adapt
 from vitral.weights.formats import FORMATS, detect
 from vitral.weights.formats.format import Format
 from vitral.weights.infer import infer
+from vitral.weights.keymap import fits
 from vitral.weights.native import Weights
 from vitral.weights.resize import SCHEMES
 from vitral.weights.source import SUFFIXES, Source, non_finite, open_source
@@ -171,7 +172,7 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
             fate = "transformed" if match.form.told else "loaded"
             used[name] = Line(said[name], tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
     for name, tensor in theirs.items():
-        why = next((why for pattern, why in kind.ignored.items() if _fits(pattern, name)), None)
+        why = next((why for pattern, why in kind.ignored.items() if fits((pattern,), name)), None)
         why = why if tensor.numel() else "it is empty"  # as the registers of a network without any
         if name not in used and why is None:
             raise WeightsError(
@@ -181,12 +182,6 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account
             )
         account.lines.append(used.get(name) or Line(said[name], tuple(tensor.shape), "left out", None, why or ""))
     return state, account
-
-
-def _fits(pattern: str, name: str) -> bool:
-    from vitral.weights.keymap import fits
-
-    return fits((pattern,), name) is not None
 
 
 def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, where: str) -> Network:
