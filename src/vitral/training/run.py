@@ -84,6 +84,7 @@ class Run:
     mixup: float = option(0.0, "mixup's α; 0 is off")
     cutmix: float = option(0.0, "CutMix's α; 0 is off")
     label_smoothing: float = option(0.0, "share of the label spread over all classes")
+    logit_scale: float = option(1.0, "factor on the logits in the loss; for a network whose logits are bounded")
     class_weights: Literal["none", "balanced"] = option("none", "weigh the loss by the inverse frequency of the class")
     sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced draws each class equally often")
 
@@ -191,6 +192,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("train_share", "crop_area", "crop_fraction"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
     (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
     (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
+    (("logit_scale",), lambda v: 0 < v < math.inf, "above 0"),
 )
 """Fields, what each number of them must satisfy, and how that is said."""
 
