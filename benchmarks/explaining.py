@@ -3,8 +3,9 @@
 `time`: ViT-S/16 at 224 pixels, 8 pictures, one class each, random weights; every method with its own defaults, as a
 multiple of a plain forward pass of the same batch, in the same rounds. "Explicit" is the same formula as it is usually
 written: the attention of every layer made as a matrix and kept, in the graph where gradients are asked of it, and
-matrices (N, N) multiplied; that its maps are ours is checked first. captum gets the same classes and the same number of
-steps. Methods of many passes take fewer rounds.
+matrices (N, N) multiplied; that its maps are ours is checked first. captum gets the same classes.
+
+`passes`: the same of the methods that are many passes, some seconds or minutes each. captum gets as many steps.
 
 `memory`: ViT-L/16 at 384 pixels, 8 pictures, each way in a process of its own. The peak is that of the process, weights
 and libraries too; "above" is above what it had before the first pass. On a GPU both are the allocator's.
@@ -44,13 +45,14 @@ from vitral.model import ViT, ViTConfig
 from vitral.predict import Predictor
 
 Program = Callable[[], object]
-PARTS = ("time", "memory", "planted")
+PARTS = ("time", "passes", "memory", "planted")
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LIMITS = {"rollout": 1.3, "generic": 3.5, "legrad": 3.5}
 """What a method may cost, as a multiple of a forward pass."""
 MEMORY_LIMIT = 1.5
 LONG = ("integrated-gradients", "smoothgrad", "occlusion", "rise", "integrated gradients, captum")
-"""Ways of many passes: some seconds or minutes each."""
+"""Ways of many passes."""
+ROUNDS = {"time": 15, "passes": 3}
 STEPS = 32
 """Of integrated gradients, ours and captum's."""
 CHEAP = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 2}, "smoothgrad": {"samples": 2}}
@@ -63,14 +65,19 @@ def run(options: Options) -> list[Table]:
     """A table for each part; other words than the parts' names are run folders for the last."""
     parts = [name for name in options.names if name in PARTS]
     runs = [name for name in options.names if name not in PARTS]
-    programs = {"time": times, "memory": peaks, "planted": lambda options: truth(options, runs)}
-    return [programs[name](options) for name in parts or (("planted",) if runs else PARTS)]
+    programs: dict[str, Callable[[], Table]] = {
+        "time": lambda: times(options, "time"),
+        "passes": lambda: times(options, "passes"),
+        "memory": lambda: peaks(options),
+        "planted": lambda: truth(options, runs),
+    }
+    return [programs[name]() for name in parts or (("planted",) if runs else PARTS)]
 
 
 # ---------------------------------------------------------------- time
 
 
-def times(options: Options) -> Table:
+def times(options: Options, part: str) -> Table:
     """Milliseconds of each way, and how many forward passes that is."""
     rows: list[Row] = []
     config = QUICK if options.quick else vitral.create("S/16").config
@@ -78,27 +85,27 @@ def times(options: Options) -> Table:
         case = Case.of(config, 2 if options.quick else 8, dtype, options)
         if kind == "fp32":
             case.check()
-        ways = case.ways()
+        ways = {
+            name: way for name, way in case.ways().items() if (name in LONG) == (part == "passes") or name == "forward"
+        }
+        rounds, warm_up = (1, 0) if options.quick else (ROUNDS[part], int(part == "time"))
         with quiet(case.model):
-            for long, rounds in ((False, 9), (True, 3)):
-                chosen = {name: way for name, way in ways.items() if (name in LONG) == long or name == "forward"}
-                found = alternate(
-                    chosen, rounds=1 if options.quick else rounds, warm_up=0 if long else 1, device=options.device
-                )
-                rows += [
-                    {
-                        "kind": kind, "way": name, **sample.columns(1000), "ratio": ratio(sample, found["forward"]),
-                        "limit": LIMITS.get(name),
-                    }
-                    for name, sample in found.items()
-                    if name != "forward" or not long
-                ]  # fmt: skip
+            found = alternate(ways, rounds=rounds, warm_up=warm_up, device=options.device)
+        rows += [
+            {
+                "kind": kind, "way": name, **sample.columns(1000), "ratio": ratio(sample, found["forward"]),
+                "limit": LIMITS.get(name),
+            }
+            for name, sample in found.items()
+        ]  # fmt: skip
     columns = {
         "kind": "type", "way": "way", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
         "greatest": "greatest|.1f", "ratio": "time : forward|.2f", "limit": "at most|.1f",
     }  # fmt: skip
-    caption = f"Maps of {case.size} of one class each, {'a tiny network' if options.quick else 'ViT-S/16'}"
-    return Table(caption, columns, rows, name="cuda-time" if options.device == "cuda" else "time")
+    network = "a tiny network" if options.quick else "ViT-S/16"
+    what = "Methods of many passes" if part == "passes" else "Maps"
+    caption = f"{what}, {case.size} of one class each, {network}"
+    return Table(caption, columns, rows, name=f"cuda-{part}" if options.device == "cuda" else part)
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,6 +94,44 @@ def test_gradient_of_attention_is_that_of_the_matrix():
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["paper", "map-with-prefix", "distilled", "rotary", "mean"])
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_backward_pass_hands_over_attention_times_its_gradient(name, lean):
+    """In double precision: products, logits and the gradient of the first values are the explicit network's."""
+    config = VITS[name]
+    model, images = network(config), pictures(config)
+    mask = torch.ones(2, config.grid[0] * config.grid[1], dtype=torch.bool)
+    mask[0, 2] = False
+    found, kept, order = {}, {}, []
+    with capture(
+        model, backward=lambda layer, one: (order.append(layer), found.update({layer: one})), lean=lean
+    ) as seen:
+        logits = model(images, mask)
+    (of_values,) = torch.autograd.grad(logits[:, 1].sum(), [seen.v[0]])
+    pooled = [POOL] if config.pool == "map" else []
+    assert order == [*pooled, *reversed(range(config.depth))]
+
+    def materialise(layer, part):
+        def attend(q, k, v, hidden):
+            kept[layer] = explicit(q, k, hidden, part.scale), v
+            return kept[layer][0] @ v
+
+        part.attend = attend
+
+    for layer, block in enumerate(model.blocks):
+        materialise(layer, block.attn)
+    if pooled:
+        materialise(POOL, model.attn_pool)
+    model.lean = lean
+    plain = model(images, mask)
+    torch.testing.assert_close(logits, plain)
+    matrices = [kept[layer][0] for layer in order]
+    *wanted, values = torch.autograd.grad(plain[:, 1].sum(), [*matrices, kept[0][1]])
+    for layer, matrix, gradient in zip(order, matrices, wanted, strict=True):
+        torch.testing.assert_close(found[layer], matrix * gradient)
+    torch.testing.assert_close(of_values, values)
+
+
 def test_masks_are_seen():
     config = VITS["sincos"]
     model, images = network(config), pictures(config)

@@ -7,7 +7,8 @@
 
 Attention stays the fused kernel: queries and keys are taken where they enter it, and softmax(q kᵀ) is computed from
 them when it is asked for, in fp32. Where whole maps would not fit, `reduce` is given each layer's attention as it
-comes, and nothing is kept. When the block ends, hooks, methods and settings are as they were.
+comes, and nothing is kept; `backward` is given what a layer's attention does for a logit as the backward pass comes by.
+When the block ends, hooks, methods and settings are as they were.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vitral.errors import UsageError
 from vitral.model import ViT
 
 Reduce = Callable[[int, Tensor], None]
 """Called with the layer's number and its attention (B, heads, N, N), detached; in fp32 unless `once` is asked for."""
+
+Backward = Callable[[int, Tensor], None]
+"""Called with the layer's number and A ⊙ ∂y/∂A of its attention A, (B, heads, N, N), in the network's precision."""
 
 POOL = -1
 """The layer's number under which a MAP head's attention (B, heads, 1, N) is found."""
@@ -92,13 +98,20 @@ def capture(
     graph: bool = False,
     reduce: Reduce | None = None,
     once: bool = False,
+    backward: Backward | None = None,
+    lean: bool = False,
 ) -> Iterator[Seen]:
     """Record what `model` computes while this is open: of `layers` (default all; negative ones count from the end).
 
     `attention` keeps q and k of each layer, `tokens` what each block gives. With `graph` tensors stay in the graph, so
     that gradients can be asked for, and v and attention × v are kept too. With `reduce` nothing is kept of attention:
     each layer's is computed, handed over and dropped. With `once` that is in the network's precision, and the network
-    goes on with it instead of the fused kernel's result: faster, and the same up to rounding.
+    goes on with it instead of the fused kernel's result: faster, and the same up to rounding. `backward` is called in
+    each backward pass, from the last layer to the first; there too the network goes on with the matrix;
+    a gradient with respect to the first layer's `v` is the least that makes it come by all of them.
+
+    The last block computes every token, unless `lean` lets it go on with those that the head reads: then its attention
+    may have only their rows.
 
     Raises `UsageError` for a compiled or exported model, one without attention, and layers that there are not.
     """
@@ -106,15 +119,15 @@ def capture(
     numbers = _numbers(layers, len(network.blocks))
     seen = Seen(numbers, network.config.prefix)
     with ExitStack() as undo:
-        lean, network.lean = network.lean, False  # every token of the last block, too
-        undo.callback(setattr, network, "lean", lean)
+        undo.callback(setattr, network, "lean", network.lean)
+        network.lean = network.lean and lean
         _watch_input(network, seen, undo, tokens, graph)
         parts: list[tuple[int, Any]] = [(i, network.blocks[i].attn) for i in numbers]
         if network.config.pool == "map":
             parts.append((POOL, network.attn_pool))
-        if attention or graph or reduce:
+        if attention or graph or reduce or backward:
             for layer, part in parts:
-                part.attend = _watching(part, layer, seen, graph, reduce, once)
+                part.attend = _watching(part, layer, seen, graph, reduce, once, backward)
                 undo.callback(delattr, part, "attend")
         if tokens:
             for layer in numbers:
@@ -152,11 +165,14 @@ def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
 
 
 def _watching(
-    part: Any, layer: int, seen: Seen, graph: bool, reduce: Reduce | None, once: bool
+    part: Any, layer: int, seen: Seen, graph: bool, reduce: Reduce | None, once: bool, backward: Backward | None
 ) -> Callable[..., Tensor]:
     original = part.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if backward is not None:
+            seen.v[layer] = v
+            return _Mixed.apply(q, k, v, mask, part.scale, partial(backward, layer))
         if reduce is not None and once:
             matrix = weights_of(q, k, mask, part.scale)
             reduce(layer, matrix.detach())
@@ -174,6 +190,37 @@ def _watching(
         return mixed
 
     return attend
+
+
+class _Mixed(torch.autograd.Function):
+    """attention × v, whose backward pass hands over A ⊙ ∂y/∂A, both of which it has at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        hand_over: Callable[[Tensor], None],
+    ) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # each product would copy what is strided
+        attention = weights_of(q, k, mask, scale)
+        ctx.save_for_backward(q, k, v, attention)
+        ctx.scale, ctx.hand_over = scale, hand_over
+        return attention @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, attention = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_attention = gradient @ v.transpose(-2, -1)
+        scores = torch.ops.aten._softmax_backward_data(of_attention, attention, -1, attention.dtype)
+        ctx.hand_over(of_attention.mul_(attention))
+        of_q, of_k = ctx.scale * (scores @ k), ctx.scale * (scores.transpose(-2, -1) @ q)
+        return of_q, of_k, attention.transpose(-2, -1) @ gradient, None, None, None
 
 
 def _watch_input(network: ViT, seen: Seen, undo: ExitStack, tokens: bool, graph: bool) -> None:

@@ -3,7 +3,7 @@ layers (Chefer, Gur & Wolf, ICCV 2021, arXiv 2103.15679, equations 5 and 6).
 
 R = I; per layer Ā = mean over heads of relu(∂y/∂A ⊙ A) and R ← R + Ā R; the map is what the head reads of R − I, where
 I, each token's relevance to itself, says nothing of what was gathered. Only that row is propagated, from the last layer
-to the first: row ← row + row Ā, a vector times a matrix for each layer.
+to the first, as the backward pass goes: row ← row + row Ā, a vector times a matrix for each layer.
 
 What the head reads: the class token's row, as in the paper (with a distillation token the mean of both rows); where
 it takes a mean, the same mean of the rows. A MAP head's query is one more token, which gathers by an attention of its
@@ -25,29 +25,27 @@ from vitral.model import ViT
 def generic(model: ViT, images: Tensor, targets: Tensor) -> Maps:
     """Maps (B, T, rows, columns), not negative."""
     network = plain(model)
-    with capture(network, graph=True) as seen, block_inputs(network):
+    rows: list[Tensor] = []
+    """What is gathered so far, (B, N), of each target; the last one is being followed."""
+
+    def gather(layer: int, product: Tensor) -> None:
+        raising = product.relu_()
+        if layer == POOL:
+            rows[-1] = wide(raising)[:, :, 0].mean(1)
+        else:  # each head by itself, and the mean of the rows: no mean of matrices is ever made
+            row = (own + rows[-1])[:, None, None, : raising.shape[2]].to(raising.dtype)
+            rows[-1] = rows[-1] + wide(row @ raising)[:, :, 0].mean(1)
+
+    with capture(network, backward=gather, lean=True) as seen, block_inputs(network):
         logits = network(images)
-    pooled = network.config.pool == "map"
-    layers = [*seen.layers, *([POOL] if pooled else [])]
-    found = list(gradients_of(logits, targets, [seen.mixed[layer] for layer in layers]))
-    with torch.no_grad():
-        q = seen.q[0]
-        read = wide(readout(network, q.shape[2], len(q), q.device).to(q.dtype))
-        own = torch.zeros_like(read) if pooled else read  # a MAP head's query is none of the tokens
-        gathered = [torch.zeros_like(read) for _ in found]
-        # A layer's attention is computed once, for all targets, and dropped: never two layers' (B, heads, N, N).
-        for place, layer in reversed(list(enumerate(layers))):
-            attention = seen.attention(layer)
-            for t, one in enumerate(found):
-                weighted = _positive(attention, seen.attention_gradient(layer, one[place]))
-                row = weighted if layer == POOL else (own + gathered[t])[:, None] @ weighted
-                gathered[t] = gathered[t] + row[:, 0]
-        return Maps(patches_of(torch.stack(gathered, dim=1), network, images).float().cpu())
-
-
-def _positive(attention: Tensor, gradient: Tensor) -> Tensor:
-    """Mean over heads of relu(∂y/∂A ⊙ A), (B, queries, N)."""
-    return (attention * gradient).relu_().mean(1)
+        values = seen.v[0]
+        read = readout(network, values.shape[2], len(values), images.device).to(wide(logits).dtype)
+        own = torch.zeros_like(read) if network.config.pool == "map" else read  # a MAP head's query is none of them
+        gradients = gradients_of(logits, targets, [values])
+        for _ in range(targets.shape[1]):
+            rows.append(torch.zeros_like(read))
+            next(gradients)
+    return Maps(patches_of(torch.stack(rows, dim=1), network, images).float().cpu())
 
 
 GENERIC = Method("generic", generic, "gradient × attention", "Chefer, Gur & Wolf, arXiv 2103.15679, equations 5 and 6")

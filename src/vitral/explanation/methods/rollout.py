@@ -27,10 +27,10 @@ def rollout(model: ViT, images: Tensor, targets: Tensor, *, identity: bool = Tru
     def average(layer: int, attention: Tensor) -> None:
         layers[layer] = attention if layer == POOL else prepared(averaged(attention), identity, discard)
 
-    with capture(network, reduce=average, once=True):
+    with capture(network, reduce=average, once=True, lean=not discard):  # a share of a layer is of all of it
         network(images)
     pooled = layers.pop(POOL, None)
-    batch, tokens = layers[0].shape[:2]
+    batch, _, tokens = layers[0].shape
     row = propagate(readout(network, tokens, batch, images.device, pooled), [layers[i] for i in sorted(layers)])
     maps = patches_of(row, network, images).cpu()
     return Maps(maps[:, None].expand(-1, targets.shape[1], -1, -1))
@@ -42,8 +42,10 @@ def averaged(attention: Tensor) -> Tensor:
 
 
 def prepared(attention: Tensor, identity: bool, discard: float) -> Tensor:
-    """One layer's (B, N, N) as rollout multiplies it: rows sum to 1. The class token's column is never discarded."""
-    tokens = attention.shape[-1]
+    """One layer's (B, N, N), or its first rows, as rollout multiplies it: rows sum to 1. The class token's column is
+    never discarded.
+    """
+    rows, tokens = attention.shape[-2:]
     if discard > 0:
         count = int(discard * tokens * tokens)
         flat = attention.flatten(1).clone()
@@ -52,14 +54,16 @@ def prepared(attention: Tensor, identity: bool, discard: float) -> Tensor:
         ranked = flat.masked_fill(spared.flatten(), torch.inf).argsort(dim=1)[:, :count]
         attention = flat.scatter(1, ranked, 0.0).unflatten(1, (tokens, tokens))
     if identity:
-        attention = attention + torch.eye(tokens, device=attention.device)
+        attention = attention + torch.eye(rows, tokens, device=attention.device)
     return attention / attention.sum(-1, keepdim=True).clamp_min(torch.finfo(attention.dtype).tiny)
 
 
 def propagate(row: Tensor, layers: list[Tensor]) -> Tensor:
-    """row A_L … A_1, (B, N), for layers in the order in which they run."""
+    """row A_L … A_1, (B, N), for layers in the order in which they run; of the last one, rows that `row` has nothing
+    for may be absent.
+    """
     for attention in reversed(layers):
-        row = (row[:, None] @ attention)[:, 0]
+        row = (row[:, None, : attention.shape[1]] @ attention)[:, 0]
     return row
 
 
