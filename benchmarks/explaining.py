@@ -232,15 +232,31 @@ def explicit_generic(model: ViT, images: Tensor, targets: Tensor) -> Tensor:
     return joint[:, 0, model.config.prefix :]
 
 
+def explicit_legrad(model: ViT, images: Tensor, targets: Tensor) -> Tensor:
+    """(B, patches): mean over layers of the mean over heads and queries of relu(∂ head(pool(Z_l)) / ∂A_l)."""
+    tokens: list[Tensor] = []
+    with torch.enable_grad(), attention_kept(model) as kept, contextlib.ExitStack() as hooks:
+        for block in model.blocks:
+            hooks.callback(block.register_forward_hook(lambda _, __, output: tokens.append(output)).remove)
+        model(images.clone().requires_grad_())
+        gradients = [
+            torch.autograd.grad(model.classify(model.pool(z)).gather(1, targets).sum(), attention, retain_graph=True)[0]
+            for z, attention in zip(tokens, kept, strict=True)
+        ]
+    raising = [gradient.clamp(min=0).mean((1, 2)) for gradient in gradients]
+    return torch.stack(raising).mean(0)[:, model.config.prefix :]
+
+
 EXPLICIT: dict[str, Callable[[ViT, Tensor, Tensor], Tensor]] = {
     "rollout": explicit_rollout,
     "generic": explicit_generic,
+    "legrad": explicit_legrad,
 }
 
 
 # ---------------------------------------------------------------- memory
 
-WAYS = ("forward", "rollout", "rollout, explicit", "generic", "generic, explicit", "legrad")
+WAYS = ("forward", "rollout", "rollout, explicit", "generic", "generic, explicit", "legrad", "legrad, explicit")
 
 
 def peaks(options: Options) -> Table:

@@ -34,7 +34,7 @@ def one(s: State, c: ViTConfig, image: Array, mask: Array | None) -> Array:
         x = np.tanh(dense(s, "pre_logits", x))
     if c.classes:
         x = dense(s, "head", x)
-    return np.tanh(x) if c.logits_tanh else x
+    return np.tanh(x) * c.logit_scale if c.logits_tanh else x
 
 
 def patches(s: State, c: ViTConfig, image: Array) -> Array:

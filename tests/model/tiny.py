@@ -46,7 +46,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "scale-by-width": {"attention_scale": "model"},
         "no-bias": {"qkv_bias": False, "proj_bias": False},
         "pre-logits": {"pre_logits": True},
-        "tanh": {"logits_tanh": True},
+        "tanh": {"logits_tanh": True, "logit_scale": 3.0},
         "headless": {"classes": 0},
         "cls-normal": {"cls_init": "normal"},
         "pos-zeros": {"pos_init": "zeros"},

@@ -159,12 +159,12 @@ def test_a_very_small_network_sees_pictures_where_they_are():
 
 def test_bounded_logits_get_a_scale_in_the_loss_unless_one_is_given():
     job = plan_run({"data": "digits", "model": "mnist-7562"})
-    assert (job.run.logit_scale, job.run.label_smoothing) == (8.0, 0.0)
+    assert (job.config.logit_scale, job.run.label_smoothing) == (8.0, 0.0)
     told = reasons(job)
     assert "tanh" in told["logit scale"][1]
     assert "0.1" not in told["smoothing"][0]
     assert plan_run({"data": "digits", "model": "mnist-7562", "logit_scale": 1.0}).run.logit_scale == 1.0
     assert plan_run({"data": "digits", "model": "mnist-7562", "label_smoothing": 0.2}).run.label_smoothing == 0.2
-    assert plan_run({"data": "digits"}).run.logit_scale == 1.0
-    assert plan_run({"data": "digits", "recipe": "mnist-7562"}).run.logit_scale == 1.0  # the write-up's own loss
+    assert plan_run({"data": "digits"}).run.logit_scale is None
+    assert plan_run({"data": "digits", "recipe": "mnist-7562"}).config.logit_scale == 1.0  # the write-up's own network
     assert plan_run({"data": "digits"}).run.crop == "shift"

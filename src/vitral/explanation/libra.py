@@ -125,6 +125,6 @@ def _classify(network: ViT) -> Callable[[Tensor], Tensor]:
             x = _tanh(parts.pre_logits(x))
         if config.classes:
             x = parts.head(x)
-        return _tanh(x) if config.logits_tanh else x
+        return _tanh(x) * config.logit_scale if config.logits_tanh else x
 
     return classify

@@ -68,6 +68,7 @@ class ViTConfig(Schema):
 
     pre_logits: bool = False  # Linear(D→D) + tanh before the head, as at pre-training (§3.2)
     logits_tanh: bool = False  # write-up 001
+    logit_scale: float = 1.0  # constant factor behind that tanh, without which the loss cannot tell classes apart
 
     dropout: float = 0.0  # after positions and after every dense layer but qkv (B.1)
     attention_dropout: float = 0.0
@@ -91,6 +92,9 @@ class ViTConfig(Schema):
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)} is not a probability below 1")
+        if self.logit_scale <= 0 or (self.logit_scale != 1 and not self.logits_tanh):
+            why = "it is a factor above 0 on logits that a tanh bounds"
+            raise UsageError(f"no network has a logit scale of {self.logit_scale:g} here", why=why, hint="leave it out")
         if self.classes < 0 or self.registers < 0:
             raise UsageError("classes and registers cannot be negative")
         (height, width), (p, q) = self.image, self.patch
@@ -456,7 +460,7 @@ class ViT(nn.Module):
             x = torch.tanh(self.pre_logits(x))
         if self.config.classes:
             x = self.head(x)
-        return torch.tanh(x) if self.config.logits_tanh else x
+        return torch.tanh(x) * self.config.logit_scale if self.config.logits_tanh else x
 
     @torch.no_grad()
     def init_weights(self) -> None:

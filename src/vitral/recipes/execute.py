@@ -184,7 +184,7 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
         state.model.compile()
     objective = classification(
         run.preprocessing, run.augmentation, job.config.classes,
-        run.label_smoothing, _loss_weights(job), run.logit_scale,
+        run.label_smoothing, _loss_weights(job),
     )  # fmt: skip
     with ConsoleListener(running.console, run.epochs) as listener:
         fit(

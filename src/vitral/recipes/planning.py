@@ -91,10 +91,11 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
+    run = _with_a_scale(run, given, reasons)
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
-    run = _with_a_scale(_without_shifts(run, config, given, reasons), config, given, reasons)
+    run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
     reasons += _consequences(run, machine, dataset)
     kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]
@@ -236,13 +237,14 @@ SHIFTS_NEED = 20_000
 """Parameters below which small pictures are not shifted: 7,850 lose by it, 426,920 gain."""
 
 
-def _with_a_scale(run: Run, config: ModelConfig, given: dict[str, Any], reasons: list[Choice]) -> Run:
-    """A tanh on the logits leaves a loss that cannot fall below log(1 + 9 e⁻²) with ten classes, and is as far from it
-    as smoothing brings a loss without a tanh: the default recipe gives such a network a scale instead.
+def _with_a_scale(run: Run, given: dict[str, Any], reasons: list[Choice]) -> Run:
+    """Logits that a tanh keeps within ±1 leave a loss of log(1 + 9 e⁻²) at best with ten classes, and no probability
+    above 45 %: the default recipe gives such a network a scale, and what smoothing is for it has already.
     """
-    if run.recipe != "small" or not getattr(config, "logits_tanh", False) or "logit_scale" in given:
+    bounded = getattr(WRITE_UPS.get(run.model), "logits_tanh", False)
+    if run.recipe != "small" or run.init or not bounded or "logit_scale" in given:
         return run
-    why = "the network's tanh keeps logits within ±1, which is too near for the loss to tell classes apart"
+    why = "within ±1, where the network's tanh keeps them, logits hardly tell classes apart"
     reasons.append(Choice("logit scale", f"{BOUNDED_SCALE:g}", why))
     changes: dict[str, Any] = {"logit_scale": BOUNDED_SCALE}
     if "label_smoothing" not in given:
@@ -252,7 +254,7 @@ def _with_a_scale(run: Run, config: ModelConfig, given: dict[str, Any], reasons:
 
 
 BOUNDED_SCALE = 8.0
-"""Of logits within ±1: 4 to 16 are alike on MNIST (docs/log.md)."""
+"""Of logits within ±1: 4 to 20 are alike on MNIST (docs/log.md)."""
 
 
 def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:

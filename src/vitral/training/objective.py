@@ -22,17 +22,14 @@ def classification(
     classes: int,
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
-    logit_scale: float = 1.0,
 ) -> Objective:
-    """Cross-entropy of `logit_scale` × the logits, on augmented pictures. `train_accuracy` counts the heavier label
-    where pictures are mixed.
-    """
+    """Cross-entropy on augmented pictures. `train_accuracy` counts the heavier label where pictures are mixed."""
 
     def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
             images = preprocessing.standardise(augmentation.pixels(batch.images))
             images, labels = augmentation.standardised(images, batch.labels, classes)
-        logits = model(images).float() * logit_scale
+        logits = model(images).float()
         loss = F.cross_entropy(logits, labels, weight=class_weights, label_smoothing=label_smoothing)
         hard = labels if labels.ndim == 1 else labels.argmax(1)
         return loss, {"train_accuracy": (logits.detach().argmax(1) == hard).float().mean()}

@@ -23,7 +23,7 @@ def option(default: Any, help: str) -> Any:
 
 MODEL_OPTIONS = (
     "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
-    "pre_logits", "head_bias_init", "activation", "dropout", "drop_path",
+    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path",
 )  # fmt: skip
 """Fields of a run that change the network that its model's name stands for."""
 
@@ -61,6 +61,7 @@ class Run:
     qk_norm: bool | None = option(None, "normalise queries and keys")
     pre_logits: bool | None = option(None, "tanh layer before the head, as at the paper's pre-training")
     activation: str | None = option(None, "gelu, gelu-tanh (the authors' JAX code) or swiglu, instead of the model's")
+    logit_scale: float | None = option(None, "factor on logits that a tanh bounds")
     head_bias_init: float | None = option(None, "initial bias of the head")
     dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
     drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")
@@ -84,7 +85,6 @@ class Run:
     mixup: float = option(0.0, "mixup's α; 0 is off")
     cutmix: float = option(0.0, "CutMix's α; 0 is off")
     label_smoothing: float = option(0.0, "share of the label spread over all classes")
-    logit_scale: float = option(1.0, "factor on the logits in the loss; for a network whose logits are bounded")
     class_weights: Literal["none", "balanced"] = option("none", "weigh the loss by the inverse frequency of the class")
     sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced draws each class equally often")
 
