@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import PROGRAMS, USUAL
-from benchmarks import machine as machine_of
+from benchmarks.machine import commit
 from benchmarks.results import PAGE, Options, Result, page
+from vitral.bench import machine as machine_of
 
 
 def measure(program: str, options: Options) -> Result:
@@ -24,7 +25,7 @@ def measure(program: str, options: Options) -> Result:
     tables = importlib.import_module(f"benchmarks.{program}").run(options)
     return Result(
         program=program, command=options.command, machine=machine_of.describe(options.device),
-        load_average=(before, machine_of.load_average()), commit=machine_of.commit(), date=machine_of.today(),
+        load_average=(before, machine_of.load_average()), commit=commit(), date=machine_of.today(),
         versions=machine_of.versions(), tables=tables,
     )  # fmt: skip
 

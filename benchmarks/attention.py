@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.results import Options, Table
-from benchmarks.timing import alternate, ratio, repeated, timed
+from vitral.bench.timing import alternate, ratio, repeated, timed
 from vitral.model.vit import explicit_is_faster
 
 # (batch, heads, tokens, head width): CIFAR-10 at 4-pixel patches, MNIST, 64 patches, S/16 at 224 (three batches), S/16

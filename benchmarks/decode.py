@@ -20,7 +20,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as tv
 
 from benchmarks.results import Options, Table
-from benchmarks.timing import alternate, ratio
+from vitral.bench.timing import alternate, ratio
 from vitral.data.intake import read_image
 from vitral.data.transforms import Preprocessing
 from vitral.device import cores

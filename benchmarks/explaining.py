@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Row, Table
-from benchmarks.timing import alternate, ratio
+from vitral.bench.timing import alternate, ratio
 from vitral.data import load as load_data
 from vitral.data.sources import planted
 from vitral.explanation.methods import METHODS

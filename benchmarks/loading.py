@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.results import Options, Table
-from benchmarks.timing import alternate, ratio
+from vitral.bench.timing import alternate, ratio
 from vitral.model import create
 from vitral.weights.load import read
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import vitral
 from benchmarks.results import Options, Table
-from benchmarks.timing import Sample, alternate, best, matrix_product, ratio, repeated
+from vitral.bench.timing import Sample, alternate, best, matrix_product, ratio, repeated
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, keep_freed_memory

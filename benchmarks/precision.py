@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import vitral
 from benchmarks.results import Options, Table
-from benchmarks.timing import alternate, ratio
+from vitral.bench.timing import alternate, ratio
 from vitral.device import BF16_MIN_DIM_ON_CPU, choose
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run

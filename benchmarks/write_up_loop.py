@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vitral
 from benchmarks.results import Options, Table
-from benchmarks.timing import Sample, ratio
+from vitral.bench.timing import Sample, ratio
 from vitral.data.loader import Batch, Batches
 from vitral.device import choose, seed_everything
 from vitral.model import ViT

@@ -15,7 +15,8 @@ from benchmarks import PROGRAMS, USUAL, results  # noqa: E402
 from benchmarks.__main__ import measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
 from benchmarks.results import Options, Result, Table, page  # noqa: E402
-from benchmarks.timing import Sample, alternate, ratio  # noqa: E402
+
+from vitral.bench.timing import Sample, alternate, ratio  # noqa: E402
 
 # What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits.
 PARTS = {"peers": ("torchvision",), "accuracy": ("digits",)}

@@ -41,11 +41,17 @@ def ratio(slower: Sample, faster: Sample) -> float:
 
 
 def alternate(
-    programs: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 1, device: str = "cpu"
+    programs: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warm_up: int = 1,
+    device: str = "cpu",
+    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Sample]:
     """Run all programs once a round and time each; every round begins with another one, so none always goes first.
 
-    `warm_up` rounds are not counted. On a GPU the clock stops when the device is done.
+    `warm_up` rounds are not counted. On a GPU the clock stops when the device is done. `progress` is called with 1 for
+    each program that has run.
     """
     names = list(programs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -55,6 +61,7 @@ def alternate(
             taken = timed(programs[name], device)
             if number >= 0:
                 seconds[name].append(taken)
+            progress(1)
     return {name: Sample(tuple(taken)) for name, taken in seconds.items()}
 
 
@@ -81,6 +88,8 @@ def synchronise(device: str) -> None:
     """Wait for the device."""
     if device == "cuda":
         torch.cuda.synchronize()
+    elif device == "mps":
+        torch.mps.synchronize()
 
 
 def matrix_product(size: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
