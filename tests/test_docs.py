@@ -25,7 +25,7 @@ from pictures import noise
 from vitral.cli import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError
-from vitral.explanation import faithfulness
+from vitral.explanation import benchmark
 from vitral.model import ViT, ViTConfig
 from vitral.recipes import execute, planning
 from vitral.weights import convert, hub, labels
@@ -143,8 +143,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr(planning, "load", lambda data, root="data": load(data, root=root, download=False))
     monkeypatch.setattr(execute, "write_report", lambda path, content: path.write_text("a page"))
     monkeypatch.setattr(planted, "SIZES", {"train": 96, "val": 24, "test": 24})
-    measure = faithfulness.benchmark
-    monkeypatch.setattr(faithfulness, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))
+    measure = benchmark.benchmark
+    monkeypatch.setattr(benchmark, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))
     monkeypatch.setattr(hub, "resolve", served)
     monkeypatch.setenv("COLUMNS", "160")
 

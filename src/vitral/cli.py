@@ -241,7 +241,7 @@ def _benchmark_methods(
     """All methods, or one, measured on the pictures of `data` that are furthest from training."""
     from vitral.data import load as load_data
     from vitral.data.sources import planted
-    from vitral.explanation.faithfulness import benchmark
+    from vitral.explanation.benchmark import benchmark
     from vitral.recipes.evaluation import in_classes_of
     from vitral.training.progress import counting
 

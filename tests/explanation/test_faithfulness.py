@@ -19,6 +19,7 @@ from vitral.data.dataset import Pixels, Split
 from vitral.data.transforms import Preprocessing
 from vitral.device import choose
 from vitral.errors import UsageError
+from vitral.explanation import benchmark as b
 from vitral.explanation import faithfulness as f
 from vitral.explanation.explain import explain
 from vitral.explanation.heatmap import Heatmap
@@ -175,13 +176,13 @@ def test_the_gaussian_is_centred():
 
 def test_intervals_are_students_and_cover():
     values = np.random.default_rng(0).normal(size=12).tolist()
-    found, wanted = f.Estimate.of(values), stats.t.interval(0.95, 11, np.mean(values), stats.sem(values))
+    found, wanted = b.Estimate.of(values), stats.t.interval(0.95, 11, np.mean(values), stats.sem(values))
     assert (found.low, found.high) == pytest.approx(wanted)
     assert found.count == 12
-    assert f.Estimate.of([]) is None
-    assert f.Estimate.of([2.0]) == f.Estimate(2.0, None, None, 1)
+    assert b.Estimate.of([]) is None
+    assert b.Estimate.of([2.0]) == b.Estimate(2.0, None, None, 1)
     samples = np.random.default_rng(1).normal(size=(2000, 8))
-    covered = np.mean([e.low <= 0 <= e.high for e in map(f.Estimate.of, samples)])
+    covered = np.mean([e.low <= 0 <= e.high for e in map(b.Estimate.of, samples)])
     assert covered == pytest.approx(0.95, abs=0.02)
 
 
@@ -309,8 +310,8 @@ def test_benchmark():
         mask[:4, :8] = True
         return None if number == 0 else mask
 
-    found = f.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5, progress=done.append)
-    again = f.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5)
+    found = b.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5, progress=done.append)
+    again = b.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5)
     assert sum(done) == 12
     assert (found.pictures, found.right, found.masks, found.grid) == (12, 9, 8, (4, 4))
     assert found.area.mean == pytest.approx(1 / 8)
@@ -344,7 +345,7 @@ def test_benchmark():
 def test_benchmark_agrees_with_the_functions_for_one_picture():
     model = sighted()
     network, pictures = predictor(model), split(1)
-    found = f.benchmark(network, [pictures.image(0)], ["rollout"], masks=lambda _: np.eye(4, dtype=bool))
+    found = b.benchmark(network, [pictures.image(0)], ["rollout"], masks=lambda _: np.eye(4, dtype=bool))
     row = found.rows[0]
     images = network.preprocessing.standardise(network.prepare(pictures.image(0))[None])
     answer = model(images).argmax(1, keepdim=True)
@@ -355,7 +356,7 @@ def test_benchmark_agrees_with_the_functions_for_one_picture():
         "hits": f.hits(maps, torch.eye(4)[None]),
     }  # fmt: skip
     for name, value in wanted.items():
-        assert getattr(row, name) == f.Estimate(pytest.approx(value.item(), rel=1e-4, abs=1e-6), None, None, 1)
+        assert getattr(row, name) == b.Estimate(pytest.approx(value.item(), rel=1e-4, abs=1e-6), None, None, 1)
     assert found.right is None
 
 
@@ -364,15 +365,15 @@ def test_masks_go_the_way_of_their_pictures():
     network = Predictor(sighted(), preprocessing, list("abcde"))
     mask = np.zeros((16, 32), bool)
     mask[:, :16] = True  # the left half of a picture that fills the two rows in the middle
-    assert f._as_seen(mask, (4, 4), network).round().tolist() == [[0] * 4, [1, 1, 0, 0], [1, 1, 0, 0], [0] * 4]
+    assert b._as_seen(mask, (4, 4), network).round().tolist() == [[0] * 4, [1, 1, 0, 0], [1, 1, 0, 0], [0] * 4]
 
 
 def test_benchmark_refuses():
     network = predictor(sighted())
     with pytest.raises(UsageError, match="unknown method"):
-        f.benchmark(network, split(), ["roll-out"])
+        b.benchmark(network, split(), ["roll-out"])
     with pytest.raises(UsageError, match="no picture"):
-        f.benchmark(network, [], ["rollout"])
+        b.benchmark(network, [], ["rollout"])
 
 
 def test_explain_with_checks():
