@@ -99,6 +99,7 @@ def test_checks_are_told(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png", "--check", "--format", "json")
     checks = json.loads(out)["explanations"][0]["checks"]
     assert isinstance(checks["believable"], bool)
+    assert len(checks["deletion_curve"]) == len(checks["insertion_curve"]) > 2
     out, _ = printed(capsys, weights, "shots/a.png", "--check")
     assert f"SRG {checks['srg']:.2f} (random {checks['random_srg']:.2f})" in out
     assert ("no better than a random map" in out) != checks["believable"]

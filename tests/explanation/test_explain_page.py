@@ -91,7 +91,9 @@ def test_every_column_of_the_benchmark_is_a_check_of_the_page():
     columns = [re.sub(r" [↓↑]", "", name) for head in heads for name in re.split(r"\s{2,}", head.strip())]
     assert columns[0] == "method"
     assert columns[-1] == "ms"
-    assert [name for name in columns[1:-1] if name != "method"] == [cells[0] for cells in rows("## Can it be believed?")]
+    assert [name for name in columns[1:-1] if name != "method"] == [
+        cells[0] for cells in rows("## Can it be believed?")
+    ]
 
 
 def test_what_the_page_says_of_random_maps_is_the_rule():

@@ -382,6 +382,15 @@ def test_explain_with_checks():
     assert all(isinstance(one, Heatmap) for one in found)
     wanted = f.believe(model, images[2:], torch.tensor([[1, 2]]), "rollout")
     assert [one.checks["srg"] for one in found[4:]] == pytest.approx([one["srg"] for one in wanted], rel=1e-3)
+    for number, (one, checks) in enumerate(zip(found[4:], wanted, strict=True)):
+        maps, classes = torch.from_numpy(one.values)[None, None], torch.tensor([[number + 1]])
+        for name, measure, last in (("deletion", f.deletion, -1), ("insertion", f.insertion, 0)):
+            curve = checks[f"{name}_curve"]
+            assert checks[name] == pytest.approx(measure(model, images[2:], maps, classes, steps=25).item(), abs=1e-5)
+            assert curve[last] != pytest.approx(one.probability, abs=1e-6)
+            assert curve[-1 - last] == pytest.approx(one.probability, abs=1e-6)  # nothing hidden
+        alike = METHODS["rollout"].run(f.randomised(model), images[2:], classes).values
+        assert checks["randomised"] == pytest.approx(f.rank_correlation(maps, alike).item(), abs=1e-5)
     assert all(one.checks == {} for one in explain(model, images, method="rollout"))
     with torch.no_grad():
         model.head.weight.zero_()

@@ -160,13 +160,14 @@ def srg(
 def gains(
     model: nn.Module, images: Tensor, ranked: Tensor, targets: Tensor, grid: tuple[int, int], steps: int, fill: str
 ) -> dict[str, Tensor]:
-    """SRG and deletion, (B, R, T) each, from the same passes."""
+    """SRG and deletion, (B, R, T) each, and deletion's curve (B, R, T, S + 1), from the same passes."""
     most, deletion = follow(model, images, ranked, targets, grid, steps, fill)
     least, _ = follow(model, images, ranked.flip(-1), targets, grid, steps, fill)
     patches = ranked.shape[-1]
     gain = area(least - most, patches, steps)
     rounding = max(torch.finfo(images.dtype).eps, 1e-6) * torch.maximum(most.abs(), least.abs()).amax(-1)
-    return {"srg": gain.where(gain.abs() > rounding, 0.0), "deletion": area(deletion, patches, steps)}
+    steady = gain.where(gain.abs() > rounding, 0.0)
+    return {"srg": steady, "deletion": area(deletion, patches, steps), "deletion_curve": deletion}
 
 
 def deletion(
@@ -293,23 +294,30 @@ def believe(
 
     `images` (B, C, H, W) are standardised, `targets` (B, T) classes, `maps` those of the method where they are there
     already, `options` the method's own. `srg` beside `random_srg` with its deviation and `gaussian_srg`, in logits;
-    `believable`: `better_than_random`; `target_sensitivity`: 1 − rank correlation with the map of the most probable
-    other class, 0 where the class changes nothing, None where there is no other; `completeness`: the method's error,
-    None where it promises nothing. It takes 2 · (20 + T) · (steps + 1) forward passes for each picture.
+    `believable`: `better_than_random`; `deletion` and `insertion` with their curves of probabilities, from the first
+    step to the last; `target_sensitivity`: 1 − rank correlation with the map of the most probable other class, 0 where
+    the class changes nothing, None where there is no other; `randomised`: rank correlation with the map of the network
+    with random weights; `completeness`: the method's error, None where it promises nothing. It takes
+    (2 · (20 + T) + T) · (steps + 1) forward passes for each picture, and two more maps.
     """
     chosen = method if isinstance(method, Method) else find_method(method)
     with quiet(model):
         maps = maps or chosen.run(model, images, targets, **options)
         grid = _grid(maps.values)
         ranked = ranking(maps.values, images)
-        gain = gains(model, images, ranked, targets[..., None], grid, steps, fill)["srg"][..., 0]
-        blind = torch.cat(
-            [random_maps(images, grid, RANDOM_MAPS), gaussian_map(grid).expand(len(images), 1, -1, -1)], dim=1
-        )
+        found = gains(model, images, ranked, targets[..., None], grid, steps, fill)
+        _, covered = follow(model, images, ranked.flip(-1), targets[..., None], grid, steps, "blur")
+        gaussians = gaussian_map(grid).expand(len(images), 1, -1, -1)
+        blind = torch.cat([random_maps(images, grid, RANDOM_MAPS), gaussians], dim=1)
         every = targets[:, None].expand(-1, blind.shape[1], -1)
         without = gains(model, images, ranking(blind, images), every, grid, steps, fill)["srg"]
         random, gaussian = without[:, :-1], without[:, -1]
         sensitivity = _target_sensitivity(model, images, targets, chosen, maps.values, options)
+        other = chosen.run(randomised(model), images, targets, **options).values
+    gain, alike = found["srg"][..., 0], rank_correlation(maps.values, other)
+    deleted, covered = found["deletion_curve"][:, :, 0], covered[:, :, 0]
+    patches, inserted = ranked.shape[-1], covered.flip(-1)
+    means = {"deletion": area(deleted, patches, steps), "insertion": area(covered, patches, steps)}
     believed, spread, mean = better_than_random(gain, random), random.std(1), random.mean(1)
     return [
         {
@@ -318,9 +326,13 @@ def believe(
             "random_srg_std": float(spread[b, t]),
             "gaussian_srg": float(gaussian[b, t]),
             "believable": bool(believed[b, t]),
+            **{name: float(value[b, t]) for name, value in means.items()},
+            "deletion_curve": deleted[b, t].tolist(),
+            "insertion_curve": inserted[b, t].tolist(),
             "target_sensitivity": None if sensitivity is None else float(sensitivity[b, t]),
+            "randomised": float(alike[b, t]),
             "completeness": None if maps.completeness is None else float(maps.completeness[b, t]),
-            "protocol": protocol("SRG", fill, ranked.shape[-1], steps),
+            "protocol": protocol("SRG", fill, patches, steps),
         }
         for b in range(len(images))
         for t in range(targets.shape[1])
