@@ -198,6 +198,7 @@ def explain(
     out: Annotated[str | None, _help("folder, or file for one picture; else RUN/explained or ./explained")] = None,
     benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
     pictures: Annotated[int, _help("how many of them --benchmark takes")] = 100,
+    masks: Annotated[str | None, _help("for --benchmark: folder of masks, or .csv of boxes, of its pictures")] = None,
     data_root: Annotated[str, _help("where named sets are looked for")] = "data",
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
@@ -211,9 +212,11 @@ def explain(
     if benchmark is not None:
         if images or target or compare or check or out or layer is not None:
             why = "it takes all pictures of DATA and the class that is answered"
-            raise UsageError("--benchmark goes with --method, --pictures and --data-root alone", why=why)
+            raise UsageError("--benchmark goes with --method, --pictures, --masks and --data-root alone", why=why)
         predictor = load(run, device=device, precision=precision)
-        return _benchmark_methods(predictor, benchmark, data_root, method, pictures, format)
+        return _benchmark_methods(predictor, benchmark, data_root, method, pictures, masks, format)
+    if masks is not None:
+        raise UsageError("--masks goes with --benchmark", hint="--benchmark DATA")
     paths = find_pictures(images, "explain")
     predictor = load(run, device=device, precision=precision)
     asked = question(predictor, target, method, compare=compare, layer=layer, check=check)
@@ -236,21 +239,24 @@ def explain(
 
 
 def _benchmark_methods(
-    predictor: Any, data: str, data_root: str, method: str | None, pictures: int, format: str
+    predictor: Any, data: str, data_root: str, method: str | None, pictures: int, masks: str | None, format: str
 ) -> int:
     """All methods, or one, measured on the pictures of `data` that are furthest from training."""
     from vitral.data import load as load_data
     from vitral.data.sources import planted
-    from vitral.explanation.benchmark import benchmark
+    from vitral.explanation.benchmark import MaskOf, benchmark
+    from vitral.explanation.masks import masks_from
     from vitral.recipes.evaluation import in_classes_of
     from vitral.training.progress import counting
 
     dataset = in_classes_of(predictor, load_data(data, root=data_root))
     split = dataset[next(name for name in ("test", "val", "train") if name in dataset.splits)]
-    masks = planted.masks_for(split) if planted.accepts(data) else None
+    truth: MaskOf | None = planted.masks_for(split) if planted.accepts(data) else None
+    if masks is not None:
+        truth = masks_from(masks, split)
     with counting(stderr(), "explaining", min(pictures, len(split))) as progress:
         found = benchmark(
-            predictor, split, [method] if method else None, count=pictures, masks=masks, progress=progress
+            predictor, split, [method] if method else None, count=pictures, masks=truth, progress=progress
         )
     if format == "json":
         _print_json(found.to_json())

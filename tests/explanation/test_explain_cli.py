@@ -160,3 +160,24 @@ def test_benchmark(capsys, weights, trained):
     assert "attention" in [row["method"] for row in found["rows"]]
     out, _ = printed(capsys, weights, *words)
     assert "SRG" in out
+
+
+def test_a_benchmark_with_masks_tells_what_lies_in_them(capsys, weights):
+    for number, kind in enumerate(("day", "night")):
+        Path("labelled", kind).mkdir(parents=True)
+        Image.fromarray(noise(number, (8, 12))).save(f"labelled/{kind}/{number}.png")
+    Path("masks").mkdir()
+    half = Image.new("L", (12, 8))
+    half.paste(255, (0, 0, 6, 8))
+    for number in range(2):
+        half.save(f"masks/{number}.png")
+    words = (weights, "--benchmark", "labelled", "--method", "rollout", "--format", "json")
+    plain, _ = printed(capsys, *words)
+    out, _ = printed(capsys, *words, "--masks", "masks")
+    assert json.loads(plain)["masks"] == 0
+    found = json.loads(out)
+    assert found["masks"] == found["right"]
+    if found["right"]:
+        assert found["area"]["mean"] == pytest.approx(0.5)
+    assert "--masks goes with --benchmark" in refused(capsys, weights, "shots/a.png", "--masks", "masks")
+    assert "no such folder of masks" in refused(capsys, *words, "--masks", "nowhere")

@@ -1,0 +1,94 @@
+"""Where the truth lies in pictures, from files: a folder of masks, or a table of boxes.
+
+A mask belongs to the picture whose path ends as the mask's own does, extensions aside: `masks/cat/1.png` to
+`photos/train/cat/1.jpg`, `masks/1.png` to every picture that is called 1.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from vitral.data.dataset import Split
+from vitral.data.files import is_picture
+from vitral.data.intake import read_image
+from vitral.errors import DataError
+from vitral.explanation.benchmark import MaskOf
+
+COLUMNS = ("image", "left", "top", "right", "bottom")
+"""Of a table of boxes, in pixels of the stored picture, right and bottom excluded; one line a box."""
+
+
+def masks_from(path: str | Path, split: Split) -> MaskOf:
+    """The masks (H, W) of a split's pictures, by number: of a folder, where what is not black is the object; or of a
+    .csv with `COLUMNS`, where the object is all boxes of a picture together. None for pictures without one.
+
+    Raises `DataError` for a path that is neither, a table that cannot be read as one, and where nothing fits a picture.
+    """
+    path = Path(path)
+    if path.is_dir():
+        masks = _masks(path)
+    elif path.suffix.lower() == ".csv" and path.is_file():
+        masks = _boxes(path)
+    else:
+        raise DataError("no such folder of masks, or .csv of boxes", where=path)
+    if not any(_belonging(name, masks) for name in split.names):
+        why = f"the pictures are called {split.names[0]} and so on"
+        raise DataError("none of these masks belongs to a picture", where=path, why=why, hint="name them alike")
+
+    def mask_of(index: int) -> np.ndarray | None:
+        draw = _belonging(split.names[index], masks)
+        return draw(split, index) if draw else None
+
+    return mask_of
+
+
+Draw = Callable[[Split, int], np.ndarray]
+"""The mask of a split's picture."""
+
+
+def _belonging(name: str, masks: Mapping[str, Draw]) -> Draw | None:
+    """What there is for the longest ending of a picture's path."""
+    parts = _key(name.rpartition(":")[2]).split("/")
+    endings = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((masks[ending] for ending in endings if ending in masks), None)
+
+
+def _key(path: str) -> str:
+    return PurePosixPath(path.replace("\\", "/")).with_suffix("").as_posix()
+
+
+def _masks(folder: Path) -> dict[str, Draw]:
+    def draw(file: Path, split: Split, index: int) -> np.ndarray:
+        pixels = read_image(file, name=str(file), channels=1)[..., 0]
+        return pixels > (127 if file.suffix.lower() in (".jpg", ".jpeg") else 0)  # a JPEG's black is not quite 0
+
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and is_picture(file.name))
+    return {_key(file.relative_to(folder).as_posix()): partial(draw, file) for file in files}
+
+
+def _boxes(table: Path) -> dict[str, Draw]:
+    def draw(boxes: list[list[int]], split: Split, index: int) -> np.ndarray:
+        mask = np.zeros(split.image(index).shape[:2], bool)
+        for left, top, right, bottom in boxes:
+            mask[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = True
+        return mask
+
+    found: dict[str, list[list[int]]] = defaultdict(list)
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
+            raise DataError(f"no column '{missing[0]}'", where=table, why=f"boxes need {', '.join(COLUMNS)}")
+        for row in rows:
+            sides = [row[side] for side in COLUMNS[1:]]
+            try:
+                found[_key(row["image"])].append([round(float(side)) for side in sides])
+            except (TypeError, ValueError, OverflowError):
+                why = f"line {rows.line_num} has {', '.join(map(str, sides))}"
+                raise DataError("a box is four numbers", where=table, why=why) from None
+    return {name: partial(draw, boxes) for name, boxes in found.items()}
