@@ -13,7 +13,7 @@ from PIL import Image
 import vitral
 from pictures import noise
 from vitral.data.loader import Batches
-from vitral.errors import DataError, ImageError, RunError, WeightsError
+from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
 from vitral.predict import Predictor, find_pictures, logits_of
 from vitral.weights.load import locate
 
@@ -105,6 +105,34 @@ def test_bf16_is_near(trained, predictor, files):
     half = vitral.load(trained.folder, device="cpu", precision="bf16")
     assert half.model.head.weight.dtype == torch.bfloat16
     assert np.allclose(half.probabilities(files), predictor.probabilities(files), atol=0.03)
+
+
+def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
+    fast, plain = (vitral.load(trained.folder, precision="bf16", engine=engine) for engine in ("auto", "plain"))
+    assert plain.engine == "plain"
+    assert vitral.load(trained.folder, precision="fp32").engine == "plain"
+    images = torch.stack([plain.prepare(file) for file in files])
+    with torch.inference_mode():
+        logits = plain.model(plain.preprocessing.standardise(images).bfloat16())
+    assert (plain.probabilities(files) == logits.float().softmax(1).numpy()).all()
+    assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < 0.02
+    with pytest.raises(UsageError, match="unknown engine 'quick'"):
+        vitral.load(trained.folder, engine="quick")
+
+
+def test_changed_weights_are_what_predicts(trained, files):
+    predictor = vitral.load(trained.folder, precision="bf16")
+    before = predictor.probabilities(files)
+    with torch.no_grad():
+        for name, parameter in predictor.model.named_parameters():
+            if "blocks.0" in name:
+                parameter.mul_(-3)
+    after = predictor.probabilities(files)
+    with torch.no_grad():
+        predictor.model.blocks[1].mlp.fc1.weight.data = torch.randn_like(predictor.model.blocks[1].mlp.fc1.weight)
+    last = predictor.probabilities(files)
+    assert not np.array_equal(before, after)
+    assert not np.array_equal(after, last)
 
 
 def test_a_weights_file_alone_is_enough(trained, predictor, files, tmp_path):

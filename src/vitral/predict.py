@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
@@ -20,13 +20,18 @@ from vitral.data.intake import read_image
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
-from vitral.errors import DataError, ImageError
-from vitral.model import Network
+from vitral.errors import DataError, ImageError, unknown
+from vitral.model import Network, ViT
+from vitral.model.packed import packable, packed
 from vitral.weights.account import Account
 from vitral.weights.load import read
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
+
+
+Engine = Literal["auto", "plain"]
+"""What computes a prediction: the network itself, or what is fastest on this machine and equals it up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Predictor:
         *,
         machine: Machine | None = None,
         source: str = "",
+        engine: Engine = "auto",
     ):
         self.machine = machine or choose(dim=model.config.dim)
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
@@ -81,6 +87,12 @@ class Predictor:
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
         self.account: Account | None = None
         """What became of the tensors of the file that the network came from."""
+        if engine not in get_args(Engine):
+            raise unknown("engine", engine, get_args(Engine))
+        self.engine = "packed" if engine != "plain" and packable(self.model) else "plain"
+        """What computes: `plain`, `model`, or `packed`, its weights laid out for this processor; hooks are not called."""
+        self._packed: tuple[list[tuple[int, int]], ViT] | None = None
+        self._parameters = list(self.model.parameters())
 
     @overload
     def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap]  # str is a Sequence
@@ -136,8 +148,17 @@ class Predictor:
     @torch.inference_mode()
     def _forward(self, images: Tensor) -> np.ndarray:
         images = self.preprocessing.standardise(images.to(self.machine.device))
-        logits = self.model(images.to(next(self.model.parameters()).dtype))
+        logits = self._network()(images.to(next(self.model.parameters()).dtype))
         return logits.float().softmax(1).cpu().numpy()
+
+    def _network(self) -> nn.Module:
+        """What computes, anew where `model` was changed since the last time."""
+        if self.engine == "plain":
+            return self.model
+        state = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._parameters]
+        if self._packed is None or self._packed[0] != state:
+            self._packed = state, packed(self.model)  # type: ignore[arg-type]
+        return self._packed[1]
 
 
 def find_pictures(paths: Iterable[str | Path], command: str = "predict") -> list[Path]:
@@ -178,17 +199,21 @@ def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
     return torch.cat(parts).cpu()
 
 
-def load(source: str | Path, *, device: str = "auto", precision: str = "auto", **options: Any) -> Predictor:
+def load(
+    source: str | Path, *, device: str = "auto", precision: str = "auto", engine: Engine = "auto", **options: Any
+) -> Predictor:
     """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`.
 
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
-    the predictor's `account`. Raises `RunError` for a folder that is no run, `WeightsError` for what is damaged or of
-    another kind.
+    the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit. Raises
+    `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
     """
     loaded = read(source, **options)
     weights = loaded.weights
     machine = choose(device, precision, dim=weights.config.dim)
-    predictor = Predictor(loaded.build(), weights.preprocessing, weights.classes, machine=machine, source=str(source))
+    predictor = Predictor(
+        loaded.build(), weights.preprocessing, weights.classes, machine=machine, source=str(source), engine=engine
+    )
     predictor.account = loaded.account
     return predictor

@@ -209,6 +209,10 @@ class Attention(nn.Module):
         read: int | None = None,
     ) -> Tensor:
         """(B, N, D), or (B, read, D): what the first `read` tokens gather from all of them."""
+        return F.dropout(self.proj(self.mix(x, mask, rotation, read)), self.dropout, self.training)
+
+    def mix(self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None) -> Tensor:
+        """What heads gather, side by side, before the projection."""
         B, _, D = x.shape
         q, k, v = self.project(x, read)  # each (B, heads, tokens, d)
         if self.qk_norm:
@@ -216,8 +220,7 @@ class Attention(nn.Module):
         if rotation is not None:
             cos, sin = rotation
             q, k = rotate(q, (cos[:read], sin[:read])), rotate(k, rotation)
-        x = self.attend(q, k, v, mask).transpose(1, 2).reshape(B, -1, D)
-        return F.dropout(self.proj(x), self.dropout, self.training)
+        return self.attend(q, k, v, mask).transpose(1, 2).reshape(B, -1, D)
 
     def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
         """Queries of the first `read` tokens (None: all), keys and values of all, each (B, heads, tokens, d)."""
@@ -258,14 +261,16 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.hidden(x), self.dropout, self.training)
+        return F.dropout(self.fc2(x), self.dropout, self.training)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The activations between the two layers."""
         x = self.fc1(x)
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
-            x = F.silu(gate) * value
-        else:
-            x = F.gelu(x, approximate="tanh" if self.activation == "gelu-tanh" else "none")
-        x = F.dropout(x, self.dropout, self.training)
-        return F.dropout(self.fc2(x), self.dropout, self.training)
+            return F.silu(gate) * value
+        return F.gelu(x, approximate="tanh" if self.activation == "gelu-tanh" else "none")
 
 
 class LayerScale(nn.Module):

@@ -1,0 +1,132 @@
+"""A ViT's forward pass for inference on a CPU in bf16, with the weights of dense layers laid out once.
+
+A dense layer on a CPU first brings its weights into the order in which the processor's matrix instructions read them,
+at every call. Here that is done once, and what follows a layer is done while its result is still in the cache: GELU
+after the first layer of the MLP, the residual after attention and MLP, with LayerScale multiplied into the weights.
+Everything else is the network's own code. Results differ by rounding in bf16 alone (tests/model/test_packed.py).
+
+The operators are those that torch.compile calls for the same purpose (oneDNN, `torch.ops.mkldnn`). They are no promise
+of torch's: `packable` tries them, and where they are not there or say something else, nothing is packed.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.model.vit import MLP, Block, ViT
+
+
+def packed(network: ViT) -> ViT:
+    """A network that computes the same from weights that are laid out for this machine. `network` is on a CPU in bf16
+    and stays as it is; changes of its weights do not reach the packed one. For inference alone: there are no gradients.
+    """
+    twin = _sharing(network)
+    twin._modules["blocks"] = nn.ModuleList(_Block(block) for block in network.blocks)  # type: ignore[arg-type]
+    return twin
+
+
+def packable(network: nn.Module) -> bool:
+    """Whether `packed` can take this network here."""
+    parameters = list(network.parameters())
+    fitting = all(p.device.type == "cpu" and p.dtype == torch.bfloat16 for p in parameters)
+    return isinstance(network, ViT) and fitting and _works()
+
+
+@cache
+def _works() -> bool:
+    """Whether torch has the operators, and they do what they are called for."""
+    linear = nn.Linear(64, 32).bfloat16().requires_grad_(False)
+    x, other = torch.randn(5, 64).bfloat16(), torch.randn(5, 32).bfloat16()
+    try:
+        layer = _Linear(linear)
+        found = torch.stack([layer(x), layer.gelu(x, "none"), layer.gelu(x, "tanh"), layer.added(x, other)])
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
+    wanted = torch.stack([plain, F.gelu(plain), F.gelu(plain, approximate="tanh"), plain + other.float()])
+    return torch.allclose(found.float(), wanted, rtol=0.02, atol=0.02)
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def _sharing(module: _Module) -> _Module:
+    """A module of the same parts, of which some can be replaced without touching the original."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+class _Linear(nn.Module):
+    """x Wᵀ + b for x (…, in) with W packed, times a factor for each output where one is given."""
+
+    def __init__(self, linear: nn.Linear, factor: Tensor | None = None):
+        super().__init__()
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        if factor is not None:
+            weight = (factor[:, None].float() * weight.float()).to(weight.dtype)
+            bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
+        # No parameters: nothing here is trained or saved. The plain ones are for who reads a part of them.
+        self.__dict__.update(weight=linear.weight, bias=bias)
+        self.__dict__["matrix"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
+
+    def gelu(self, x: Tensor, form: str) -> Tensor:
+        """GELU of it; `form` is "none" (by erf) or "tanh"."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "gelu", [], form)
+
+    def added(self, x: Tensor, other: Tensor) -> Tensor:
+        """The sum with `other` (…, out)."""
+        return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
+
+
+class _Block(nn.Module):
+    """`Block` with packed layers: the same two equations."""
+
+    def __init__(self, block: Block):
+        super().__init__()
+        scales: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
+        self.pre_norm, self.norm1, self.norm2 = block.pre_norm, block.norm1, block.norm2
+        self.attn = _sharing(block.attn)
+        self.attn._modules |= {"qkv": _Linear(block.attn.qkv), "proj": _Linear(block.attn.proj, scales[0])}
+        self.mlp = _MLP(block.mlp, scales[1])
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        read: int | None = None,
+    ) -> Tensor:
+        """(B, N, D), or only the first `read` tokens of it."""
+        mixed = self.attn.mix(self.norm1(x) if self.pre_norm else x, mask, rotation, read)
+        x = self.attn.proj.added(mixed, x[:, :read])  # type: ignore[operator]
+        if self.pre_norm:
+            return self.mlp(self.norm2(x), x)
+        x = self.norm1(x)
+        return self.norm2(self.mlp(x, x))
+
+
+class _MLP(nn.Module):
+    """`MLP` of x (…, D), and the sum with `other`."""
+
+    def __init__(self, mlp: MLP, factor: Tensor | None):
+        super().__init__()
+        self.plain = _sharing(mlp)
+        self.plain._modules |= {"fc1": _Linear(mlp.fc1), "fc2": _Linear(mlp.fc2, factor)}
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        mlp: Any = self.plain
+        if mlp.activation == "swiglu":
+            hidden = mlp.hidden(x)
+        else:
+            hidden = mlp.fc1.gelu(x, "tanh" if mlp.activation == "gelu-tanh" else "none")
+        return mlp.fc2.added(hidden, other)

@@ -1,0 +1,80 @@
+"""Packed weights compute what the network computes, up to rounding in bf16."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny import VARIANTS, network, pictures
+from torch import nn
+
+from vitral.model import BiT, BiTConfig, ViT, ViTConfig
+from vitral.model import packed as module
+from vitral.model.packed import packable, packed
+
+pytestmark = pytest.mark.skipif(not module._works(), reason="this torch cannot pack weights here")
+
+
+def moderate(config: ViTConfig) -> ViT:
+    model = network(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_as_near_to_full_precision_as_the_plain_network(name):
+    """Both round in bf16; what fp32 says is between them."""
+    config = VARIANTS[name]
+    exact, images = moderate(config), pictures(config).float()
+    rounded = copy.deepcopy(exact).bfloat16()
+    exact.load_state_dict({k: v.float() for k, v in rounded.state_dict().items()})
+    with torch.inference_mode():
+        wanted = exact(images.bfloat16().float())
+        plain, found = rounded(images.bfloat16()).float(), packed(rounded)(images.bfloat16()).float()
+    size = wanted.abs().max()
+    assert (found - wanted).abs().max() <= 2 * (plain - wanted).abs().max() + 0.01 * size
+    assert (found - wanted).abs().max() <= 0.1 * size
+
+
+@pytest.mark.parametrize("name", ["paper", "mean", "map-with-prefix"])
+def test_masks_reach_the_packed_network(name):
+    config = VARIANTS[name]
+    model, images = moderate(config).bfloat16(), pictures(config).bfloat16()
+    mask = torch.ones(2, config.grid[0] * config.grid[1], dtype=torch.bool)
+    mask[:, 1] = False
+    with torch.inference_mode():
+        twin = packed(model)
+        torch.testing.assert_close(twin(images, mask), model(images, mask), rtol=0.1, atol=0.1)
+        assert not torch.equal(twin(images, mask), twin(images))
+
+
+def test_the_network_stays_as_it_is():
+    config = VARIANTS["layer-scale"]
+    model = moderate(config).bfloat16()
+    before = {name: (type(part), set(vars(part)), set(part._modules)) for name, part in model.named_modules()}
+    state = copy.deepcopy(model.state_dict())
+    packed(model)
+    assert {name: (type(part), set(vars(part)), set(part._modules)) for name, part in model.named_modules()} == before
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+def test_what_cannot_be_packed(monkeypatch):
+    config = VARIANTS["paper"]
+    assert packable(moderate(config).bfloat16())
+    assert not packable(moderate(config))
+    assert not packable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))).bfloat16())
+    assert not packable(nn.Linear(2, 2).bfloat16())
+
+    def other(x, *_):
+        return x @ torch.zeros(64, 32).bfloat16()
+
+    module._works.cache_clear()
+    monkeypatch.setattr(module._Linear, "forward", lambda self, x: other(x))
+    assert not packable(moderate(config).bfloat16()), "an operator that computes something else"
+    module._works.cache_clear()
+    monkeypatch.setattr(module._Linear, "forward", lambda self, x: torch.ops.mkldnn.no_such_operator(x))
+    assert not packable(moderate(config).bfloat16()), "a torch without the operator"
+    module._works.cache_clear()
