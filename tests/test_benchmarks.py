@@ -16,8 +16,6 @@ from benchmarks.__main__ import measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
 from benchmarks.results import Options, Result, Table, page  # noqa: E402
 
-from vitral.bench.timing import Sample, alternate, ratio  # noqa: E402
-
 # What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits.
 PARTS = {"peers": ("torchvision",), "accuracy": ("digits",)}
 
@@ -63,18 +61,6 @@ def test_the_page_in_the_repository_is_up_to_date() -> None:
     if not results.PAGE.is_file():
         pytest.skip("nothing was measured yet: python -m benchmarks")
     assert results.PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
-
-
-def test_alternating_gives_every_program_its_rounds_and_no_first_place() -> None:
-    calls: list[str] = []
-    programs = {name: lambda name=name: calls.append(name) for name in "ab"}
-    found = alternate(programs, rounds=3, warm_up=1)
-    assert "".join(calls) == "ba" + "ab" + "ba" + "ab"
-    assert {name: sample.n for name, sample in found.items()} == {"a": 3, "b": 3}
-
-
-def test_a_ratio_is_one_of_medians() -> None:
-    assert ratio(Sample((1.0, 4.0, 100.0)), Sample((2.0, 2.0, 0.1))) == 2.0
 
 
 def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

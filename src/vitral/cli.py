@@ -21,7 +21,7 @@ import shutil
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -435,6 +435,61 @@ def convert(
     return 0
 
 
+def bench(
+    models: Annotated[tuple[str, ...], _help("names such as S/16, run folders, weights files; by default S/16")] = (),
+    /,
+    *,
+    what: Annotated[
+        tuple[Literal["inference", "training", "jpeg"], ...],
+        _help("inference, one training step, or training from picture files"),
+    ] = ("inference", "training"),
+    image_size: Annotated[tuple[int, ...], _help("pixels, one or several sizes; by default the network's")] = (),
+    batch: Annotated[
+        tuple[int, ...], _help("pictures, one or several; by default 1 and 32, in training 32, on a GPU 256")
+    ] = (),
+    precision: Annotated[tuple[str, ...], _help("auto, bf16, fp32, or both of them")] = ("auto",),
+    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    peers: Annotated[
+        tuple[str, ...], _help("timm, transformers, torchvision, vit-pytorch, vit-pytorch-flash; or all, or none")
+    ] = ("all",),
+    compile: Annotated[bool, _help("also under torch.compile, ours and each peer")] = False,
+    rounds: Annotated[int, _help("turns that everyone takes")] = 5,
+    data: Annotated[str | None, _help("folder or archive of pictures that jpeg trains from")] = None,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    out: Annotated[str | None, _help("also write everything that was measured to this JSON file")] = None,
+    format: Format = "text",
+) -> int:
+    """Measure speed and memory beside the other libraries that are installed, all in turn."""
+    from vitral.bench.command import Asked, bench
+    from vitral.weights.files import write_text
+
+    asked = Asked(
+        models or ("S/16",), what, image_size, batch, precision, device, peers, compile, rounds, data, data_root
+    )
+    with _measuring() as progress:
+        found = bench(asked, progress)
+    if format == "json":
+        _print_json(found.to_json())
+    else:
+        found.print_table(stdout())
+    for note in found.notes:
+        _say(f"note: {note}")
+    if out:
+        write_text(Path(out), json.dumps(found.to_json(), indent=1) + "\n")
+        _say(f"Figures  {out}")
+    return 0
+
+
+@contextlib.contextmanager
+def _measuring() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar; the function to call with what is being measured, how much of it is done, and how much there is."""
+    from vitral.training.progress import progress_bar
+
+    with progress_bar(stderr()) as bar:
+        task = bar.add_task("", total=None, note="")
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
@@ -445,6 +500,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": models,
     "convert": convert,
     "data check": data_check,
+    "bench": bench,
 }
 
 

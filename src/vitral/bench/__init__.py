@@ -5,6 +5,8 @@ machine.py     what a figure was measured on
 memory.py      what a call needs above what is there
 peers.py       the other libraries: how each is built and called
 subject.py     the network that all build
+files.py       training from files: the pictures, and who reads them how
 measure.py     inference, training, training from files: what is timed of each, and into rows
 report.py      rows as a table and as JSON
+command.py     what was asked, checked and carried out
 """

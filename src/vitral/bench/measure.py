@@ -1,0 +1,329 @@
+"""What is timed of each library, all in turn, and the rows that come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitral.bench import peers as theirs
+from vitral.bench.files import AUGMENTATION, Ours, Theirs, some_pictures
+from vitral.bench.memory import growth
+from vitral.bench.peers import Peer
+from vitral.bench.report import OURS, Row
+from vitral.bench.subject import Subject
+from vitral.bench.timing import Sample, alternate, matrix_product, repeated, timed
+from vitral.data import DataSet
+from vitral.data.loader import Batch
+from vitral.data.transforms import Augmentation
+from vitral.device import Machine, choose, cores, memory_bytes
+from vitral.errors import UsageError
+from vitral.model import summarize
+from vitral.predict import Predictor
+from vitral.training.objective import Objective, classification
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run import Run
+
+MATRIX = {"cuda": 8192}
+"""Side of the matrices that the machine's own rate is measured with, by device; elsewhere `SMALL_MATRIX`."""
+SMALL_MATRIX = 2048
+_LEAST = 0.02  # seconds that one measurement takes at least: what is shorter is repeated
+_MOST = 50  # times, though
+_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+Step = Callable[[Batch], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that takes its turn together: one network, one thing to do, one batch size."""
+
+    subject: Subject
+    what: str
+    batch: int
+    device: str  # cpu, cuda or mps
+    precisions: Sequence[str]  # bf16, fp32
+    peers: Mapping[str, Peer]
+    compile: bool = False
+    dataset: DataSet | None = None  # for what trains from files
+
+    @property
+    def title(self) -> str:
+        return f"{self.subject.name}, {self.what}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One library's way of doing it."""
+
+    who: str
+    precision: str
+    compiled: bool
+    program: Callable[[], object]
+    pictures: int  # of one call
+    via: str = ""  # how a precision is reached, where there are several ways: cast, autocast
+
+    @property
+    def key(self) -> str:
+        return f"{self.who}/{self.precision}/{self.compiled}/{self.via}"
+
+
+# ---------------------------------------------------------------- the ways
+
+
+def inference(case: Case) -> Iterator[Way]:
+    """Ours is `Predictor`, from uint8 pictures to probabilities; theirs from standardised pictures to logits.
+
+    What is compiled of ours is the network, called as theirs are: what computes within a predictor is its own affair.
+    """
+    subject, device = case.subject, torch.device(case.device)
+    pixels, _ = _pictures(case)
+    floats = subject.preprocessing.standardise(pixels)
+    for precision in case.precisions:
+        network: Any = subject.build()
+        machine = choose(case.device, precision)
+        predictor = Predictor(network, subject.preprocessing, subject.classes, machine=machine)
+        yield Way(OURS, precision, False, partial(predictor._forward, pixels), case.batch)
+    for who, compiled, build in _networks(case):
+        if who == OURS and not compiled:
+            continue
+        for precision, via in _ways_to(case.precisions, compiled):
+            model, images = _built(build, device, compiled).eval(), floats
+            if via == "cast":
+                model, images = model.bfloat16(), floats.bfloat16()
+            program = partial(theirs.logits, model, images, "bf16" if via == "autocast" else "fp32")
+            yield Way(who, precision, compiled, program, case.batch, via)
+
+
+def _networks(case: Case) -> Iterator[tuple[str, bool, Callable[[], nn.Module]]]:
+    """Who, whether compiled, and what builds the network; ours comes first."""
+    for compiled in (False, True) if case.compile else (False,):
+        yield OURS, compiled, case.subject.build
+        for name, peer in case.peers.items():
+            yield name, compiled, partial(peer.build, case.subject.config)  # type: ignore[arg-type]  # they are plain
+
+
+def _ways_to(precisions: Iterable[str], compiled: bool) -> Iterator[tuple[str, str]]:
+    for precision in precisions:
+        if precision == "fp32":
+            yield precision, ""
+            continue
+        yield precision, "cast"
+        if not compiled:  # what is compiled is slow to come by, and autocast's result has the same matrix products
+            yield precision, "autocast"
+
+
+def training(case: Case) -> Iterator[Way]:
+    """One step: forward, cross-entropy, backward, AdamW. Ours takes uint8 pictures, theirs standardised ones."""
+    pixels, labels = _pictures(case)
+    indices = np.arange(case.batch)
+    ours = Batch(pixels, labels, indices)
+    others = Batch(case.subject.preprocessing.standardise(pixels), labels, indices)
+    for who, precision, compiled, step in _steps(case, Augmentation()):
+        yield Way(who, precision, compiled, partial(step, ours if who == OURS else others), case.batch)
+
+
+def jpeg(case: Case) -> Iterator[Way]:
+    """A pass of training over picture files. Ours reads every file in every pass, as theirs do; "kept" is what it does
+    where the decoded set fits a quarter of the memory.
+    """
+    assert case.dataset is not None
+    split = some_pictures(case.dataset, case.subject, case.batch, case.device)
+    workers = max(1, cores() - 1)
+    about = (split, case.subject.preprocessing, case.batch, torch.device(case.device), workers)
+    loader = Theirs(*about)
+    for who, precision, compiled, step in _steps(case, AUGMENTATION):
+        found: dict[str, Iterable[Batch]] = {who: loader}
+        if who == OURS:
+            found = {OURS: Ours(*about, kept="stream"), f"{OURS}, kept": Ours(*about, kept="memory")}
+        for name, batches in found.items():
+            yield Way(name, precision, compiled, partial(_pass, step, batches), len(split))
+
+
+def _pass(step: Step, batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        step(batch)
+
+
+WHAT: dict[str, tuple[Callable[[Case], Iterator[Way]], int]] = {
+    "inference": (inference, 1),
+    "training": (training, 3),
+    "jpeg": (jpeg, 3),
+}
+"""What can be measured → its ways, and how many forward passes its operations are."""
+
+
+def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, bool, Step]]:
+    """Everyone's training step: who, precision, whether compiled, step. One network serves all precisions."""
+    subject, device = case.subject, torch.device(case.device)
+    objective = classification(subject.preprocessing, augmentation, subject.config.classes)
+    for who, compiled, build in _networks(case):
+        model = _built(build, device, compiled).train()
+        if who == OURS:
+            of_ours = partial(_step, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), objective)
+            steps = {precision: partial(of_ours, choose(case.device, precision)) for precision in case.precisions}
+        else:
+            of_theirs = partial(theirs.step, model, theirs.optimizer(model))
+            steps = {precision: partial(of_theirs, precision) for precision in case.precisions}
+        for precision, step in steps.items():
+            yield who, precision, compiled, step
+
+
+def _step(model: nn.Module, optimizer: OptimizerSet, objective: Objective, machine: Machine, batch: Batch) -> None:
+    """Ours, as `vitral.training.loop` does it."""
+    with machine.autocast():
+        loss, _ = objective(model, batch)
+    loss.backward()
+    optimizer.step()
+
+
+def _built(build: Callable[[], nn.Module], device: torch.device, compiled: bool) -> nn.Module:
+    model = build().to(device)
+    if compiled:
+        model.compile(dynamic=False)
+    return model
+
+
+def _pictures(case: Case) -> tuple[Tensor, Tensor]:
+    """Random uint8 images (B, C, H, W) and labels (B,), on the device; the same for all."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.batch, case.subject.config.channels, *case.subject.size)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.randint(case.subject.config.classes, (case.batch,), generator=generator)
+    return pixels.to(case.device), labels.to(case.device)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def measure(
+    case: Case, rounds: int, progress: Callable[[str, int, int], None] = lambda what, done, total: None
+) -> tuple[list[Row], list[str]]:
+    """A row for each library, precision and state of compilation, and notes on what was left out.
+
+    `progress` is called with what is being done, how much of it is, and how much there is. Raises `UsageError` where
+    the memory does not suffice for the batch.
+    """
+    make, passes = WHAT[case.what]
+    with _memory_told(case), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the peers, about themselves
+        _refuse_too_large(case, passes)
+        first, memory, times, notes = {}, {}, {}, []
+        ways = list(make(case))
+        for number, way in enumerate(ways):
+            progress(f"{case.title}: {way.who}", number, len(ways))
+            try:
+                first[way] = timed(way.program, case.device)
+            except Exception as error:
+                if _is_memory(error) or (way.who.startswith(OURS) and not way.compiled):
+                    raise
+                notes.append(_left_out(way, error))
+                continue
+            memory[way], times[way] = _warm(way, case)
+        samples, rates = _alternate(case, times, rounds, progress)
+    if case.compile:
+        torch.compiler.reset()  # its cache is one for all networks of a class, and has room for a few shapes alone
+    flops = passes * case.subject.flops
+    kept = _best_ways(samples)
+    reference = {way.precision: sample for way, sample in kept.items() if way.who == OURS and not way.compiled}
+    rows = [
+        Row(
+            model=case.subject.name, image_size=case.subject.size, what=case.what, who=way.who, compiled=way.compiled,
+            precision=way.precision, via=way.via, batch=case.batch, pictures=way.pictures, seconds=sample.seconds,
+            ours=reference[way.precision].median, flops=flops * way.pictures, matrix_rate=rates[way.precision],
+            memory=memory[way], first=first[way] if way.compiled or case.what == "jpeg" else None,
+        )
+        for way, sample in kept.items()
+    ]  # fmt: skip
+    return rows, notes
+
+
+def _warm(way: Way, case: Case) -> tuple[int | None, int]:
+    """A call for its memory, and how often it must be repeated to be read off a clock."""
+    if way.compiled:
+        way.program()  # what is compiled loads the last of its code in the second call
+    taken: list[float] = []
+    memory = growth(lambda: taken.append(timed(way.program, case.device)), case.device)
+    seen = case.what != "jpeg" or case.device == "cuda"  # on a CPU the workers' memory is not this process's
+    return memory if seen else None, _repeats(taken[0])
+
+
+def _repeats(seconds: float) -> int:
+    return min(_MOST, max(1, round(_LEAST / max(seconds, 1e-9))))
+
+
+def _alternate(
+    case: Case, times: Mapping[Way, int], rounds: int, progress: Callable[[str, int, int], None]
+) -> tuple[dict[Way, Sample], dict[str, float]]:
+    """Seconds of one call of each way, and the machine's matrix-product rate, FLOP/s, at each precision."""
+    size = MATRIX.get(case.device, SMALL_MATRIX)
+    programs: dict[str, Callable[[], object]] = {
+        way.key: repeated(way.program, number) for way, number in times.items()
+    }
+    for precision in case.precisions:
+        programs[precision] = matrix_product(size, _TYPES[precision], case.device)
+    total, done = len(programs) * (rounds + 1), 0
+
+    def advance(number: int) -> None:
+        nonlocal done
+        done += number
+        progress(case.title, done, total)
+
+    found = alternate(programs, rounds=rounds, device=case.device, progress=advance)
+    samples = {way: Sample(tuple(s / number for s in found[way.key].seconds)) for way, number in times.items()}
+    return samples, {precision: 2 * size**3 / min(found[precision].seconds) for precision in case.precisions}
+
+
+def _best_ways(samples: Mapping[Way, Sample]) -> dict[Way, Sample]:
+    """Of the ways to one precision, each library's fastest."""
+    best: dict[tuple[str, str, bool], Way] = {}
+    for way, sample in samples.items():
+        same = (way.who, way.precision, way.compiled)
+        if same not in best or sample.median < samples[best[same]].median:
+            best[same] = way
+    return {way: samples[way] for way in best.values()}
+
+
+def _left_out(way: Way, error: Exception) -> str:
+    why = " ".join(str(error).split())[:160]
+    return f"left out: {way.who}{' compiled' if way.compiled else ''}, {way.precision}: {type(error).__name__}: {why}"
+
+
+# ---------------------------------------------------------------- memory that does not suffice
+
+
+def _refuse_too_large(case: Case, passes: int) -> None:
+    """On a CPU the system ends a process that takes too much, without a word: refuse what cannot fit."""
+    if case.device != "cpu":
+        return
+    found = summarize(case.subject.config)
+    kept = found.activation_bytes if passes > 1 else found.input_bytes  # a step keeps what its way back reads
+    if kept * case.batch > memory_bytes():
+        raise _too_large(case, f"{kept * case.batch / 2**30:,.0f} GiB, of {memory_bytes() / 2**30:,.0f}")
+
+
+@contextlib.contextmanager
+def _memory_told(case: Case) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_memory(error):
+            raise
+        raise _too_large(case, "the device has no more") from None
+
+
+def _is_memory(error: Exception) -> bool:
+    said = "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or said
+
+
+def _too_large(case: Case, why: str) -> UsageError:
+    hint = f"--batch {case.batch // 2}" if case.batch > 1 else "fewer --peers, or a smaller network"
+    return UsageError(f"not enough memory for {case.title}", why=why, hint=hint)

@@ -1,0 +1,225 @@
+"""Every way of every library runs on a tiny network, and rows say what was done. No time is asserted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pictures import MakePictures
+from vitral.bench import files, measure
+from vitral.bench.measure import WHAT, Case, Way
+from vitral.bench.peers import PEERS, Peer, chosen
+from vitral.bench.report import OURS
+from vitral.bench.subject import of_config
+from vitral.data import Split
+from vitral.data import load as load_data
+from vitral.data.transforms import Preprocessing
+from vitral.errors import UsageError
+from vitral.model import ViTConfig
+
+TINY = ViTConfig(image_size=32, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=32, classes=5)
+SUBJECT = of_config("tiny", TINY)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own rate is of no interest here, nor is a figure that is steady."""
+    monkeypatch.setattr(measure, "SMALL_MATRIX", 16)
+    monkeypatch.setattr(measure, "_MOST", 1)
+
+
+def case(what: str, *peers: str, **changes) -> Case:
+    found = {name: PEERS[name] for name in peers}
+    return dataclasses.replace(Case(SUBJECT, what, 2, "cpu", ("fp32",), found), **changes)
+
+
+@pytest.fixture
+def dataset(make_pictures: MakePictures):
+    return load_data(make_pictures({"cat": 5, "dog": 6}, size=(40, 50), extension=".jpg"))
+
+
+# ---------------------------------------------------------------- every way
+
+
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_everyone_takes_part(what: str) -> None:
+    installed, _ = chosen(["all"], TINY)
+    rows, notes = measure.measure(case(what, *installed, precisions=("bf16", "fp32")), rounds=2)
+    assert notes == []
+    assert {(row.who, row.precision) for row in rows} == {
+        (who, precision) for who in (OURS, *installed) for precision in ("bf16", "fp32")
+    }
+    passes = WHAT[what][1]
+    for row in rows:
+        assert (row.what, row.batch, row.pictures, row.sample.n) == (what, 2, 2, 2)
+        assert row.flops == passes * 2 * SUBJECT.flops
+        assert row.first is None
+        assert (row.via in ("cast", "autocast")) == (
+            what == "inference" and row.who != OURS and row.precision == "bf16"
+        )
+        assert (row.times == 1.0) == (row.who == OURS) or row.sample.median == row.ours
+    assert len({row.matrix_rate for row in rows}) == 2, "one for each precision"
+
+
+def test_training_from_files(dataset) -> None:
+    rows, _ = measure.measure(case("jpeg", "torchvision", dataset=dataset), rounds=1)
+    assert [row.who for row in rows] == [OURS, f"{OURS}, kept", "torchvision"]
+    assert {row.pictures for row in rows} == {8}, "four steps of two"
+    assert all(row.first is not None and row.first > 0 for row in rows)
+    assert {row.memory for row in rows} == {None}, "the workers' memory is not this process's"
+
+
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    original = torch.nn.Module.compile
+
+    def without_a_compiler(self: torch.nn.Module, **options) -> None:
+        assert options == {"dynamic": False}
+        compiled.append(type(self).__name__)
+        original(self, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
+    rows, _ = measure.measure(case(what, "torchvision", compile=True), rounds=1)
+    assert [(row.who, row.compiled) for row in rows] == [
+        (OURS, False), ("torchvision", False), (OURS, True), ("torchvision", True)
+    ]  # fmt: skip
+    assert compiled == ["ViT", "VisionTransformer"]
+    assert [row.first is not None for row in rows] == [False, False, True, True]
+    assert len({row.ours for row in rows}) == 1, "what all are compared with is not compiled"
+
+
+def test_our_way_changes_the_weights_in_training_and_not_in_inference() -> None:
+    models: list[torch.nn.Module] = []
+
+    def build() -> torch.nn.Module:
+        models.append(SUBJECT.build())
+        return models[-1]
+
+    for what, changes in (("inference", False), ("training", True)):
+        (way,) = WHAT[what][0](case(what, subject=dataclasses.replace(SUBJECT, build=build)))
+        before = [p.detach().clone() for p in models[-1].parameters()]
+        way.program()
+        after = models[-1].parameters()
+        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) == changes
+
+
+def test_inference_of_ours_is_the_predictors_probabilities() -> None:
+    (way,) = WHAT["inference"][0](case("inference"))
+    found = way.program()
+    assert isinstance(found, np.ndarray)
+    assert found.shape == (2, 5)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
+
+
+# ---------------------------------------------------------------- pictures
+
+
+@pytest.mark.filterwarnings("default")  # torchvision calls its decoder deprecated
+def test_both_read_the_same_pictures(tmp_path: Path) -> None:
+    """Of one colour each: whatever is cropped, what is read is that colour, standardised."""
+    levels = [30, 90, 150, 210]
+    for number, level in enumerate(levels):
+        path = tmp_path / "plain" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (level,) * 3).save(path)
+    split = load_data(tmp_path / "plain")["train"]
+    about = (split, Preprocessing((16, 16)), 2, torch.device("cpu"), 1)
+    theirs = list(files.Theirs(*about))
+    assert [batch.images.shape for batch in theirs] == [(2, 3, 16, 16)] * 2
+    pairs = [pair for batch in theirs for pair in zip(batch.images, batch.labels, strict=True)]
+    found = {round(127.5 * float(image.mean()) + 127.5): int(label) for image, label in pairs}
+    assert found == {level: number % 2 for number, level in enumerate(levels)}
+    for residency in ("stream", "memory"):
+        ours = list(files.Ours(*about, kept=residency))
+        assert {int(image.float().mean().round()) for batch in ours for image in batch.images} == set(levels)
+        assert all(batch.images.dtype == torch.uint8 for batch in ours)
+
+
+def test_what_torchvision_cannot_read_is_read_as_ours_is() -> None:
+    pixels = np.full((6, 8), 77, np.uint8)
+    split = Split(["a"], np.zeros(1, np.int64), lambda index: pixels)
+    found = files._Files(split, Preprocessing((4, 4)))._pixels(0)
+    assert (found.shape, found.unique().tolist()) == ((3, 6, 8), [77])
+
+
+def test_a_pass_is_whole_batches_spread_over_the_set(dataset) -> None:
+    some = files.some_pictures(dataset, SUBJECT, 3, "cpu")
+    assert len(some) == 9
+    assert set(some.labels) == {0, 1}
+    assert len(files.some_pictures(dataset, SUBJECT, 2, "cpu")) == 2 * files.FEW
+
+
+def test_data_that_do_not_fit_are_refused(dataset) -> None:
+    with pytest.raises(UsageError, match=r"only 11 training pictures(.|\n)*a batch is 12"):
+        files.some_pictures(dataset, SUBJECT, 12, "cpu")
+    with pytest.raises(UsageError, match=r"2 classes(.|\n)*tells 1 apart"):
+        files.some_pictures(dataset, of_config("one", dataclasses.replace(TINY, classes=1)), 2, "cpu")
+
+
+# ---------------------------------------------------------------- who fails
+
+
+def failing(error: Exception) -> Peer:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.nn.Linear(1, 1)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    return Peer("torch", "torch", lambda config: Model(), "")
+
+
+def test_a_peer_that_fails_is_named_and_left_out() -> None:
+    found = case("inference", peers={"odd": failing(ValueError("no such\nshape"))})
+    rows, notes = measure.measure(found, rounds=1)
+    assert [row.who for row in rows] == [OURS]
+    assert notes == ["left out: odd, fp32: ValueError: no such shape"]
+
+
+def test_ours_must_not_fail() -> None:
+    found = case("inference", subject=dataclasses.replace(SUBJECT, build=failing(ValueError("ours")).build))
+    with pytest.raises(TypeError):
+        measure.measure(found, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_memory_that_does_not_suffice_is_an_error(error: Exception) -> None:
+    with pytest.raises(UsageError, match=r"not enough memory for tiny, training, batch 2\n(.|\n)*try: --batch 1"):
+        measure.measure(case("training", peers={"large": failing(error)}), rounds=1)
+
+
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_what_cannot_fit_is_not_begun(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(case: Case) -> Iterator[Way]:
+        raise AssertionError("begun")
+
+    monkeypatch.setitem(measure.WHAT, what, (begun, WHAT[what][1]))
+    with pytest.raises(UsageError, match="not enough memory"):
+        measure.measure(case(what, batch=10**9), rounds=1)
+
+
+# ---------------------------------------------------------------- which of two ways
+
+
+def test_the_faster_of_two_ways_counts() -> None:
+    ways = [Way("timm", "bf16", False, lambda: None, 1, via) for via in ("cast", "autocast")]
+    other = Way("timm", "fp32", False, lambda: None, 1)
+    samples = {ways[0]: measure.Sample((3.0,)), ways[1]: measure.Sample((2.0,)), other: measure.Sample((9.0,))}
+    assert measure._best_ways(samples) == {ways[1]: samples[ways[1]], other: samples[other]}
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(1.0, 1), (0.004, 5), (1e-9, 50)])
+def test_what_is_short_is_repeated(seconds: float, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_MOST", 50)
+    assert measure._repeats(seconds) == times
