@@ -90,7 +90,7 @@ class Predictor:
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
         self.engine = "packed" if engine != "plain" and packable(self.model) else "plain"
-        """What computes: `plain` is `model`; `packed` its weights laid out for this processor, where no hook is called."""
+        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, calls no hooks."""
         self._packed: tuple[list[tuple[int, int]], ViT] | None = None
         self._parameters = list(self.model.parameters())
 

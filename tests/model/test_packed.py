@@ -51,6 +51,28 @@ def test_masks_reach_the_packed_network(name):
         assert not torch.equal(twin(images, mask), twin(images))
 
 
+@pytest.mark.parametrize("size", [1.0, 40.0, 1e4])
+@pytest.mark.parametrize("shift", [0.0, -200.0, 95.0])
+def test_attention_survives_scores_that_overflow(size, shift, monkeypatch):
+    """Scores of any size; a row's common offset changes nothing. Also with fewer pictures at a time than there are."""
+    monkeypatch.setattr(module, "_IN_CACHE", 2 * 3 * 7 * 7 * 2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(5, 3, 7, 8, generator=generator) for _ in range(3))
+    q, k = q * size, k.clone()
+    q[..., 0], k[..., 0] = shift, 1.0  # adds the same to all scores of a row
+    mask = torch.ones(5, 1, 1, 7, dtype=torch.bool)
+    mask[2, ..., 4] = False
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    scores = (q.double() @ k.double().transpose(-2, -1)).masked_fill(~mask, -torch.inf)
+    found = module._attend(1.0, q, k, v, mask)
+    rounded = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
+    wanted = rounded.double().softmax(-1) @ v.double()
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.double(), wanted, rtol=0.03, atol=0.03)
+    if size == 1 and shift == 0:
+        torch.testing.assert_close(found.double(), scores.softmax(-1) @ v.double(), rtol=0.05, atol=0.05)
+
+
 def test_the_network_stays_as_it_is():
     config = VARIANTS["layer-scale"]
     model = moderate(config).bfloat16()
