@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -133,3 +140,93 @@ def test_batches_are_copies(tmp_path):
     for batch in found.epoch():
         batch.images.zero_()
     assert all_of(found)[0].any()
+
+
+# ---------------------------------------------------------------- workers
+
+
+def streamed(**options) -> Batches:
+    crop = Augmentation(crop="random-resized")
+    return batches(augmentation=crop, residency="stream", **{"workers": 2, **options})
+
+
+def workers_now() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_workers_live_from_epoch_to_epoch_and_end_with_their_batches(end):
+    assert not workers_now()
+    found, alone = streamed(), streamed(workers=0)
+    seen = []
+    for epoch, start in ((0, 0), (1, 0), (1, 3), (0, 2), (5, 0)):
+        again, wanted = all_of(found, epoch, start), all_of(alone, epoch, start)
+        assert all(np.array_equal(a, b) for a, b in zip(again, wanted, strict=True))
+        seen.append(workers_now())
+    assert len(seen[0]) == 2
+    assert all(pids == seen[0] for pids in seen)
+    if end == "close":
+        found.close()
+        assert not workers_now()
+        assert np.array_equal(all_of(found)[0], all_of(alone)[0])  # begins new ones
+    del found
+    assert not workers_now()
+
+
+def test_an_epoch_that_was_left_does_not_disturb_the_next():
+    found, wanted = streamed(), all_of(streamed(workers=0), 1)
+    left = found.epoch(0)
+    next(left)
+    assert all(np.array_equal(a, b) for a, b in zip(all_of(found, 1), wanted, strict=True))
+    with pytest.raises(RuntimeError, match="another one"):
+        next(left)
+    found.close()
+
+
+def test_the_trainers_generator_is_left_alone():
+    found = streamed(workers=0)
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    all_of(found)
+    assert torch.equal(torch.rand(2), wanted)
+
+
+PROGRAM = """
+import multiprocessing, sys, torch
+sys.path.insert(0, {tests!r}); sys.path.insert(0, {here!r})
+from test_loader import streamed
+found = streamed()
+epoch = found.epoch()
+next(epoch)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+{rest}
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "error", "interrupt", "kill"])
+def test_workers_end_with_the_program(end):
+    """However it ends, and in the middle of an epoch, with the batches in a global name."""
+    rest = {"return": "", "error": "1 / 0"}.get(end, "import time; time.sleep(60)")
+    here = os.path.dirname(__file__)
+    program = PROGRAM.format(tests=os.path.dirname(here), here=here, rest=rest)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    if end == "interrupt":  # as a terminal does it: to the whole group
+        os.killpg(process.pid, signal.SIGINT)
+    elif end == "kill":
+        process.kill()
+    assert process.wait(30) == {"return": 0, "error": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    process.communicate()

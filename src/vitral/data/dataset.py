@@ -6,6 +6,7 @@ sent to worker processes before a single picture is opened.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from vitral.data.intake import read_image
 from vitral.errors import DataError, ImageError
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
-"""Picture number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe."""
+"""Picture number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
+
+A fetch that can tell cheaply whether a picture is still the same has a method `identity`: picture number -> a text that
+is another one when the picture has changed, and for every other picture."""
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -63,6 +67,17 @@ class Split:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise ImageError(self.names[index], why) from error
+
+    def identity(self, index: int) -> str:
+        """A text that is another one when the picture has changed, and for every other picture.
+
+        Of files and archives it follows from path, size and time of the last change, so nothing is read; else from a
+        hash of what `fetch` gives. What cannot be read has no identity of its own: it is said where it is decoded.
+        """
+        try:
+            return _identity(self.fetch, index)
+        except (OSError, ValueError):
+            return "unreadable"
 
     def image(self, index: int, channels: int | None = None) -> np.ndarray:
         """The picture as uint8 (H, W, C), upright, with 1 or 3 channels (None: as the picture has).
@@ -150,6 +165,18 @@ class _PickedFetch:
 
     def __call__(self, i: int) -> bytes | np.ndarray:
         return self.base(int(self.index[i]))
+
+    def identity(self, i: int) -> str:
+        return _identity(self.base, int(self.index[i]))
+
+
+def _identity(fetch: Fetch, i: int) -> str:
+    if (identity := getattr(fetch, "identity", None)) is not None:
+        return str(identity(i))
+    raw = fetch(i)
+    shape = raw.shape if isinstance(raw, np.ndarray) else "encoded"
+    data = raw.tobytes() if isinstance(raw, np.ndarray) else raw
+    return f"{shape} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,15 @@ class FolderFetch:
     def __call__(self, i: int) -> bytes:
         return read_file(os.path.join(self.root, self.paths[i]), MAX_BYTES)
 
+    def identity(self, i: int) -> str:
+        path = os.path.join(self.root, self.paths[i])
+        return _state(path, os.stat(path))
+
+
+def _state(path: str, status: os.stat_result) -> str:
+    """What changes with a file that is written again, unless its time is set back and its size is the same."""
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
+
 
 def read_file(path: str | Path, limit: int) -> bytes:
     """The content of a regular file; ValueError above `limit` bytes."""
@@ -236,6 +245,11 @@ class Handle:
     def __setstate__(self, state: dict[str, str]) -> None:
         self.path = state["path"]
         self._open()
+
+    @property
+    def state(self) -> str:
+        """What changes when the file is written again."""
+        return _state(self.path, os.fstat(self._descriptor))
 
     def up_to(self, offset: int, size: int) -> bytes:
         """The `size` bytes from `offset`, or as many as there are."""
@@ -356,6 +370,9 @@ class TarFetch:
         _check_size(size, MAX_BYTES)
         return self.handle.read(offset, size)
 
+    def identity(self, i: int) -> str:
+        return f"{self.handle.state} {self.places[i].tolist()}"
+
 
 class HeldTar(_Archive):
     """The files of a gzip-compressed tar, held in memory."""
@@ -456,6 +473,9 @@ class ZipFetch:
 
     def __call__(self, i: int) -> bytes:
         return _unzip(self.handle, self.places[i], MAX_BYTES)
+
+    def identity(self, i: int) -> str:
+        return f"{self.handle.state} {self.places[i].tolist()}"
 
 
 def _unzip(handle: Handle, place: np.ndarray, limit: int) -> bytes:

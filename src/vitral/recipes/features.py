@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
+from vitral.data.cache import cache_folder
 from vitral.data.dataset import some
 from vitral.data.loader import Batches, Progress
 from vitral.data.splits import with_validation
@@ -170,9 +171,8 @@ class FeatureCache:
     """Features on disk, one file for each network and split. Nothing in it is needed: it can be deleted at any time."""
 
     def __init__(self, folder: str | Path | None = None):
-        """`folder`: by default `vitral/features` in the user's cache (`$XDG_CACHE_HOME`, else `~/.cache`)."""
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        self.folder = Path(folder) if folder else Path(home).expanduser() / "vitral" / "features"
+        """`folder`: by default `vitral/features` in the user's cache."""
+        self.folder = Path(folder) if folder else cache_folder("features")
         self.found = 0
         """How often features were taken from here."""
         self.failure: str | None = None

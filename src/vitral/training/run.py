@@ -111,7 +111,9 @@ class Run:
     device: str = option("auto", "auto, cpu, cuda or mps")
     precision: str = option("auto", "auto, bf16 or fp32")
     compile: bool = option(False, "compile the network; pays on long runs")
-    residency: Literal["auto", "memory", "stream"] = option("auto", "keep decoded pictures in memory, or stream them")
+    residency: Literal["auto", "memory", "cache", "stream"] = option(
+        "auto", "decoded pictures: keep them in memory or in the cache on disk, or stream them; auto: where they fit"
+    )
     workers: int | None = option(None, "worker processes that stream; none fits the machine")
     seed: int = option(0, "decides split, initialisation, order and augmentation")
     recipe: str = option("small", "small, paper, linear-probe, …; see docs/recipes.md")

@@ -97,6 +97,9 @@ class Drawn:
     def __call__(self, i: int) -> np.ndarray:
         return Drawing.of(self.split, i).pixels()
 
+    def identity(self, i: int) -> str:
+        return f"planted {self.split} {i}"
+
 
 def accepts(data: str) -> bool:
     """Whether this is the name of the generated set."""
