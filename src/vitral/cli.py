@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.text import Text
 
 from vitral.console import stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, VitralError, unknown
@@ -402,6 +403,36 @@ def data_check(
     return 0 if found.is_sound else 1
 
 
+def data_cache(
+    *,
+    clear: Annotated[bool, _help("remove them all; runs that read them go on")] = False,
+    format: Format = "text",
+) -> int:
+    """List the decoded pictures that are kept on disk, or remove them with --clear."""
+    from datetime import datetime
+
+    from vitral.data.cache import PixelCache
+
+    cache = PixelCache()
+    entries = cache.entries()
+    if clear:
+        cache.clear()
+    total = sum(entry.nbytes for entry in entries)
+    if format == "json":
+        listed = [dataclasses.asdict(entry) for entry in entries]
+        _print_json({"folder": str(cache.folder), "bytes": total, "cleared": clear, "entries": listed})
+        return 0
+    rows = table()
+    for name in ("pictures of", "pictures", "MiB", "last used"):
+        rows.add_column(name, justify="right" if name in ("pictures", "MiB") else "left")
+    for entry in entries:
+        used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
+        rows.add_row(Text(entry.title), f"{entry.pictures:,}", f"{entry.nbytes / 2**20:,.1f}", used)
+    stdout().print(rows if entries else "nothing is kept")
+    _say(f"{total / 2**20:,.1f} MiB {'removed from' if clear else 'in'} {cache.folder}")
+    return 0
+
+
 def convert(
     source: Annotated[str, _help("run, weights file, folder, timm:NAME or hf:ORG/NAME")],
     target: Annotated[str, _help("file or folder to write; it must not exist")],
@@ -500,6 +531,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": models,
     "convert": convert,
     "data check": data_check,
+    "data cache": data_cache,
     "bench": bench,
 }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import itertools
+import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -26,6 +28,7 @@ import torch
 
 from pictures import MakePictures, noise
 from running import in_child
+from vitral.cli import main
 from vitral.data import Split, dataset, loader
 from vitral.data import load as load_data
 from vitral.data.cache import Entry, PixelCache, pixels_key, title_of
@@ -461,3 +464,19 @@ def test_an_entry_holds_pictures_of_many_sizes():
         entry = builder.finish()
     assert isinstance(entry, Entry)
     assert all(torch.equal(entry[i], given[i]) for i in range(4))
+
+
+def test_the_command_lists_and_clears(home, capsys):
+    def said(*words: str) -> Any:
+        assert main(["data", "cache", *words]) == 0
+        return capsys.readouterr().out
+
+    assert "nothing is kept" in said()
+    batches(split(), residency="cache")
+    assert re.search(r"drawn +23 +0\.0 +\d{4}-\d\d-\d\d \d\d:\d\d", said())
+    told = json.loads(said("--format", "json"))
+    assert (told["folder"], told["bytes"], told["cleared"]) == (str(home), 23 * 288, False)
+    assert [(one["title"], one["pictures"], one["nbytes"]) for one in told["entries"]] == [("drawn", 23, 23 * 288)]
+    assert json.loads(said("--clear", "--format", "json"))["cleared"]
+    assert list(home.iterdir()) == []
+    assert "nothing is kept" in said()
