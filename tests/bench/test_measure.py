@@ -185,9 +185,23 @@ def test_a_peer_that_fails_is_named_and_left_out() -> None:
     assert notes == ["left out: odd, fp32: ValueError: no such shape"]
 
 
-def test_ours_must_not_fail() -> None:
-    found = case("inference", subject=dataclasses.replace(SUBJECT, build=failing(ValueError("ours")).build))
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_a_peer_that_cannot_be_built_is_named_and_left_out(what: str) -> None:
+    def build(config: ViTConfig) -> torch.nn.Module:
+        raise ImportError("no such module")
+
+    rows, notes = measure.measure(case(what, peers={"old": Peer("torch", "torch", build, "")}), rounds=1)
+    assert [row.who for row in rows] == [OURS]
+    assert notes == ["left out: old, fp32: ImportError: no such module"]
+
+
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_ours_must_not_fail(what: str) -> None:
+    def build() -> torch.nn.Module:
+        raise ValueError("ours")
+
+    found = case(what, subject=dataclasses.replace(SUBJECT, build=build))
+    with pytest.raises(ValueError, match="ours"):
         measure.measure(found, rounds=1)
 
 
@@ -205,8 +219,11 @@ def test_what_cannot_fit_is_not_begun(what: str, monkeypatch: pytest.MonkeyPatch
         raise AssertionError("begun")
 
     monkeypatch.setitem(measure.WHAT, what, (begun, WHAT[what][1]))
-    with pytest.raises(UsageError, match="not enough memory"):
-        measure.measure(case(what, batch=10**9), rounds=1)
+    with pytest.raises(UsageError, match="not enough memory") as refused:
+        measure.measure(case(what, batch=10**12), rounds=1)
+    smaller = int(str(refused.value.hint).removeprefix("--batch "))
+    with pytest.raises(AssertionError, match="begun"):  # what the hint says is not refused
+        measure.measure(case(what, batch=smaller), rounds=1)
 
 
 # ---------------------------------------------------------------- which of two ways

@@ -105,7 +105,9 @@ def _cases(asked: Asked) -> tuple[list[Case], list[str]]:
     for found in _subjects(asked):
         some, left_out = peers.chosen(asked.peers, found.config)
         notes += left_out
-        precisions = tuple(dict.fromkeys(choose(device, p, found.config.dim).precision for p in asked.precisions))
+        precisions = tuple(
+            dict.fromkeys(choose(device, p, found.config.dim).precision for p in asked.precisions or ("auto",))
+        )
         cases += [
             Case(found, what, batch, device, precisions, some, asked.compile, dataset if what == "jpeg" else None)
             for what in asked.what

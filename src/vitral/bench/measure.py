@@ -185,10 +185,25 @@ def _step(model: nn.Module, optimizer: OptimizerSet, objective: Objective, machi
 
 
 def _built(build: Callable[[], nn.Module], device: torch.device, compiled: bool) -> nn.Module:
-    model = build().to(device)
+    try:
+        model = build().to(device)
+    except Exception as error:  # another version of a library, with other names
+        return _Unbuilt(error)
     if compiled:
         model.compile(dynamic=False)
     return model
+
+
+class _Unbuilt(nn.Module):
+    """Stands for a network that could not be built: fails when it is called, as others do."""
+
+    def __init__(self, error: Exception):
+        super().__init__()
+        self.error = error
+        self.nothing = nn.Parameter(torch.zeros(()))  # an optimizer wants one
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise self.error
 
 
 def _pictures(case: Case) -> tuple[Tensor, Tensor]:
@@ -306,7 +321,8 @@ def _refuse_too_large(case: Case, passes: int) -> None:
     found = summarize(case.subject.config)
     kept = found.activation_bytes if passes > 1 else found.input_bytes  # a step keeps what its way back reads
     if kept * case.batch > memory_bytes():
-        raise _too_large(case, f"{kept * case.batch / 2**30:,.0f} GiB, of {memory_bytes() / 2**30:,.0f}")
+        why = f"it takes {kept * case.batch / 2**30:,.0f} GiB and more, of {memory_bytes() / 2**30:,.0f}"
+        raise _too_large(case, why, memory_bytes() // kept)
 
 
 @contextlib.contextmanager
@@ -316,7 +332,7 @@ def _memory_told(case: Case) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not _is_memory(error):
             raise
-        raise _too_large(case, "the device has no more") from None
+        raise _too_large(case, "the device has no more", case.batch // 2) from None
 
 
 def _is_memory(error: Exception) -> bool:
@@ -324,6 +340,6 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or said
 
 
-def _too_large(case: Case, why: str) -> UsageError:
-    hint = f"--batch {case.batch // 2}" if case.batch > 1 else "fewer --peers, or a smaller network"
+def _too_large(case: Case, why: str, batch: int) -> UsageError:
+    hint = f"--batch {batch}" if batch else "fewer --peers, or a smaller network"
     return UsageError(f"not enough memory for {case.title}", why=why, hint=hint)
