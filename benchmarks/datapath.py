@@ -1,0 +1,269 @@
+"""The way of a picture from a file to the step, on one thread.
+
+*Steps*: encoded JPEG photographs, held in memory, to uint8 pixels of 224×224, as in "From JPEG to pixels of one size"
+above; then what a later epoch does in their place, from the cache's file: read a batch of that size, or read pictures
+with room to crop and crop them at random. *Path*: one epoch of batches of 64, cropped at random and mirrored, by
+`Batches` with each residency, without worker processes, and by torch's `DataLoader` with Pillow and torchvision's usual
+transforms, with its seconds of opening apart. *Entries*: what the cache itself costs a picture of 96×96 where there are
+many; those of the set are repeated. Files were just written, so reading them is reading the system's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from benchmarks.decode import SIZE, WAYS
+from benchmarks.results import Options, Table
+from vitral.bench.timing import Sample, alternate, ratio, timed
+from vitral.data import Split, load
+from vitral.data.cache import Entry, PixelCache, pixels_key
+from vitral.data.loader import Batches, Residency
+from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import seeded
+
+SET = "imagenet-samples.tar"
+BATCH = 64
+SMALL = 96
+"""Pixels of a side of the many entries: 100,000 of them take 2.6 GiB."""
+COUNTS = (1_000, 10_000, 100_000)
+DISK_LIMIT = 4 << 30
+"""Bytes that an entry made here may take."""
+
+CPU = torch.device("cpu")
+_preprocessing = Preprocessing(SIZE)
+_augmentation = Augmentation(crop="random-resized", flip=True)
+
+
+class Encoded:
+    """Fetch of encoded pictures that lie in memory, over and over."""
+
+    def __init__(self, files: list[bytes]):
+        self.files = files
+
+    def __call__(self, i: int) -> bytes:
+        return self.files[i % len(self.files)]
+
+    def identity(self, i: int) -> str:
+        return f"{i % len(self.files)} of {len(self.files)}"
+
+
+def run(options: Options) -> list[Table]:
+    """A table for each of steps, path and entries."""
+    files = _noise() if options.quick else _photographs(options)
+    if not files:
+        return []
+    pictures = Split([f"{i}.jpg" for i in range(len(files))], np.zeros(len(files), np.int64), Encoded(files))
+    rounds = 1 if options.quick else 7
+    counts = (30, 60) if options.quick else COUNTS
+    with _one_thread(), tempfile.TemporaryDirectory() as home, _user_cache(home):
+        return [_steps(pictures, rounds), _path(pictures, rounds), _entries(pictures, counts, Path(home))]
+
+
+def _steps(pictures: Split, rounds: int) -> Table:
+    files = [cast(bytes, pictures.raw(i)) for i in range(len(pictures))]
+    fixed = _built(pictures, None)
+    room = _built(pictures, _augmentation)
+    order = np.arange(len(pictures))
+
+    def read() -> None:
+        for first in range(0, len(order), BATCH):
+            fixed.gather(order[first : first + BATCH])
+
+    def crop() -> None:
+        for i in order:
+            with seeded(0, 0, int(i)):
+                _augmentation.geometry(room[int(i)].permute(1, 2, 0), _preprocessing)
+
+    steps: dict[str, Callable[[], object]] = {f"decode, {way}": _each(do, files) for way, do in WAYS.items()}
+    steps["read from the cache"] = read
+    steps["read from the cache and crop"] = crop
+    found = alternate(steps, rounds=rounds)
+    ours = found["decode, vitral"]
+    return _table("Steps: pictures a second, one thread", found, len(pictures), ours, "rate : vitral's decoding")
+
+
+def _path(pictures: Split, rounds: int) -> Table:
+    PixelCache().clear()  # the steps left an entry, and opening shall make it
+    opened: dict[str, Batches] = {}
+    seconds: dict[str, float] = {}
+    for name in ("memory", "cache", "stream"):
+        seconds[name] = timed(lambda name=name: opened.update({name: _batches(pictures, _augmentation, name)}))
+    epochs: dict[str, Callable[[], object]] = {name: _epoch(found) for name, found in opened.items()}
+    loader = _usual(pictures)
+    epochs["DataLoader"] = lambda: [None for _ in loader]
+    found = alternate(epochs, rounds=rounds)
+    count = len(opened["memory"]) * opened["memory"].batch_size  # an incomplete batch is left out
+    caption = "Path: pictures a second of an epoch, one thread"
+    table = _table(caption, found, count, found["DataLoader"], "rate : DataLoader's")
+    rows = [{**row, "opening": seconds.get(row["way"])} for row in table.rows]
+    return Table(table.caption, {**table.columns, "opening": "opening, s|.2f"}, rows, "path")
+
+
+def _entries(pictures: Split, counts: tuple[int, ...], home: Path) -> Table:
+    pixels = Preprocessing((SMALL, SMALL))
+    made = [pixels.geometry(pictures.image(i, 3)).contiguous() for i in range(len(pictures))]
+    rows = []
+    for count in counts:
+        size = count * made[0].nbytes
+        if size > min(DISK_LIMIT, shutil.disk_usage(home).free // 2):
+            print(f"left out: {count:,} entries, for want of room")
+            continue
+        rows.append(_row_of_entries(pictures.select(np.arange(count) % len(pictures)), made, PixelCache(home)))
+    columns = {
+        "pictures": "pictures|,d", "size": "MiB|,.0f", "key": "key, µs a picture|.2f", "write": "write, µs a picture|.1f",
+        "open": "open, ms|.2f", "read": "read, µs a picture|.1f",
+    }  # fmt: skip
+    return Table(f"Entries: the cache's cost, {SMALL}×{SMALL} pixels", columns, rows, "entries")
+
+
+def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache) -> dict[str, Any]:
+    """Key, write, open and read in random order one entry, then remove it."""
+    count, found = len(pictures), {}
+    key = pixels_key(pictures, {})
+
+    def write() -> None:
+        with cache.build(key, count, "repeated") as builder:
+            for i in range(count):
+                builder.add(made[i % len(made)])
+            assert builder.finish() is not None, builder.failure
+
+    def read() -> None:
+        order = np.random.default_rng(0).permutation(count)
+        entry = cast(Entry, found["entry"])
+        for first in range(0, count, BATCH):
+            entry.gather(order[first : first + BATCH])
+
+    micro = 1e6 / count
+    row = {
+        "pictures": count, "size": count * made[0].nbytes / 2**20,
+        "key": timed(lambda: pixels_key(pictures, {})) * micro, "write": timed(write) * micro,
+        "open": timed(lambda: found.update(entry=cache.find(key, count))) * 1e3, "read": timed(read) * micro,
+    }  # fmt: skip
+    cache.clear()
+    return row
+
+
+def _table(caption: str, found: dict[str, Sample], count: int, against: Sample, heading: str) -> Table:
+    rows = [
+        {
+            "way": way, "n": sample.n, "median": count / sample.median, "least": count / max(sample.seconds),
+            "greatest": count / min(sample.seconds), "ratio": ratio(against, sample),
+        }
+        for way, sample in found.items()
+    ]  # fmt: skip
+    columns = {
+        "way": "by", "n": "n|d", "median": "pictures/s|,.0f", "least": "least|,.0f", "greatest": "greatest|,.0f",
+        "ratio": f"{heading}|.2f",
+    }  # fmt: skip
+    return Table(caption, columns, rows, caption.partition(":")[0].lower())
+
+
+def _each(do: Callable[[bytes], object], files: list[bytes]) -> Callable[[], object]:
+    def every_file() -> None:
+        for file in files:
+            do(file)
+
+    return every_file
+
+
+def _built(pictures: Split, augmentation: Augmentation | None) -> Entry:
+    """The entry of these pictures, in the user's cache as it is now."""
+    _batches(pictures, augmentation, "cache")
+    newest = PixelCache().entries()[0]
+    return cast(Entry, PixelCache().find(newest.key, len(pictures)))
+
+
+def _batches(pictures: Split, augmentation: Augmentation | None, residency: str) -> Batches:
+    return Batches(
+        pictures, _preprocessing, batch_size=BATCH, device=CPU, augmentation=augmentation, workers=0,
+        residency=cast(Residency, residency),
+    )  # fmt: skip
+
+
+def _epoch(batches: Batches) -> Callable[[], None]:
+    def every_batch() -> None:
+        for batch in batches.epoch():
+            _augmentation.pixels(batch.images)
+
+    return every_batch
+
+
+class _Opened(Dataset[Tensor]):
+    """What torchvision's `ImageFolder` does with a picture, and the usual transforms of training."""
+
+    def __init__(self, pictures: Split):
+        self.pictures = pictures
+        self.transform = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, i: int) -> Tensor:
+        image = Image.open(io.BytesIO(cast(bytes, self.pictures.raw(i)))).convert("RGB")
+        return cast(Tensor, self.transform(image))
+
+
+def _usual(pictures: Split) -> DataLoader[Tensor]:
+    return DataLoader(_Opened(pictures), BATCH, shuffle=True, drop_last=len(pictures) > BATCH)
+
+
+def _photographs(options: Options) -> list[bytes]:
+    """The JPEG files of the set that all ways can read: colour and grey."""
+    if (path := options.data(SET)) is None:
+        return []
+    pictures = load(str(path))["train"]
+    files = [cast(bytes, pictures.raw(i)) for i in range(len(pictures))]
+    return [file for file in files if file.startswith(b"\xff\xd8\xff") and _mode(file) in ("RGB", "L")]
+
+
+def _mode(file: bytes) -> str:
+    with contextlib.suppress(OSError):
+        return Image.open(io.BytesIO(file)).mode
+    return ""
+
+
+def _noise(count: int = 3) -> list[bytes]:
+    files = []
+    for seed in range(count):
+        pixels = np.random.default_rng(seed).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG")
+        files.append(file.getvalue())
+    return files
+
+
+@contextlib.contextmanager
+def _user_cache(home: str) -> Iterator[None]:
+    """The user's cache is in `home` meanwhile."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = home
+    try:
+        yield
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch's own threads within an operation: one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
