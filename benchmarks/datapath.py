@@ -124,8 +124,8 @@ def _entries(pictures: Split, counts: tuple[int, ...], home: Path) -> Table:
             continue
         rows.append(_row_of_entries(pictures.select(np.arange(count) % len(pictures)), made, PixelCache(home)))
     columns = {
-        "pictures": "pictures|,d", "size": "MiB|,.0f", "key": "key, µs a picture|.2f", "write": "write, µs a picture|.1f",
-        "open": "open, ms|.2f", "read": "read, µs a picture|.1f",
+        "pictures": "pictures|,d", "size": "MiB|,.0f", "key": "key, µs a picture|.2f",
+        "write": "write, µs a picture|.1f", "open": "open, ms|.2f", "read": "read, µs a picture|.1f",
     }  # fmt: skip
     return Table(f"Entries: the cache's cost, {SMALL}×{SMALL} pixels", columns, rows, "entries")
 
