@@ -24,7 +24,7 @@ LAYERS = [
     {"weights"},
     {"predict"},
     {"training", "evaluation", "explanation"},
-    {"recipes"},
+    {"recipes", "bench"},
     {"cli"},
 ]
 """Lowest first: a part imports what is below it, and of its own layer only itself; the network only the lowest."""
