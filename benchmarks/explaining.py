@@ -52,6 +52,8 @@ LIMITS = {"rollout": 1.3, "generic": 3.5, "legrad": 3.5}
 MEMORY_LIMIT = 1.5
 LONG = ("integrated-gradients", "smoothgrad", "occlusion", "rise", "integrated gradients, captum")
 """Ways of many passes."""
+ONLY_BF16 = ("occlusion", "rise")
+"""Of these, those without another's beside them, in which nothing but the time of forward passes differs by type."""
 ROUNDS = {"time": 15, "passes": 3}
 STEPS = 32
 """Of integrated gradients, ours and captum's."""
@@ -85,8 +87,11 @@ def times(options: Options, part: str) -> Table:
         case = Case.of(config, 2 if options.quick else 8, dtype, options)
         if kind == "fp32":
             case.check()
+        left_out = ONLY_BF16 if kind == "fp32" else ()
         ways = {
-            name: way for name, way in case.ways().items() if (name in LONG) == (part == "passes") or name == "forward"
+            name: way
+            for name, way in case.ways().items()
+            if name == "forward" or ((name in LONG) == (part == "passes") and name not in left_out)
         }
         rounds, warm_up = (1, 0) if options.quick else (ROUNDS[part], int(part == "time"))
         with quiet(case.model):
