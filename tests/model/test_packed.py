@@ -64,7 +64,7 @@ def test_attention_survives_scores_that_overflow(size, shift, monkeypatch):
     mask[2, ..., 4] = False
     q, k, v = (x.bfloat16() for x in (q, k, v))
     scores = (q.double() @ k.double().transpose(-2, -1)).masked_fill(~mask, -torch.inf)
-    found = module._attend(1.0, q, k, v, mask)
+    found = module.attend(1.0, q, k, v, mask)
     rounded = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
     wanted = rounded.double().softmax(-1) @ v.double()
     assert found.isfinite().all()

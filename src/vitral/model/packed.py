@@ -27,7 +27,7 @@ def packed(network: ViT) -> ViT:
     """A network that computes the same from weights that are laid out for this machine. `network` is on a CPU in bf16
     and stays as it is; changes of its weights do not reach the packed one. For inference alone: there are no gradients.
     """
-    twin = _sharing(network)
+    twin = sharing(network)
     twin._modules["blocks"] = nn.ModuleList(_Block(block) for block in network.blocks)  # type: ignore[arg-type]
     return twin
 
@@ -57,7 +57,7 @@ def _works() -> bool:
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def _sharing(module: _Module) -> _Module:
+def sharing(module: _Module) -> _Module:
     """A module of the same parts, of which some can be replaced without touching the original."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
@@ -96,8 +96,8 @@ class _Block(nn.Module):
         super().__init__()
         scales: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
         self.pre_norm, self.norm1, self.norm2 = block.pre_norm, block.norm1, block.norm2
-        self.attn = _sharing(block.attn)
-        self.attn.__dict__["attend"] = partial(_attend, self.attn.scale)
+        self.attn = sharing(block.attn)
+        self.attn.__dict__["attend"] = partial(attend, self.attn.scale)
         self.attn._modules |= {"qkv": _Linear(block.attn.qkv), "proj": _Linear(block.attn.proj, scales[0])}
         self.mlp = _MLP(block.mlp, scales[1])
 
@@ -117,7 +117,7 @@ class _Block(nn.Module):
         return self.norm2(self.mlp(x, x))
 
 
-def _attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q kᵀ · scale) v, (B, heads, queries, d)."""
     B, heads, queries, d = q.shape
     mixed = torch.empty(B, queries, heads, d, dtype=q.dtype).transpose(1, 2)  # as the next layer reads it
@@ -155,7 +155,7 @@ class _MLP(nn.Module):
 
     def __init__(self, mlp: MLP, factor: Tensor | None):
         super().__init__()
-        self.plain = _sharing(mlp)
+        self.plain = sharing(mlp)
         self.plain._modules |= {"fc1": _Linear(mlp.fc1), "fc2": _Linear(mlp.fc2, factor)}
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:

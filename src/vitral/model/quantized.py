@@ -1,0 +1,203 @@
+"""A ViT's forward pass for inference on a CPU with the dense layers of its blocks in 8-bit integers.
+
+    ranges = observe(network, batches)       # what enters each layer, on pictures of the kind it is for
+    logits = quantized(network, ranges)(images)
+
+Weights are int8 with a scale for each output, symmetric; what enters a layer is uint8 with one scale and zero point,
+fixed by `ranges`, so that a picture's logits do not depend on the others in its batch. The residual stream is fp32;
+attention, norms, patches and head are as precise as the network given. The operators are oneDNN's, as in `packed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.errors import UsageError
+from vitral.model.packed import attend, sharing
+from vitral.model.vit import Block, ViT
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Name of a dense layer ("blocks.0.attn.qkv") → least and greatest value of what enters it."""
+
+_LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+
+
+@torch.inference_mode()
+def observe(network: ViT, batches: Iterable[Tensor]) -> Ranges:
+    """The range of what enters each dense layer of the blocks, over batches (B, C, H, W) of standardised pictures."""
+    seen: dict[str, tuple[float, float]] = {}
+
+    def look(name: str, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        least, greatest = (float(x) for x in arguments[0].aminmax())
+        before = seen.get(name, (0.0, 0.0))  # 0 is always among them, and must have a number of its own
+        seen[name] = min(before[0], least), max(before[1], greatest)
+
+    hooks = [
+        network.get_submodule(name).register_forward_pre_hook(partial(look, name)) for name in layer_names(network)
+    ]
+    lean, network.lean = network.lean, False  # a lean last block has a way of its own through its first layer
+    try:
+        for images in batches:
+            network(images)
+    finally:
+        network.lean = lean
+        for hook in hooks:
+            hook.remove()
+    if len(seen) != len(hooks):
+        raise UsageError("there are no pictures to calibrate on")
+    return seen
+
+
+def layer_names(network: ViT) -> list[str]:
+    """The layers that become integers."""
+    return [f"blocks.{i}.{layer}" for i in range(len(network.blocks)) for layer in _LAYERS]
+
+
+def quantized(network: ViT, ranges: Ranges) -> ViT:
+    """A network that computes nearly the same with integers. `network` is on a CPU and stays as it is; changes of its
+    weights do not reach the other. For inference alone. `UsageError` where `ranges` are those of another network.
+    """
+    if set(ranges) != set(layer_names(network)):
+        raise UsageError("these ranges were measured on another network", hint="measure again: vitral quantize RUN")
+    twin = sharing(network)
+    plain: Any = network.blocks
+    blocks = [_Block(block, _of(ranges, i)) for i, block in enumerate(plain)]
+    blocks[-1].dtype = plain[-1].norm1.weight.dtype
+    twin._modules["blocks"] = nn.ModuleList(blocks)
+    return twin
+
+
+def quantizable(network: nn.Module) -> bool:
+    """Whether `quantized` can take this network here."""
+    return isinstance(network, ViT) and next(network.parameters()).device.type == "cpu" and _works()
+
+
+def _of(ranges: Ranges, block: int) -> list[_Scale]:
+    return [_Scale(*ranges[f"blocks.{block}.{layer}"]) for layer in _LAYERS]
+
+
+@cache
+def _works() -> bool:
+    """Whether torch has the operators here, and they do what they are called for."""
+    linear = nn.Linear(64, 32).requires_grad_(False)
+    x, other = torch.randn(5, 64), torch.randn(5, 32)
+    scale = _Scale(float(x.min()), float(x.max()))
+    try:
+        layer = _Linear(linear, scale)
+        found = torch.stack([layer.to(scale(x), torch.float32), layer.added(scale(x), other)])
+        raised = layer.gelu(scale(x), "none", _Scale(-0.2, 4.0))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    plain = F.linear(x, linear.weight, linear.bias)
+    near = torch.allclose(found, torch.stack([plain, plain + other]), atol=0.05)
+    return near and torch.allclose((raised.float() - 12) * (4.2 / 255), F.gelu(plain), atol=0.05)
+
+
+class _Scale:
+    """Numbers of a range as uint8: round(x / step) + zero, cut off at 0 and 255."""
+
+    def __init__(self, least: float, greatest: float):
+        self.step = max(greatest - least, 1e-8) / 255
+        self.zero = round(-least / self.step)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.cut(x.float() / self.step + (self.zero + 0.5))
+
+    @staticmethod
+    def cut(shifted: Tensor) -> Tensor:
+        """x / step + zero + ½, fp32, which is overwritten, to uint8."""
+        return shifted.clamp_(0, 255).to(torch.uint8)  # towards 0, which after adding ½ is rounding
+
+
+class _Linear:
+    """x Wᵀ + b for x (…, in) uint8 with W int8, times a factor for each output where one is given."""
+
+    def __init__(self, linear: nn.Linear, scale: _Scale, factor: Tensor | None = None):
+        weight = linear.weight.detach().float()
+        bias = torch.zeros(len(weight)) if linear.bias is None else linear.bias.detach().float()
+        if factor is not None:
+            weight, bias = factor.float()[:, None] * weight, factor.float() * bias
+        self.scale, self.bias = scale, bias
+        self.steps, self.zeros = (
+            weight.abs().amax(1).clamp_min(1e-12) / 127,
+            torch.zeros(len(weight), dtype=torch.int32),
+        )
+        whole = (weight / self.steps[:, None]).round().to(torch.int8)
+        self.matrix = torch.ops.onednn.qlinear_prepack(whole, None)
+
+    def to(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product as numbers of a type."""
+        return torch.ops.onednn.qlinear_pointwise(*self._with(x), 1.0, 0, dtype, "none", [], "")
+
+    def gelu(self, x: Tensor, form: str, scale: _Scale) -> Tensor:
+        """GELU of it as uint8 on another scale; `form` is "none" (by erf) or "tanh"."""
+        return torch.ops.onednn.qlinear_pointwise(*self._with(x), scale.step, scale.zero, torch.uint8, "gelu", [], form)
+
+    def added(self, x: Tensor, other: Tensor) -> Tensor:
+        """The sum with `other` (…, out) fp32."""
+        *operands, bias = self._with(x)
+        return torch.ops.onednn.qlinear_pointwise.binary(
+            *operands, other.contiguous(), bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], ""
+        )
+
+    def _with(self, x: Tensor) -> tuple[Any, ...]:
+        return x, self.scale.step, self.scale.zero, self.matrix, self.steps, self.zeros, self.bias
+
+
+class _Block(nn.Module):
+    """`Block` with integer layers: the same two equations."""
+
+    def __init__(self, block: Block, scales: list[_Scale]):
+        super().__init__()
+        of_qkv, of_proj, of_fc1, of_fc2 = scales
+        factors: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
+        kind = block.norm1.weight.dtype
+        self.pre_norm, self.mlp, self.dtype = block.pre_norm, block.mlp, torch.float32
+        self.norm1, self.norm2 = _norm(block.norm1), _norm(block.norm2)
+        self.proj, self.fc2 = _Linear(block.attn.proj, of_proj, factors[0]), _Linear(block.mlp.fc2, of_fc2, factors[1])
+        self.fc1, self.scales = _Linear(block.mlp.fc1, of_fc1), scales
+        self.attn = sharing(block.attn)
+        qkv, heads = _Linear(block.attn.qkv, of_qkv), (3, block.attn.heads, block.attn.head_dim)
+
+        def project(x: Tensor, read: int | None) -> tuple[Tensor, ...]:
+            q, k, v = qkv.to(x, kind).unflatten(-1, heads).permute(2, 0, 3, 1, 4).unbind()
+            return q[:, :, :read], k, v
+
+        self.attn.__dict__ |= {"project": project, "attend": partial(attend, block.attn.scale)}
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        read: int | None = None,
+    ) -> Tensor:
+        """(B, N, D), or only the first `read` tokens of it."""
+        of_qkv, of_proj, of_fc1, _ = self.scales
+        x = x.float()
+        mixed = self.attn.mix(of_qkv(self.norm1(x) if self.pre_norm else x), mask, rotation, read)
+        x = self.proj.added(of_proj(mixed), x[:, :read])
+        if self.pre_norm:
+            return self.fc2.added(self.hidden(of_fc1(self.norm2(x))), x).to(self.dtype)
+        x = self.norm1(x)
+        return self.norm2(self.fc2.added(self.hidden(of_fc1(x)), x)).to(self.dtype)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The activations between the layers of the MLP, uint8."""
+        if self.mlp.activation == "swiglu":
+            gate, value = self.fc1.to(x, torch.float32).chunk(2, dim=-1)
+            return self.scales[3](F.silu(gate) * value)
+        return self.fc1.gelu(x, "tanh" if self.mlp.activation == "gelu-tanh" else "none", self.scales[3])
+
+
+def _norm(norm: nn.LayerNorm) -> nn.LayerNorm:
+    """The norm in fp32."""
+    twin = nn.LayerNorm(norm.normalized_shape, eps=norm.eps).requires_grad_(False)
+    twin.load_state_dict(norm.state_dict())
+    return twin

@@ -1,0 +1,107 @@
+"""Integer networks compute what the network computes, up to what 8 bits can hold."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import VARIANTS, network, pictures
+from torch import nn
+
+from vitral.errors import UsageError
+from vitral.model import BiT, BiTConfig, ViT, ViTConfig
+from vitral.model import quantized as module
+from vitral.model.quantized import layer_names, observe, quantizable, quantized
+
+pytestmark = pytest.mark.skipif(not module._works(), reason="this torch has no integer layers here")
+
+
+def moderate(config: ViTConfig) -> ViT:
+    model = network(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model.eval().requires_grad_(False)
+
+
+def rounded(model: ViT, ranges: module.Ranges) -> ViT:
+    """The same network with every dense layer's input and weights rounded to integers, in fp32 and by hand."""
+    twin = copy.deepcopy(model)
+    for name in layer_names(model):
+        layer, (least, greatest) = twin.get_submodule(name), ranges[name]
+        weight = layer.weight
+        if model.config.layer_scale is not None and name.endswith(("proj", "fc2")):  # it is part of these weights
+            block = twin.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+            gamma = (block.ls1 if name.endswith("proj") else block.ls2).gamma
+            steps = (gamma[:, None] * weight).abs().amax(1, keepdim=True) / 127
+            layer.weight.data = (gamma[:, None] * weight / steps).round() * steps / gamma[:, None]
+        else:
+            steps = weight.abs().amax(1, keepdim=True) / 127
+            layer.weight.data = (weight / steps).round() * steps
+        step = (greatest - least) / 255
+        zero = round(-least / step)
+
+        def before(_, arguments, step=step, zero=zero):
+            return ((torch.floor(arguments[0] / step + zero + 0.5).clamp(0, 255) - zero) * step,)
+
+        layer.register_forward_pre_hook(before)
+    twin.lean = False
+    return twin
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_rounded_layers(name):
+    config = VARIANTS[name]
+    model, images = moderate(config), pictures(config).float()
+    ranges = observe(model, [images])
+    with torch.inference_mode():
+        found, wanted, exact = quantized(model, ranges)(images), rounded(model, ranges)(images), model(images)
+    size = exact.abs().max()
+    assert (found - exact).abs().max() < 0.1 * size
+    # A number on the edge between two integers may fall on either side, and all that follows with it.
+    assert (found - wanted).abs().max() < 0.5 * (wanted - exact).abs().max() + 1e-4 * size
+
+
+def test_a_batch_is_its_pictures_and_half_precision_works():
+    config = VARIANTS["paper"]
+    model, images = moderate(config), pictures(config).float()
+    ranges = observe(model, images.split(1))
+    assert ranges == observe(model, [images])
+    for dtype in (torch.float32, torch.bfloat16):
+        twin = quantized(model.to(dtype), ranges)
+        with torch.inference_mode():
+            together = twin(images.to(dtype))
+            assert together.dtype == dtype
+            alone = torch.cat([twin(one.to(dtype)) for one in images.split(1)])
+        torch.testing.assert_close(together, alone, rtol=0.02, atol=0.02)
+
+
+def test_what_was_not_seen_is_cut_off_and_nothing_is_left_behind():
+    config = VARIANTS["paper"]
+    model, images = moderate(config), pictures(config).float()
+    state = copy.deepcopy(model.state_dict())
+    before = {name: (set(vars(part)), len(part._forward_pre_hooks)) for name, part in model.named_modules()}
+    ranges = observe(model, [images])
+    with torch.inference_mode():
+        assert quantized(model, ranges)(100 * images).isfinite().all()
+    assert {name: (set(vars(part)), len(part._forward_pre_hooks)) for name, part in model.named_modules()} == before
+    assert model.lean
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+def test_refusals(monkeypatch):
+    config = VARIANTS["paper"]
+    model = moderate(config)
+    assert quantizable(model)
+    assert not quantizable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))))
+    assert not quantizable(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="another network"):
+        quantized(model, {"blocks.0.attn.qkv": (-1.0, 1.0)})
+    with pytest.raises(UsageError, match="no pictures"):
+        observe(model, [])
+    module._works.cache_clear()
+    monkeypatch.setattr(module._Linear, "to", lambda self, x, dtype: F.linear(x.float(), torch.zeros(32, 64)))
+    assert not quantizable(model), "an operator that computes something else"
+    module._works.cache_clear()
