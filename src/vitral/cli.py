@@ -94,7 +94,7 @@ def evaluate(
     knn: Annotated[int | None, _help("instead of the head: nearest neighbours on the features; 20 is usual")] = None,
     cache: Annotated[str | None, _help("where features are kept; else in the user's cache")] = None,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
-    precision: Annotated[str, _help("auto, bf16 or fp32")] = "auto",
+    precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
     format: Format = "text",
 ) -> int:
     """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
@@ -156,7 +156,7 @@ def predict(
     top: Annotated[int, _help("how many classes to show for each picture")] = 3,
     batch_size: Annotated[int, _help("pictures computed together")] = 32,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
-    precision: Annotated[str, _help("auto, bf16 or fp32")] = "auto",
+    precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
@@ -384,6 +384,30 @@ def models(*, format: Format = "text") -> int:
     return 0
 
 
+def quantize(
+    run: Annotated[str, _help("run folder or weights file")],
+    data: Annotated[str | None, _help("pictures to measure on; by default the run's own")] = None,
+    /,
+    *,
+    pictures: Annotated[int, _help("how many training pictures the ranges are measured on")] = 256,
+    judged: Annotated[int, _help("how many held-out pictures show what it costs and gains")] = 1000,
+    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    format: Format = "text",
+) -> int:
+    """Make --precision int8 possible for a network on a CPU, and measure whether it pays."""
+    from vitral.recipes.quantization import quantize as measure
+    from vitral.training.progress import counting
+
+    with counting(stderr(), "measuring", 0) as progress:
+        found = measure(run, data, pictures=pictures, judged=judged, data_root=data_root, progress=progress)
+    if format == "json":
+        _print_json({"model": run, **found.to_json()})
+    else:
+        found.print_table(stdout())
+        _say(f"Ranges   {found.file}")
+    return 0
+
+
 def data_check(
     data: str,
     /,
@@ -530,6 +554,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "summary": summary,
     "models": models,
     "convert": convert,
+    "quantize": quantize,
     "data check": data_check,
     "data cache": data_cache,
     "bench": bench,

@@ -20,11 +20,13 @@ from vitral.data.intake import read_image
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
-from vitral.errors import DataError, ImageError, unknown
+from vitral.errors import DataError, ImageError, UsageError, unknown
 from vitral.model import Network, ViT
 from vitral.model.packed import packable, packed
+from vitral.model.quantized import Ranges, quantizable, quantized
 from vitral.weights.account import Account
-from vitral.weights.load import read
+from vitral.weights.load import locate, read
+from vitral.weights.ranges import ranges_file, read_ranges
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
@@ -79,7 +81,11 @@ class Predictor:
         machine: Machine | None = None,
         source: str = "",
         engine: Engine = "auto",
+        ranges: Ranges | None = None,
     ):
+        """`ranges` (`vitral.model.quantized.observe`) make the dense layers integers: `UsageError` where that cannot
+        be, for a ResNet and on a GPU.
+        """
         self.machine = machine or choose(dim=model.config.dim)
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
         # Weights are cast once: autocast would cast them again at every call.
@@ -89,8 +95,14 @@ class Predictor:
         """What became of the tensors of the file that the network came from."""
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
-        self.engine = "packed" if engine != "plain" and packable(self.model) else "plain"
-        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, calls no hooks."""
+        if ranges is not None and not quantizable(self.model):
+            hint = "--precision bf16, or --device cpu"
+            raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
+        packs = engine != "plain" and packable(self.model)
+        self.engine = "int8" if ranges is not None else "packed" if packs else "plain"
+        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, and `int8`, its dense
+        layers in integers, call no hooks."""
+        self._ranges = ranges
         self._packed: tuple[list[tuple[int, int]], ViT] | None = None
         self._parameters = list(self.model.parameters())
 
@@ -145,11 +157,15 @@ class Predictor:
         for path, image in zip(paths, ready, strict=True):
             yield image if isinstance(image, ImageError) else Prediction(str(path), self.classes, next(rows))
 
-    @torch.inference_mode()
     def _forward(self, images: Tensor) -> np.ndarray:
+        return self.logits(images).softmax(1).cpu().numpy()
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits (B, K) fp32 of prepared pictures (B, C, H, W) uint8."""
         images = self.preprocessing.standardise(images.to(self.machine.device))
         logits = self._network()(images.to(next(self.model.parameters()).dtype))
-        return logits.float().softmax(1).cpu().numpy()
+        return logits.float()
 
     def _network(self) -> nn.Module:
         """What computes, anew where `model` was changed since the last time."""
@@ -157,7 +173,9 @@ class Predictor:
             return self.model
         state = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._parameters]
         if self._packed is None or self._packed[0] != state:
-            self._packed = state, packed(self.model)  # type: ignore[arg-type]
+            network: Any = self.model
+            made = packed(network) if self._ranges is None else quantized(network, self._ranges)
+            self._packed = state, made
         return self._packed[1]
 
 
@@ -206,14 +224,19 @@ def load(
 
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
-    the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit. Raises
+    the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
+    `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured. Raises
     `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
     """
     loaded = read(source, **options)
     weights = loaded.weights
-    machine = choose(device, precision, dim=weights.config.dim)
+    network, ranges = loaded.build(), None
+    if precision == "int8":
+        device, precision = "cpu" if device == "auto" else device, "auto"
+        ranges = read_ranges(ranges_file(locate(source)[0]), network)
     predictor = Predictor(
-        loaded.build(), weights.preprocessing, weights.classes, machine=machine, source=str(source), engine=engine
-    )
+        network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
+        source=str(source), engine=engine, ranges=ranges,
+    )  # fmt: skip
     predictor.account = loaded.account
     return predictor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
@@ -88,10 +89,13 @@ def evaluate_pictures(
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
+    elif precision == "int8":
+        predictor = load(model, device=device, precision=precision)
+        machine = predictor.machine
     else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture
         predictor = load(model, device=device, precision="fp32")
         machine = choose(device, precision, dim=predictor.model.config.dim)
-    dataset = _own_data(model) if data is None else load_data(data, root=data_root)
+    dataset = own_data(model) if data is None else load_data(data, root=data_root)
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
     pictures = in_classes_of(predictor, dataset)[chosen]
@@ -101,7 +105,11 @@ def evaluate_pictures(
         own = dataclasses.replace(dataset, splits={chosen: pictures})
         pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
         batches = _batches(predictor, pictures, progress)
-    probabilities = logits_of(predictor.model, batches, machine).softmax(1).numpy()
+    if predictor.engine == "int8":
+        logits = torch.cat([predictor.logits(batch.images) for batch in batches.epoch()])
+    else:
+        logits = logits_of(predictor.model, batches, machine)
+    probabilities = logits.softmax(1).numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities)
 
@@ -112,7 +120,7 @@ def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -
     )
 
 
-def _own_data(model: str | Path | Predictor) -> DataSet:
+def own_data(model: str | Path | Predictor) -> DataSet:
     source = model.source if isinstance(model, Predictor) else str(model)
     folder = RunFolder(source)
     if not folder.is_run():

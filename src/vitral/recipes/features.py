@@ -275,7 +275,7 @@ def evaluate_features(
     train that is cut off (the same share of each class, seed 0), or on `split`. Features are kept in `cache`, by
     default the user's. `UsageError` where nothing is asked for, and the errors of reading data and weights.
     """
-    from vitral.recipes.evaluation import _own_data  # it plans runs, plans know recipes, and one of them needs features
+    from vitral.recipes.evaluation import own_data  # it plans runs, plans know recipes, and one of them needs features
 
     if bad_images not in ("error", "skip"):
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
@@ -287,7 +287,7 @@ def evaluate_features(
     else:
         predictor = load(model, device=device, precision="fp32")
         machine = choose(device, precision, dim=predictor.model.config.dim)
-    dataset = _own_data(model) if data is None else load_data(data, root=data_root)
+    dataset = own_data(model) if data is None else load_data(data, root=data_root)
     dataset, measured, said = _two_sides(dataset, split)
     memory, known = _side(predictor, machine, dataset["train"], kept, bad_images, progress)
     asked, truth = _side(predictor, machine, dataset[measured], kept, bad_images, progress)

@@ -1,0 +1,138 @@
+"""Integers for a trained network: ranges from its own pictures, and whether they pay, in accuracy and in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vitral.console import table
+from vitral.data import Split
+from vitral.data import load as load_data
+from vitral.data.loader import Progress
+from vitral.errors import DataError, UsageError
+from vitral.model.quantized import observe, quantizable
+from vitral.predict import Predictor, load
+from vitral.recipes.evaluation import in_classes_of, own_data
+from vitral.weights.load import locate
+from vitral.weights.ranges import ranges_file, write_ranges
+
+AT_ONCE = 32
+"""Pictures computed together."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What became of a network whose dense layers are integers, beside what it is without."""
+
+    file: Path
+    pictures: int
+    """That the ranges were measured on."""
+    judged_on: str
+    """Which pictures accuracies are of: "1,000 test pictures"."""
+    plain: str
+    """What computes without integers: bf16 or fp32."""
+    accuracy: float
+    accuracy_int8: float
+    agree: float
+    """The share of pictures that are answered alike."""
+    speed: float
+    """How many times as fast it is with integers: the ratio of the medians of batches in turn."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster by more than clocks are wrong, and loses no more than 0.3 points."""
+        return self.speed > 1.05 and self.accuracy_int8 >= self.accuracy - 0.003
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "file": str(self.file), "pays": self.pays}
+
+    def print_table(self, console: Console) -> None:
+        """Both ways, and what follows."""
+        found = table(f"Integers, ranges from {self.pictures:,} pictures")
+        for name in ("", "accuracy", "speed"):
+            found.add_column(name, justify="right" if name else "left")
+        found.add_row(self.plain, f"{self.accuracy:.2%}", "1.00 ×")
+        found.add_row("int8", f"{self.accuracy_int8:.2%}", f"{self.speed:.2f} ×")
+        console.print(found)
+        verdict = "it pays: --precision int8" if self.pays else f"it does not pay: stay with --precision {self.plain}"
+        console.print(f"of {self.judged_on}, {self.agree:.1%} answered alike; {verdict}", highlight=False)
+
+
+def quantize(
+    model: str | Path,
+    data: str | Path | None = None,
+    *,
+    pictures: int = 256,
+    judged: int = 1000,
+    data_root: str | Path = "data",
+    progress: Progress | None = None,
+) -> Quantized:
+    """Measure the ranges of `model` (a run folder or weights file) on `pictures` of `data`, by default of the run's own
+    training pictures, and write them beside the weights, for `vitral.load(model, precision="int8")`. Then compare with
+    and without them on at most `judged` labelled pictures that are furthest from training.
+
+    Raises `UsageError` for a network or a machine that integers are not for, and the errors of data and weights.
+    """
+    if pictures < 1 or judged < 1:
+        raise UsageError("there must be at least one picture to measure on, and one to judge by")
+    exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
+    if not quantizable(exact.model):
+        hint = "--precision bf16" if plain.machine.precision == "bf16" else "--precision fp32"
+        raise UsageError("int8 is for a ViT, and a torch with oneDNN", where=model, hint=hint)
+    dataset = in_classes_of(exact, own_data(model) if data is None else load_data(data, root=data_root))
+    training = _spread(next(dataset.splits[n] for n in ("train", "val", "test") if n in dataset.splits), pictures)
+    last = next(name for name in ("test", "val", "train") if name in dataset.splits)
+    held_out = _spread(dataset.splits[last], judged)
+    tell = progress or (lambda done: None)
+    network: Any = exact.model
+    ranges = observe(network, (exact.preprocessing.standardise(one) for one in _batches(exact, training, tell)))
+    file = ranges_file(locate(model)[0])
+    write_ranges(file, network, ranges, measured_on=f"{len(training)} pictures of {dataset.source}")
+    integers = load(model, precision="int8")
+    answers, seconds = _in_turn((plain, integers), _batches(plain, held_out, tell))
+    right = [float((answer == held_out.labels).mean()) for answer in answers]
+    return Quantized(
+        file, len(training), f"{len(held_out):,} {last} pictures", plain.machine.precision, right[0], right[1],
+        float((answers[0] == answers[1]).mean()), float(np.median(seconds[0]) / np.median(seconds[1])),
+    )  # fmt: skip
+
+
+def _spread(split: Split, count: int) -> Split:
+    """At most so many pictures, evenly spaced: class folders come class by class."""
+    return split.select(np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int)))
+
+
+def _batches(predictor: Predictor, split: Split, tell: Progress) -> Iterator[Tensor]:
+    """Prepared pictures (B, C, H, W) uint8. A picture that cannot be read raises `ImageError`."""
+    if not len(split):
+        raise DataError("there are no pictures")
+    for start in range(0, len(split), AT_ONCE):
+        part = range(start, min(start + AT_ONCE, len(split)))
+        yield torch.stack([predictor.prepare(split.raw(i), split.names[i]) for i in part])
+        tell(len(part))
+
+
+def _in_turn(
+    predictors: tuple[Predictor, ...], batches: Iterable[Tensor]
+) -> tuple[list[np.ndarray], list[list[float]]]:
+    """What each predictor answers, and how long each batch takes it; every batch begins with another of them."""
+    answers: list[list[Tensor]] = [[] for _ in predictors]
+    seconds: list[list[float]] = [[] for _ in predictors]
+    for number, images in enumerate(batches):
+        for turn in range(len(predictors)):
+            which = (number + turn) % len(predictors)
+            if not number:
+                predictors[which].logits(images)  # the first time weights are laid out
+            started = time.perf_counter()
+            answers[which].append(predictors[which].logits(images).argmax(1))
+            seconds[which].append((time.perf_counter() - started) / len(images))
+    return [torch.cat(one).numpy() for one in answers], seconds

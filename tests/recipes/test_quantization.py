@@ -1,0 +1,86 @@
+"""`vitral quantize`: ranges beside the weights, and an honest word on whether they pay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitral
+from vitral.cli import main
+from vitral.errors import UsageError, WeightsError
+from vitral.model import quantized
+from vitral.recipes.evaluation import evaluate
+from vitral.recipes.quantization import Quantized, quantize
+
+pytestmark = pytest.mark.skipif(not quantized._works(), reason="this torch has no integer layers here")
+
+
+@pytest.fixture
+def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained.folder, tmp_path / "run"))
+
+
+def test_a_run_is_measured_and_then_loads_as_integers(run):
+    with pytest.raises(WeightsError, match="not quantized yet") as error:
+        vitral.load(run, precision="int8")
+    assert f"vitral quantize {run}" in str(error.value)
+    found = quantize(run, pictures=8, judged=20)
+    assert found.file == run / "model.int8.json"
+    assert found.agree >= 0.9
+    data = json.loads(found.file.read_text())
+    assert len(data["ranges"]) == 4 * len(vitral.load(run).model.blocks)
+    predictor = vitral.load(run, precision="int8")
+    assert predictor.engine == "int8"
+    pictures = [np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8) for i in range(5)]
+    assert np.abs(predictor.probabilities(pictures) - vitral.load(run).probabilities(pictures)).max() < 0.1
+    plain, integers = (evaluate(run, precision=precision) for precision in ("fp32", "int8"))
+    assert abs(plain.accuracy - integers.accuracy) <= 0.1
+    assert vitral.load(run / "model.safetensors", precision="int8").engine == "int8"
+
+
+def test_ranges_of_other_weights_are_refused(run):
+    file = quantize(run, pictures=4, judged=4).file
+    other = vitral.load(run, precision="fp32")
+    with torch.no_grad():
+        other.model.blocks[0].attn.qkv.weight.add_(1)
+    from vitral.weights.ranges import read_ranges
+
+    with pytest.raises(WeightsError, match="other weights"):
+        read_ranges(file, other.model)
+    file.write_text("{}")
+    with pytest.raises(WeightsError, match="damaged ranges"):
+        vitral.load(run, precision="int8")
+
+
+def test_what_pays_is_faster_and_no_worse():
+    def result(accuracy: float, speed: float) -> Quantized:
+        return Quantized(Path("x"), 1, "1 test picture", "bf16", 0.9, accuracy, 1.0, speed)
+
+    assert result(0.8971, 1.06).pays
+    assert not result(0.8969, 2.0).pays
+    assert not result(0.95, 1.04).pays
+
+
+def test_the_command(run, capsys):
+    assert main(["quantize", str(run), "--pictures", "4", "--judged", "6"]) == 0
+    told = capsys.readouterr()
+    assert "int8" in told.out
+    assert "answered alike" in told.out
+    assert "model.int8.json" in told.err
+    assert main(["quantize", str(run), "--pictures", "4", "--judged", "6", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["pictures"], data["judged_on"]) == (4, "6 test pictures") or "val" in data["judged_on"]
+    assert main(["predict", str(run), "nowhere.png", "--precision", "int8"]) == 2
+    assert main(["quantize", str(run), "--pictures", "0"]) == 2
+
+
+def test_a_machine_that_cannot(run, monkeypatch):
+    monkeypatch.setattr("vitral.recipes.quantization.quantizable", lambda network: False)
+    with pytest.raises(UsageError, match="int8 is for a ViT"):
+        quantize(run)
+    assert not (run / "model.int8.json").exists()
