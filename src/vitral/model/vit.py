@@ -399,12 +399,19 @@ class ViT(nn.Module):
         `mask` (B, rows × columns), bool, is True where a patch counts. Pictures of different sizes share a batch by
         padding to one canvas and masking the padding, which then changes nothing.
         """
+        return self.answer(*self.embed(images), mask)
+
+    def answer(self, x: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, K) from what `embed` gives."""
         read = self.config.read if self.lean else None
-        return self.classify(self.pool(self.encode(images, mask, read), mask))
+        return self.classify(self.pool(self.transform(x, grid, mask, read), mask))
 
     def encode(self, images: Tensor, mask: Tensor | None = None, read: int | None = None) -> Tensor:
         """Tokens (B, prefix + rows × columns, D) after the last block, before the final norm; or the first `read`."""
-        x, grid = self.embed(images)
+        return self.transform(*self.embed(images), mask, read)
+
+    def transform(self, x: Tensor, grid: Grid, mask: Tensor | None = None, read: int | None = None) -> Tensor:
+        """The blocks: `encode` from what `embed` gives."""
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (len(x), grid[0] * grid[1])):
             why = f"got {mask.dtype} {tuple(mask.shape)}, want torch.bool {(len(x), grid[0] * grid[1])}"
             raise UsageError("a mask of the wrong kind or shape", why=why)  # as floats it would be added to the logits

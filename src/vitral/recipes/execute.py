@@ -164,6 +164,9 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
         return _finish(running, chosen)
     except KeyboardInterrupt:
         raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
+    finally:
+        for batches in running.batches.values():
+            batches.close()
 
 
 def _go_on(running: _Running) -> None:
@@ -241,6 +244,7 @@ def _readable_batches(job: Job, console: Console) -> tuple[Job, dict[str, Batche
         for index, error in found.unreadable
     ]
     if not bad:
+        console.print(f"training pictures: {batches['train'].residency}", style="dim", highlight=False)
         return job, batches
     dataset = readable(job.dataset, bad, job.run.bad_images)
     console.print(f"left out {len(bad)} unreadable pictures: {', '.join(one.name for one in bad[:5])}", highlight=False)

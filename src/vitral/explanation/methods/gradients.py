@@ -14,10 +14,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
@@ -33,11 +35,11 @@ def input_gradient(model: nn.Module, images: Tensor, targets: Tensor, *, libra: 
     """Maps (B, T, rows, columns): input × gradient, signed, summed over the channels and pixels of each patch; with
     `libra` with LibraGrad's backward pass.
     """
-    x = images.detach().requires_grad_()
+    way = _way_to(model, images)
     with balanced(model) if libra else nullcontext():
-        logits = model(x)
-    products = [x.detach().float() * found[0].float() for found in gradients_of(logits, targets, [x])]
-    return Maps(_patch_sums(torch.stack(products, dim=1), model, images))
+        x, logits = way.at(1.0)
+    found = [gradient.float() for (gradient,) in gradients_of(logits, targets, [x])]
+    return Maps(way.products(torch.stack(found, dim=1)))
 
 
 @torch.enable_grad()
@@ -48,16 +50,77 @@ def integrated_gradients(
     quadrature `rule`, one forward pass each. Completeness is |Σ − (f(x) − f(0))| / |f(x) − f(0)|: what the quadrature
     misses.
     """
-    total: Tensor | float = 0.0
+    way, total = _way_to(model, images), torch.zeros(())
     for place, weight in zip(*quadrature(rule, steps), strict=True):
-        x = (images.detach() * place).requires_grad_()
-        found = [gradient for (gradient,) in gradients_of(model(x), targets, [x])]
-        total = total + weight * torch.stack(found, dim=1).float()
-    products = images.detach().float()[:, None] * total
+        x, logits = way.at(place)
+        found = [gradient for (gradient,) in gradients_of(logits, targets, [x])]
+        total = total.to(x.device) + weight * torch.stack(found, dim=1).float()
+    values = way.products(total)
     with torch.no_grad():
-        gained = target_logits(model(images), targets) - target_logits(model(torch.zeros_like(images)), targets)
-    missing = (products.double().sum((2, 3, 4)) - gained).abs() / gained.abs().clamp_min(torch.finfo(torch.float).tiny)
-    return Maps(_patch_sums(products, model, images), missing.float().cpu())
+        gained = target_logits(way.at(1.0)[1], targets) - target_logits(way.at(0.0)[1], targets)
+    gained = gained.cpu()
+    missing = (values.double().sum((2, 3)) - gained).abs() / gained.abs().clamp_min(torch.finfo(torch.float).tiny)
+    return Maps(values, missing.float())
+
+
+def _way_to(model: nn.Module, images: Tensor) -> _Pixels | _Patches:
+    """The straight way from zeros to the pictures, through the network."""
+    network = getattr(model, "_orig_mod", model)
+    if isinstance(network, ViT) and network.config.stem is None:
+        return _Patches(network, images.detach())
+    return _Pixels(model, images.detach())
+
+
+class _Pixels:
+    """The way in pixels, for any network."""
+
+    def __init__(self, model: nn.Module, images: Tensor):
+        self.model, self.images = model, images
+
+    def at(self, place: float) -> tuple[Tensor, Tensor]:
+        """What gradients are asked of, and the logits (B, K)."""
+        x = (self.images * place).requires_grad_()
+        return x, self.model(x)
+
+    def products(self, gradients: Tensor) -> Tensor:
+        """Σ x ⊙ gradients (B, T, C, H, W) of each patch: (B, T, rows, columns)."""
+        return _patch_sums(self.images.float()[:, None] * gradients, self.model, self.images)
+
+
+class _Patches:
+    """The same way in tokens. A patch's token is E x + what does not depend on x (equation 1), so that x · ∂y/∂x of a
+    patch is E x · ∂y/∂token, and neither the pictures nor their gradients go through E at every point.
+    """
+
+    def __init__(self, network: ViT, images: Tensor):
+        self.network, self.images = network, images
+        with torch.no_grad():
+            self.full, self.grid = network.embed(images)
+
+    @cached_property
+    @torch.no_grad()
+    def contents(self) -> Tensor:
+        """E x of each patch, (B, rows × columns, D)."""
+        projection = self.network.patch_embed.proj
+        return F.conv2d(self.images, projection.weight, stride=projection.stride).flatten(2).transpose(1, 2)
+
+    @cached_property
+    @torch.no_grad()
+    def empty(self) -> Tensor:
+        """The tokens of a picture of zeros."""
+        return self.network.embed(torch.zeros_like(self.images))[0]
+
+    def at(self, place: float) -> tuple[Tensor, Tensor]:
+        """What gradients are asked of, and the logits (B, K)."""
+        x = self.full.clone() if place == 1 else self.empty.clone()
+        if place not in (0, 1):
+            x[:, self.network.config.prefix :] += place * self.contents
+        return x.requires_grad_(), self.network.answer(x, self.grid)
+
+    def products(self, gradients: Tensor) -> Tensor:
+        """Σ x ⊙ ∂y/∂x of each patch, (B, T, rows, columns), from gradients (B, T, tokens, D)."""
+        patches = gradients[:, :, self.network.config.prefix :]
+        return (self.contents.float()[:, None] * patches).sum(-1).unflatten(-1, self.grid).cpu()
 
 
 def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:

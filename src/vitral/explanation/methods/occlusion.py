@@ -16,8 +16,8 @@ from vitral.errors import UsageError
 from vitral.explanation.methods.method import Maps, Method, grid_of, target_logits
 from vitral.model import ViT
 
-TOKENS_AT_ONCE = {"cpu": 16_384, "cuda": 262_144}
-"""How many tokens run through the blocks together."""
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 262_144}
+"""How many tokens run through the blocks together. More do not fit the caches of a processor (docs/log.md)."""
 PICTURES_AT_ONCE = {"cpu": 32, "cuda": 256}
 
 
@@ -67,7 +67,7 @@ def _with_fewer_tokens(network: ViT, images: Tensor, kept: Tensor, targets: Tens
     if rotation is not None:
         rotation = rotation[0].to(images.device), rotation[1].to(images.device)
     picture, mask = _pairs(len(images), len(kept), images.device)
-    at_once = max(1, TOKENS_AT_ONCE.get(images.device.type, 16_384) // chosen.shape[1])
+    at_once = max(1, TOKENS_AT_ONCE.get(images.device.type, 4096) // chosen.shape[1])
     parts = []
     for one, which in zip(picture.split(at_once), mask.split(at_once), strict=True):
         logits = _blocks(network, tokens[one[:, None], chosen[which]], rotation, chosen[which])
