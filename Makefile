@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env  ## train on the embedded digits and show what to do next
 	@$(BIN)/vitral train digits --out runs/demo --overwrite
 
-test: env  ## all tests
-	@$(BIN)/python -m pytest
+test: env  ## all tests, a process for each core
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: env  ## lint, formatting and types
 	@$(BIN)/ruff check .
