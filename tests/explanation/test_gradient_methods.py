@@ -16,7 +16,8 @@ from vitral.explanation.capture import capture
 from vitral.explanation.libra import libra
 from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.fullgrad import bias_terms
-from vitral.explanation.methods.gradients import block_inputs, gradients_of, quadrature
+from vitral.explanation.methods.gradients import block_inputs, gradients_of
+from vitral.explanation.methods.integrated_gradients import quadrature
 from vitral.explanation.methods.method import grid_of, on_grid, quiet, readout
 from vitral.model import BiT, ViT, ViTConfig
 from vitral.model.vit import MLP

@@ -9,12 +9,14 @@ from vitral.explanation.methods.attention import ATTENTION
 from vitral.explanation.methods.fullgrad import FULLGRAD
 from vitral.explanation.methods.generic import GENERIC
 from vitral.explanation.methods.gradcam import GRAD_CAM
-from vitral.explanation.methods.gradients import INPUT_GRADIENT, INTEGRATED_GRADIENTS, SMOOTHGRAD
+from vitral.explanation.methods.input_gradient import INPUT_GRADIENT
+from vitral.explanation.methods.integrated_gradients import INTEGRATED_GRADIENTS
 from vitral.explanation.methods.legrad import LEGRAD
 from vitral.explanation.methods.method import Maps, Method
 from vitral.explanation.methods.occlusion import OCCLUSION
 from vitral.explanation.methods.rise import RISE
 from vitral.explanation.methods.rollout import ROLLOUT
+from vitral.explanation.methods.smoothgrad import SMOOTHGRAD
 
 METHODS: Mapping[str, Method] = {
     one.name: one
