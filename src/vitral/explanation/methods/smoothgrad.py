@@ -1,4 +1,6 @@
-"""SmoothGrad: the gradient's mean over noisy copies of the picture, for any network (Smilkov et al., arXiv 1706.03825)."""
+"""SmoothGrad: the gradient's mean over noisy copies of the picture, for any network (Smilkov et al., arXiv
+1706.03825).
+"""
 
 from __future__ import annotations
 
