@@ -233,7 +233,7 @@ def load(
     network, ranges = loaded.build(), None
     if precision == "int8":
         device, precision = "cpu" if device == "auto" else device, "auto"
-        ranges = read_ranges(ranges_file(locate(source)[0]), network)
+        ranges = read_ranges(ranges_file(locate(source)[0]), network, source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
         source=str(source), engine=engine, ranges=ranges,

@@ -51,7 +51,7 @@ def test_ranges_of_other_weights_are_refused(run):
     from vitral.weights.ranges import read_ranges
 
     with pytest.raises(WeightsError, match="other weights"):
-        read_ranges(file, other.model)
+        read_ranges(file, other.model, run)
     file.write_text("{}")
     with pytest.raises(WeightsError, match="damaged ranges"):
         vitral.load(run, precision="int8")

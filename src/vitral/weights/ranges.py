@@ -25,9 +25,11 @@ def write_ranges(file: Path, network: nn.Module, ranges: Ranges, *, measured_on:
     write_text(file, json.dumps(data, indent=1) + "\n")
 
 
-def read_ranges(file: Path, network: nn.Module) -> Ranges:
-    """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights."""
-    hint = f"vitral quantize {file.parent if file.name == 'model.int8.json' else file.parent / '…'}"
+def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
+    """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights than those of
+    `source`, as a person calls them.
+    """
+    hint = f"vitral quantize {source}"
     try:
         data = json.loads(file.read_text("utf-8"))
         found = {str(name): (float(least), float(greatest)) for name, (least, greatest) in data["ranges"].items()}
