@@ -26,8 +26,8 @@ def write_ranges(file: Path, network: nn.Module, ranges: Ranges, *, measured_on:
 
 
 def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
-    """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights than those of
-    `source`, as a person calls them.
+    """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights. `source` is
+    what a person calls these.
     """
     hint = f"vitral quantize {source}"
     try:
