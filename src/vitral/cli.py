@@ -198,7 +198,7 @@ def explain(
     layer: Annotated[int | None, _help("of methods that look at one layer: which, from 0; -1 is the last")] = None,
     out: Annotated[str | None, _help("folder, or file for one picture; else RUN/explained or ./explained")] = None,
     benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
-    pictures: Annotated[int, _help("how many of them --benchmark takes")] = 100,
+    pictures: Annotated[int, _help("how many of them --benchmark takes: more are surer, and take longer")] = 20,
     masks: Annotated[str | None, _help("for --benchmark: folder of masks, or .csv of boxes, of its pictures")] = None,
     data_root: Annotated[str, _help("where named sets are looked for")] = "data",
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",

@@ -99,7 +99,8 @@ def enlarged(pixels: np.ndarray, size: int | None = None) -> Image.Image:
 
 
 def _signed(heatmap: Heatmap) -> bool:
-    return bool((heatmap.values < 0).any())
+    """Whether the map is drawn in the two colours: also one without a value below 0, of a method that can have them."""
+    return METHODS[heatmap.method].signed or bool((heatmap.values < 0).any())
 
 
 def _limits(heatmap: Heatmap) -> tuple[float, float]:
@@ -107,13 +108,13 @@ def _limits(heatmap: Heatmap) -> tuple[float, float]:
     low, high = float(heatmap.values.min()), float(heatmap.values.max())
     if not np.isfinite([low, high]).all():
         raise UsageError("a map with values that are not finite cannot be drawn", where=heatmap.name or None)
-    return (-max(-low, high), max(-low, high)) if low < 0 else (low, high)
+    return (-max(-low, high), max(-low, high)) if _signed(heatmap) else (low, high)
 
 
 def _scaled(heatmap: Heatmap) -> np.ndarray:
     """Values as 0 … 1, or −1 … 1 where they have signs; a map that is the same everywhere is 0."""
     low, high = _limits(heatmap)
-    base = 0.0 if low < 0 else low
+    base = 0.0 if _signed(heatmap) else low
     return np.asarray((heatmap.values - base) / max(high - base, float(np.finfo(np.float32).tiny)))
 
 
@@ -200,6 +201,10 @@ def contact_sheet(heatmaps: Sequence[Heatmap], path: str | Path, *, left_out: in
 def _foot(shown: Sequence[Heatmap], left_out: int) -> list[str]:
     methods = list(dict.fromkeys(one.method for one in shown))
     lines = ["Method: " + ", ".join(METHODS[name].title for name in methods)]
+    if any(map(_signed, shown)):
+        lines.append("red: for the class that is named; blue: against it")
+    if not all(map(_signed, shown)):
+        lines.append("bright: more; dark: less")
     lines += dict.fromkeys(one.note for one in shown if METHODS[one.method].routing and one.note)
     return lines + ([f"and {left_out:,} more pictures"] if left_out else [])
 
@@ -274,8 +279,10 @@ def told_checks(one: Heatmap) -> list[str]:
     told = []
     if isinstance(srg := one.checks.get("srg"), int | float):
         random = one.checks.get("random_srg")
-        beside = f" (random {random:.2f})" if isinstance(random, int | float) else ""
-        told.append(f"SRG {srg:.2f}{beside}")
+        beside = f" (random {round(random, 2) + 0.0:.2f})" if isinstance(random, int | float) else ""
+        believed = one.checks.get("believable")
+        verdict = "" if believed is None else "beats random maps: " if believed else "does not beat random maps: "
+        told.append(f"{verdict}SRG {srg:.2f}{beside}")
     return told
 
 

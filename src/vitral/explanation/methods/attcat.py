@@ -43,4 +43,6 @@ def attcat(model: ViT, images: Tensor, targets: Tensor, *, libra: bool = True) -
     return Maps(patches_of(torch.stack(found, dim=1).detach(), network, images).float().cpu())
 
 
-ATTCAT = Method("attcat", attcat, "AttCAT with LibraGrad", "Qiang et al., NeurIPS 2022; Mehri et al., arXiv 2411.16760")
+ATTCAT = Method(
+    "attcat", attcat, "AttCAT with LibraGrad", "Qiang et al., NeurIPS 2022; Mehri et al., arXiv 2411.16760", signed=True
+)

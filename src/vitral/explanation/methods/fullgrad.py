@@ -91,5 +91,9 @@ def _watching(name: str, terms: Terms) -> Any:
 
 
 FULLGRAD = Method(
-    "fullgrad+", fullgrad, "FullGrad+ with LibraGrad", "Mehri et al., arXiv 2411.16760; Srinivas & Fleuret, 1905.00780"
+    "fullgrad+",
+    fullgrad,
+    "FullGrad+ with LibraGrad",
+    "Mehri et al., arXiv 2411.16760; Srinivas & Fleuret, 1905.00780",
+    signed=True,
 )

@@ -27,5 +27,10 @@ def input_gradient(model: nn.Module, images: Tensor, targets: Tensor, *, libra: 
 
 
 INPUT_GRADIENT = Method(
-    "input-gradient", input_gradient, "input × gradient", "Shrikumar et al., arXiv 1605.01713", any_network=True
+    "input-gradient",
+    input_gradient,
+    "input × gradient",
+    "Shrikumar et al., arXiv 1605.01713",
+    signed=True,
+    any_network=True,
 )

@@ -40,6 +40,8 @@ class Method:
     """Where it is defined: paper, section, equation."""
     routing: bool = False
     """It shows where information was routed, not why this class: the target changes nothing."""
+    signed: bool = False
+    """A value can speak against the class."""
     any_network: bool = False
     """It needs no attention, so it also works for a ResNet."""
     passes: Callable[[int], int] = lambda patches: 4

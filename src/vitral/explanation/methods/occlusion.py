@@ -111,6 +111,6 @@ def _pairs(pictures: int, masks: int, device: torch.device) -> tuple[Tensor, Ten
 
 
 OCCLUSION = Method(
-    "occlusion", occlusion, "occlusion", "Zeiler & Fergus, arXiv 1311.2901; tokens are left out", any_network=True,
-    passes=lambda patches: patches + 1,
+    "occlusion", occlusion, "occlusion", "Zeiler & Fergus, arXiv 1311.2901; tokens are left out", signed=True,
+    any_network=True, passes=lambda patches: patches + 1,
 )  # fmt: skip
