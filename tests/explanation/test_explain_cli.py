@@ -180,4 +180,4 @@ def test_a_benchmark_with_masks_tells_what_lies_in_them(capsys, weights):
     if found["right"]:
         assert found["area"]["mean"] == pytest.approx(0.5)
     assert "--masks goes with --benchmark" in refused(capsys, weights, "shots/a.png", "--masks", "masks")
-    assert "no such folder of masks" in refused(capsys, *words, "--masks", "nowhere")
+    assert "no such folder of masks or table of boxes" in refused(capsys, *words, "--masks", "nowhere")

@@ -69,7 +69,7 @@ def test_tables_that_are_none(tmp_path, split, text, message):
 
 
 def test_paths_that_are_neither(tmp_path, split):
-    with pytest.raises(DataError, match="no such folder of masks"):
+    with pytest.raises(DataError, match="no such folder of masks or table of boxes"):
         masks_from(tmp_path / "nowhere", split)
     with pytest.raises(DataError, match="none of these masks belongs"):
         masks_from(tmp_path, split)

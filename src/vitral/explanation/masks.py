@@ -36,7 +36,8 @@ def masks_from(path: str | Path, split: Split) -> MaskOf:
     elif path.suffix.lower() == ".csv" and path.is_file():
         masks = _boxes(path)
     else:
-        raise DataError("no such folder of masks, or .csv of boxes", where=path)
+        hint = f"a folder of pictures, or a .csv with the columns {', '.join(COLUMNS)}"
+        raise DataError("no such folder of masks or table of boxes", where=path, hint=hint)
     if not any(_belonging(name, masks) for name in split.names):
         why = f"the pictures are called {split.names[0]} and so on"
         raise DataError("none of these masks belongs to a picture", where=path, why=why, hint="name them alike")
