@@ -102,11 +102,7 @@ class _Block(nn.Module):
         self.mlp = _MLP(block.mlp, scales[1])
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        rotation: tuple[Tensor, Tensor] | None = None,
-        read: int | None = None,
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
         mixed = self.attn.mix(self.norm1(x) if self.pre_norm else x, mask, rotation, read)

@@ -172,11 +172,7 @@ class _Block(nn.Module):
         self.attn.__dict__ |= {"project": project, "attend": partial(attend, block.attn.scale)}
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        rotation: tuple[Tensor, Tensor] | None = None,
-        read: int | None = None,
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
         of_qkv, of_proj, of_fc1, _ = self.scales
