@@ -27,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from torch import Tensor, nn
 import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Row, Table
+from vitral.bench.memory import peak
 from vitral.bench.timing import alternate, ratio
 from vitral.data import load as load_data
 from vitral.data.sources import planted
@@ -302,27 +303,17 @@ def inside(way: str, kind: str, device: str, quick: bool = False) -> dict[str, f
     config = QUICK if quick else vitral.create("L/16", image_size=384).config
     case = Case.of(config, 2 if quick else 8, TYPES[kind], options)
     name, _, explicit = way.partition(", ")
-    cuda = device == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
+    if name == "forward":
+        program: Program = case.forward
+    elif explicit:
+        program = partial(EXPLICIT[name], case.model, case.images, case.targets)
     else:
-        with contextlib.suppress(OSError):  # the peak from here on, not that of building the network
-            Path("/proc/self/clear_refs").write_text("5")
-    before = torch.cuda.memory_allocated() if cuda else _status("VmRSS")
+        program = case.method(name)
     with quiet(case.model):
-        if name == "forward":
-            case.forward()
-        elif explicit:
-            EXPLICIT[name](case.model, case.images, case.targets)
-        else:
-            case.method(name)()
-    peak = torch.cuda.max_memory_allocated() if cuda else _status("VmHWM")
-    return {"peak": peak / 1e6, "above": (peak - before) / 1e6}
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+        found = peak(program, device)
+    if found is None:
+        raise SystemExit("a process's peak is measured on Linux alone")
+    return {"peak": found[1] / 1e6, "above": (found[1] - found[0]) / 1e6}
 
 
 # ---------------------------------------------------------------- a planted truth

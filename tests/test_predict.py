@@ -14,6 +14,7 @@ import vitral
 from pictures import noise
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
+from vitral.model import packed, quantized
 from vitral.predict import Predictor, find_pictures, logits_of
 from vitral.weights.load import locate
 
@@ -118,6 +119,17 @@ def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
     assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < 0.02
     with pytest.raises(UsageError, match="unknown engine 'quick'"):
         vitral.load(trained.folder, engine="quick")
+
+
+def test_predicting_leaves_random_numbers_alone(trained, files):
+    for module in (packed, quantized):
+        module._works.cache_clear()
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    vitral.load(trained.folder, precision="bf16").probabilities(files)
+    quantized._works()
+    assert torch.equal(torch.rand(4), wanted)
 
 
 def test_changed_weights_are_what_predicts(trained, files):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from captum.attr import InputXGradient, IntegratedGradients
 from test_methods_contract import BIT, KINDS, built, images_for
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, moderate, pictures
 from torch import nn
 
 from vitral.errors import UsageError
@@ -25,15 +25,6 @@ from vitral.model.vit import MLP
 ATTENTIVE = ("paper", "oblong", "post-norm", "swiglu", "mean", "mean-all", "mean-pooled-norm", "map", "map-with-prefix",
              "distilled", "cls-mean", "rotary", "qk-norm", "layer-scale", "pre-logits", "hybrid")  # fmt: skip
 TARGETS = torch.tensor([[1, 3], [0, 2]])
-
-
-def moderate(config: ViTConfig, seed: int = 0) -> ViT:
-    """In double precision, with scores and logits of usual size."""
-    model = network(config, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.5)
-    return model
 
 
 def materialise(part: nn.Module, kept: list[torch.Tensor]) -> None:

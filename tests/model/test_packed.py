@@ -6,29 +6,21 @@ import copy
 
 import pytest
 import torch
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, moderate, pictures
 from torch import nn
 
-from vitral.model import BiT, BiTConfig, ViT, ViTConfig
+from vitral.model import BiT, BiTConfig
 from vitral.model import packed as module
 from vitral.model.packed import packable, packed
 
 pytestmark = pytest.mark.skipif(not module._works(), reason="this torch cannot pack weights here")
 
 
-def moderate(config: ViTConfig) -> ViT:
-    model = network(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.5)
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_as_near_to_full_precision_as_the_plain_network(name):
     """Both round in bf16; what fp32 says is between them."""
     config = VARIANTS[name]
-    exact, images = moderate(config), pictures(config).float()
+    exact, images = moderate(config).float(), pictures(config).float()
     rounded = copy.deepcopy(exact).bfloat16()
     exact.load_state_dict({k: v.float() for k, v in rounded.state_dict().items()})
     with torch.inference_mode():
@@ -86,7 +78,7 @@ def test_the_network_stays_as_it_is():
 def test_what_cannot_be_packed(monkeypatch):
     config = VARIANTS["paper"]
     assert packable(moderate(config).bfloat16())
-    assert not packable(moderate(config))
+    assert not packable(moderate(config).float())
     assert not packable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))).bfloat16())
     assert not packable(nn.Linear(2, 2).bfloat16())
 

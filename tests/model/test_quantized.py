@@ -7,23 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, moderate, pictures
 from torch import nn
 
 from vitral.errors import UsageError
-from vitral.model import BiT, BiTConfig, ViT, ViTConfig
+from vitral.model import BiT, BiTConfig, ViT
 from vitral.model import quantized as module
 from vitral.model.quantized import layer_names, observe, quantizable, quantized
 
 pytestmark = pytest.mark.skipif(not module._works(), reason="this torch has no integer layers here")
-
-
-def moderate(config: ViTConfig) -> ViT:
-    model = network(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.5)
-    return model.eval().requires_grad_(False)
 
 
 def rounded(model: ViT, ranges: module.Ranges) -> ViT:
@@ -54,7 +46,7 @@ def rounded(model: ViT, ranges: module.Ranges) -> ViT:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_rounded_layers(name):
     config = VARIANTS[name]
-    model, images = moderate(config), pictures(config).float()
+    model, images = moderate(config).float(), pictures(config).float()
     ranges = observe(model, [images])
     with torch.inference_mode():
         found, wanted, exact = quantized(model, ranges)(images), rounded(model, ranges)(images), model(images)
@@ -66,7 +58,7 @@ def test_logits_are_those_of_rounded_layers(name):
 
 def test_a_batch_is_its_pictures_and_half_precision_works():
     config = VARIANTS["paper"]
-    model, images = moderate(config), pictures(config).float()
+    model, images = moderate(config).float(), pictures(config).float()
     ranges = observe(model, images.split(1))
     assert ranges == observe(model, [images])
     for dtype in (torch.float32, torch.bfloat16):
@@ -80,7 +72,7 @@ def test_a_batch_is_its_pictures_and_half_precision_works():
 
 def test_what_was_not_seen_is_cut_off_and_nothing_is_left_behind():
     config = VARIANTS["paper"]
-    model, images = moderate(config), pictures(config).float()
+    model, images = moderate(config).float(), pictures(config).float()
     state = copy.deepcopy(model.state_dict())
     before = {name: (set(vars(part)), len(part._forward_pre_hooks)) for name, part in model.named_modules()}
     ranges = observe(model, [images])
@@ -93,7 +85,7 @@ def test_what_was_not_seen_is_cut_off_and_nothing_is_left_behind():
 
 def test_refusals(monkeypatch):
     config = VARIANTS["paper"]
-    model = moderate(config)
+    model = moderate(config).float()
     assert quantizable(model)
     assert not quantizable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))))
     assert not quantizable(nn.Linear(2, 2))

@@ -71,6 +71,15 @@ def network(config: ViTConfig, seed: int = 0) -> ViT:
     return model
 
 
+def moderate(config: ViTConfig, seed: int = 0) -> ViT:
+    """The same with scores and logits of usual size: where these are 50, a rounding of them is no small matter."""
+    model = network(config, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model
+
+
 def pictures(config: ViTConfig, count: int = 2, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, config.channels, *config.image, generator=generator, dtype=torch.float64)

@@ -16,8 +16,16 @@ _PROCESS = Path("/proc/self")
 def growth(program: Callable[[], object], device: str) -> int | None:
     """Run once; the bytes by which its peak exceeds what was taken before. None where that cannot be found out.
 
-    Weights and the optimizer's state are there before; activations, gradients and workspace come on top. On a CPU the
-    memory that C's allocator holds in reserve is given back first: taken from there, it would not be seen.
+    Weights and the optimizer's state are there before; activations, gradients and workspace come on top.
+    """
+    found = peak(program, device)
+    return None if found is None else max(0, found[1] - found[0])
+
+
+def peak(program: Callable[[], object], device: str) -> tuple[int, int] | None:
+    """Run once; the bytes that were taken before, and at the peak. None where that cannot be found out.
+
+    On a CPU the memory that C's allocator holds in reserve is given back first: taken from there, it would not be seen.
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -25,11 +33,11 @@ def growth(program: Callable[[], object], device: str) -> int | None:
         before = torch.cuda.memory_allocated()
         program()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return before, torch.cuda.max_memory_allocated()
     watched = device == "cpu" and _reset_peak()
     taken = _status("VmRSS") if watched else 0
     program()
-    return max(0, _status("VmHWM") - taken) if watched else None
+    return (taken, _status("VmHWM")) if watched else None
 
 
 def _reset_peak() -> bool:

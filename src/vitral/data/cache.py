@@ -13,7 +13,6 @@ what has the name of a key is whole. A builder that died holds no lock, and the 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -260,7 +259,9 @@ def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     The system frees it when its holder ends, however that happens.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)  # refused by Windows, which has no fcntl either: then nothing is cached
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -186,7 +186,7 @@ def benchmark(
     pictures: Split | Sequence[Picture],
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    count: int = 100,
+    count: int = 20,
     steps: int = 100,
     fill: str = "mean",
     masks: MaskOf | None = None,

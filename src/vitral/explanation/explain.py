@@ -19,7 +19,7 @@ from vitral.predict import Picture, Predictor
 
 DEFAULT = "fullgrad+"
 """The best of the methods that cost a few passes, in the tables of docs/explain.md; RISE is no better within its
-interval, at some seventy times the time.
+interval, at some ninety times the time.
 """
 
 Target = int | str | None

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
-from vitral.model.packed import attend, sharing
+from vitral.model.packed import attend, sample, sharing
 from vitral.model.vit import Block, ViT
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -85,8 +85,7 @@ def _of(ranges: Ranges, block: int) -> list[_Scale]:
 @cache
 def _works() -> bool:
     """Whether torch has the operators here, and they do what they are called for."""
-    linear = nn.Linear(64, 32).requires_grad_(False)
-    x, other = torch.randn(5, 64), torch.randn(5, 32)
+    linear, x, other = sample(torch.float32)
     scale = _Scale(float(x.min()), float(x.max()))
     try:
         layer = _Linear(linear, scale)

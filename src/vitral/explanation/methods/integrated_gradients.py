@@ -26,11 +26,11 @@ def integrated_gradients(
     quadrature `rule`, one forward pass each. Completeness is |Σ − (f(x) − f(0))| / |f(x) − f(0)|: what the quadrature
     misses.
     """
-    way, total = way_to(model, images), torch.zeros(())
+    way, total = way_to(model, images), torch.zeros((), device=images.device)
     for place, weight in zip(*quadrature(rule, steps), strict=True):
         x, logits = way.at(place)
         found = [gradient for (gradient,) in gradients_of(logits, targets, [x])]
-        total = total.to(x.device) + weight * torch.stack(found, dim=1).float()
+        total = total + weight * torch.stack(found, dim=1).float()
     values = way.products(total)
     with torch.no_grad():
         gained = target_logits(way.at(1.0)[1], targets) - target_logits(way.at(0.0)[1], targets)
