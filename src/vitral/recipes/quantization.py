@@ -16,8 +16,8 @@ from torch import Tensor
 from vitral.console import table
 from vitral.data import Split
 from vitral.data import load as load_data
-from vitral.data.loader import Progress
-from vitral.errors import DataError, UsageError
+from vitral.data.loader import Batches, Progress
+from vitral.errors import UsageError
 from vitral.model.quantized import observe, quantizable
 from vitral.predict import Predictor, load
 from vitral.recipes.evaluation import in_classes_of, own_data
@@ -112,13 +112,13 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _batches(predictor: Predictor, split: Split, tell: Progress) -> Iterator[Tensor]:
-    """Prepared pictures (B, C, H, W) uint8. A picture that cannot be read raises `ImageError`."""
-    if not len(split):
-        raise DataError("there are no pictures")
-    for start in range(0, len(split), AT_ONCE):
-        part = range(start, min(start + AT_ONCE, len(split)))
-        yield torch.stack([predictor.prepare(split.raw(i), split.names[i]) for i in part])
-        tell(len(part))
+    """Prepared pictures (B, C, H, W) uint8. A picture that cannot be read raises its `ImageError`."""
+    batches = Batches(
+        split, predictor.preprocessing, batch_size=AT_ONCE, device=predictor.machine.device, progress=tell
+    )
+    if batches.unreadable:
+        raise batches.unreadable[0][1]
+    return (batch.images for batch in batches.epoch())
 
 
 def _in_turn(
