@@ -40,6 +40,8 @@ def one(s: State, c: ViTConfig, image: Array, mask: Array | None) -> Array:
 def patches(s: State, c: ViTConfig, image: Array) -> Array:
     if c.stem is not None:
         image = hybrid_stem(s, c, image)
+    for layer, (_, stride) in enumerate(c.conv_stem or ()):
+        image = conv_layer(s, f"patch_embed.backbone.layers.{layer}", image, stride)
     (rows, columns), (p, q) = c.grid, s["patch_embed.proj.weight"].shape[2:]
     cut = [image[:, r * p : (r + 1) * p, k * q : (k + 1) * q].ravel() for r in range(rows) for k in range(columns)]
     kernel = s["patch_embed.proj.weight"]
@@ -62,6 +64,20 @@ def hybrid_stem(s: State, c: ViTConfig, x: Array) -> Array:
             y = group_norm(s, c, f"{name}.norm3", conv(s, c, f"{name}.conv3", y, 1))
             x = np.maximum(residual + y, 0)
     return x
+
+
+def conv_layer(s: State, name: str, x: Array, stride: int) -> Array:
+    """A 3×3 convolution with a border of one pixel all around, the norm by what it has seen of batches, GELU."""
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (1, 1), (1, 1)]), (3, 3), axis=(1, 2))
+    out = np.einsum("cijpq,ocpq->oij", seen[:, ::stride, ::stride], s[f"{name}.conv.weight"])
+    mean, variance, weight, bias = (
+        s[f"{name}.norm.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+    )
+    return gelu((out - mean) / np.sqrt(variance + 1e-5) * weight + bias)
+
+
+def gelu(x: Array) -> Array:
+    return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
 def conv(s: State, c: ViTConfig, name: str, x: Array, stride: int) -> Array:
@@ -163,7 +179,7 @@ def mlp(s: State, name: str, c: ViTConfig, x: Array) -> Array:
         gate, value = np.split(x, 2, axis=-1)
         x = gate / (1 + np.exp(-gate)) * value
     elif c.activation == "gelu":
-        x = x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+        x = gelu(x)
     else:
         x = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return dense(s, f"{name}.fc2", x)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from vitral.model import BITS, HYBRIDS, SIZES, WRITE_UPS, BiTConfig, ViTConfig, config, create, summarize
+from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, BiTConfig, ViTConfig, config, create, summarize
 
 # With a class token and 1000 classes at 224 pixels unless said otherwise.
 PUBLISHED = {  # torchvision's `num_params` and the paper's Table 1
@@ -41,6 +43,7 @@ STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 100
     "R50+B/16": 98_659_112,
     "R50+L/32": 328_994_856,
 }
+STEMS = {"C+Nano/4": 1_834_744, "C+S/16": 22_776_856}  # ours, of the kind of ViT_C (arXiv 2106.14881)
 CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3
     "BiT-R50x1": 25_549_352,
     "BiT-R50x3": 217_319_080,
@@ -63,6 +66,7 @@ WRITTEN = {  # total, and what is left without the bare parameters, as the write
 def test_every_name_has_a_line():
     assert {name.partition("/")[0] for name in PUBLISHED | OURS} == set(SIZES)
     assert set(WRITTEN) == set(WRITE_UPS)
+    assert set(STEMS) == set(CONV_STEMMED)
     assert set(STEMMED) == set(HYBRIDS)
     assert set(CONVOLUTIONS) == set(BITS)
 
@@ -118,6 +122,17 @@ def closed_form_of_hybrid(name: str, shape: ViTConfig) -> int:
     pixels = 3 * shape.patch[0] ** 2
     plain = closed_form(f"{size}/{shape.patch[0]}", 224) + (kernel**2 * width - pixels) * shape.dim
     return plain + 7 * 7 * 3 * 64 + 2 * 64 + bottlenecks(shape.stem or (), 64, lambda width, mid: 2 * (2 * mid + width))
+
+
+@pytest.mark.parametrize(("name", "count"), STEMS.items())
+def test_convolutional_stem(name, count):
+    assert summarize(name).parameters == count
+    shape = config(name)
+    patch, dim = shape.patch[0], shape.dim
+    widths = [3, dim // 8, dim // 4, dim // 2, dim]
+    stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
+    size = name.partition("+")[2].partition("/")[0]
+    assert count == closed_form(f"{size}/{patch}", 224) + (dim - 3 * patch**2) * dim + stem
 
 
 def closed_form_of_bit(shape: BiTConfig) -> int:

@@ -22,6 +22,8 @@ from vitral.errors import UsageError, unknown
 from vitral.explanation.capture import POOL, Seen, capture, plain, wide
 from vitral.explanation.methods.method import quiet, readout
 from vitral.model import ViT
+from vitral.model.conv_stem import ConvStem
+from vitral.model.resnet import HybridStem
 
 Prefix = Literal["drop", "keep"]
 PREFIXES = ("drop", "keep")
@@ -94,8 +96,8 @@ def patch_filters(model: nn.Module, components: int = 28) -> PatchFilters:
     embed: Any = network.patch_embed
     with torch.no_grad():
         if embed.hybrid:
-            source, weight = "root convolution 7×7 of the ResNet", embed.backbone.stem.conv.standardised()
-            notes.append("a hybrid cuts patches from features: shown is the first convolution of its ResNet, stride 2")
+            source, weight = _first(embed.backbone)
+            notes.append(f"a hybrid cuts patches from features: shown is the {source}")
         else:
             source, weight = "patch embedding", embed.proj.weight
     kernels = wide(weight.detach()).cpu().double().numpy()
@@ -107,6 +109,13 @@ def patch_filters(model: nn.Module, components: int = 28) -> PatchFilters:
     return PatchFilters(
         found.reshape(shape).astype(np.float32), explained, kernels.astype(np.float32), source, tuple(notes)
     )
+
+
+def _first(backbone: HybridStem | ConvStem) -> tuple[str, Tensor]:
+    """The kernels that see the picture, as they are when they compute."""
+    if isinstance(backbone, ConvStem):
+        return "first convolution 3×3 of its stem", backbone.layers[0].conv.weight  # type: ignore[union-attr, return-value]
+    return "root convolution 7×7 of its ResNet, stride 2", backbone.stem.conv.standardised()
 
 
 def _principal(vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

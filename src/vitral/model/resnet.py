@@ -191,13 +191,10 @@ class StdConv2d(nn.Conv2d):
         self.numerics, self.same = numerics, same
 
     def forward(self, x: Tensor) -> Tensor:
-        padding = self.padding
         if self.same:
-            x = pad_same(x, self.kernel_size[0], self.stride[0])
-        elif 1 in x.shape[-2:]:
-            # oneDNN's bf16 gradient of a strided kernel reads what nobody wrote where a picture of one column has its
-            # border from the convolution (torch 2.15): NaN now and then. With the border in the picture it is right.
-            x, padding = F.pad(x, [(self.kernel_size[0] - 1) // 2] * 4), (0, 0)
+            x, padding = pad_same(x, self.kernel_size[0], self.stride[0]), 0
+        else:
+            x, padding = bordered(x, self.kernel_size[0])
         return F.conv2d(x, self.standardised().to(x.dtype), None, self.stride, padding)
 
     def standardised(self) -> Tensor:
@@ -211,6 +208,16 @@ class StdConv2d(nn.Conv2d):
             std, mean = torch.std_mean(weight, dim=1, correction=0, keepdim=True)
             weight = (weight - mean) / (std + self.numerics.standard_eps)
         return weight.view_as(self.weight)
+
+
+def bordered(x: Tensor, kernel: int) -> tuple[Tensor, int]:
+    """Pictures (B, C, H, W), and the padding that a convolution with so wide a kernel is to give them.
+
+    oneDNN's bf16 gradient of a strided kernel reads what nobody wrote where a picture of one column has its border from
+    the convolution (torch 2.15): NaN now and then. With the border in the picture it is right.
+    """
+    border = (kernel - 1) // 2
+    return (F.pad(x, [border] * 4), 0) if 1 in x.shape[-2:] else (x, border)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

@@ -21,8 +21,7 @@ class Schema:
         fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if extra := [name for name in data if name not in fields]:
             raise unknown("field of a model's configuration", extra[0], fields)
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**values)
+        return cls(**{name: _tuples(value) for name, value in data.items()})
 
     def check_kinds(self) -> None:
         """Refuse a value of another kind: a misspelt choice must not fall through to some other branch."""
@@ -37,20 +36,30 @@ class Schema:
                 )
 
 
+def _tuples(value: Any) -> Any:
+    """JSON has lists for what is a tuple here."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _is(value: object, kind: Any) -> bool:
-    if kind in _NUMBERS:
-        optional = value is None and kind == tuple[int, ...] | None
-        return optional or (type(value) is tuple and all(type(one) is int for one in value))
+    if type(None) in get_args(kind):
+        return value is None or any(_is(value, one) for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is tuple:
+        return type(value) is tuple and _fit(value, get_args(kind))
     return kind not in _KINDS or type(value) in _KINDS[kind]
 
 
-_NUMBERS = (tuple[int, ...], tuple[int, ...] | None)
+def _fit(values: tuple[Any, ...], kinds: tuple[Any, ...]) -> bool:
+    if kinds[-1] is Ellipsis:
+        return all(_is(value, kinds[0]) for value in values)
+    return len(values) == len(kinds) and all(map(_is, values, kinds))
+
+
 _KINDS: dict[Any, tuple[type, ...]] = {
     int: (int,),
     bool: (bool,),
     str: (str,),
     float: (float, int),
-    float | None: (float, int, type(None)),
 }
 
 

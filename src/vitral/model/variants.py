@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitral.errors import UsageError, unknown
+from vitral.model.conv_stem import conv_layers
 from vitral.model.kinds import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
 from vitral.model.vit import ViTConfig
@@ -48,9 +49,15 @@ STEMS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
 }
 """Hybrids: before the "+" of a name, and the number after its "/" → stages of the ResNet, and pixels of a token."""
 
+CONV = "C"
+"""Before the "+" of a name: a convolutional stem."""
+CONV_PATCHES = (2, 4, 8, 16, 32)
+"""Pixels of a token behind one."""
+
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
 
+CONV_STEMMED = ("C+Nano/4", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
 """The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
@@ -112,13 +119,17 @@ def named(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
 
 def _hybrid(name: str) -> dict[str, Any]:
     stem, _, rest = name.partition("+")
-    size, _, stride = rest.partition("/")
+    size, _, number = rest.partition("/")
+    if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
+        pixels = int(number)
+        return {"conv_stem": conv_layers(SIZES[size].dim, pixels), "patch_size": pixels, **SIZES[size]._asdict()}
     known = {str(number): built for number, built in STEMS.get(stem, {}).items()}
-    if size not in SIZES or stride not in known:
-        names = {*HYBRIDS, *(f"{s}+{size}/{number}" for s in STEMS for number in STEMS[s] if size in SIZES)}
-        raise unknown("model", name, names, hint="vitral models")
-    layers, pixels = known[stride]
-    return {"stem": layers, "patch_size": pixels, **SIZES[size]._asdict()}
+    if size in SIZES and number in known:
+        layers, pixels = known[number]
+        return {"stem": layers, "patch_size": pixels, **SIZES[size]._asdict()}
+    stems = {CONV: CONV_PATCHES, **STEMS} if size in SIZES else {}
+    names = {*CONV_STEMMED, *HYBRIDS, *(f"{stem}+{size}/{number}" for stem in stems for number in stems[stem])}
+    raise unknown("model", name, names, hint="vitral models")
 
 
 def parse(name: str) -> tuple[Size, tuple[int, int]]:
@@ -129,7 +140,13 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
         return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
     if size in SIZES:
         raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
-    known = [*(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES), *HYBRIDS, *BITS, *WRITE_UPS]
+    known = [
+        *(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES),
+        *CONV_STEMMED,
+        *HYBRIDS,
+        *BITS,
+        *WRITE_UPS,
+    ]
     raise unknown("model", name, known, hint="vitral models")
 
 
@@ -146,7 +163,7 @@ def catalogue() -> list[dict[str, Any]]:
     names = [usual.get(size, f"{size}/16") for size in SIZES]
     return [
         _entry(name, NOTES.get(name, NOTES.get(name.partition("/")[0], "")))
-        for name in [*names, *HYBRIDS, *BITS, *WRITE_UPS]
+        for name in [*names, *CONV_STEMMED, *HYBRIDS, *BITS, *WRITE_UPS]
     ]
 
 
@@ -170,6 +187,8 @@ NOTES = {
     "B": "paper, Table 1",
     "L": "paper, Table 1",
     "H": "paper, Table 1",
+    "C+Nano/4": "convolutional stem: small pictures on a laptop",
+    "C+S/16": "convolutional stem (arXiv 2106.14881)",
     "R+Ti/16": "hybrid; its tokens are 32 pixels",
     "R26+S/32": "hybrid: ResNet before the patches (AugReg)",
     "R50+B/16": "hybrid (paper, Table 2)",

@@ -8,6 +8,7 @@ have are absent from the module, so `print(model)` and its state dict show what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, unknown
+from vitral.model.conv_stem import ConvLayers, ConvStem
 from vitral.model.position import POSITIONS, Grid, rotate
 from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
 from vitral.model.schema import Schema, pair
@@ -43,6 +45,7 @@ class ViTConfig(Schema):
 
     stem: tuple[int, ...] | None = None  # stages of a ResNet before the patches; () is its root alone; None is none
     stem_numerics: HybridNumerics = "authors"  # a name in HYBRID_NUMERICS: timm's small numbers differ
+    conv_stem: ConvLayers | None = None  # or 3×3 convolutions before them: (channels, stride) of each
 
     dim: int = 768
     depth: int = 12
@@ -119,14 +122,23 @@ class ViTConfig(Schema):
             raise UsageError("a distillation token goes with pooling by class token and a plain head")
 
     def _check_stem(self) -> None:
-        if self.stem is None:
-            return
-        if min(self.stem, default=1) < 1:
+        if self.stem is not None and self.conv_stem is not None:
+            raise UsageError("two stems before the patches", hint="stem or conv_stem")
+        if min(self.stem or (), default=1) < 1:
             raise UsageError(f"a stem's stages have at least one layer, not {self.stem}")
-        if any(side % stem_stride(self.stem) for side in self.patch):
-            why = f"the ResNet before the patches has a stride of {stem_stride(self.stem)} already"
-            hint = f"a patch size of {-(-max(self.patch) // stem_stride(self.stem)) * stem_stride(self.stem)}"
+        if self.conv_stem is not None and (not self.conv_stem or min(map(min, self.conv_stem)) < 1):
+            raise UsageError(f"a stem's layers have channels and a stride, not {self.conv_stem}")
+        if any(side % self.stem_stride for side in self.patch):
+            why = f"what is before the patches has a stride of {self.stem_stride} already"
+            hint = f"a patch size of {-(-max(self.patch) // self.stem_stride) * self.stem_stride}"
             raise UsageError(f"patch size {self.patch[0]}×{self.patch[1]} does not fit the stem", why=why, hint=hint)
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels of the picture for one of what patches are cut from; 1 without a stem."""
+        if self.conv_stem is not None:
+            return math.prod(stride for _, stride in self.conv_stem)
+        return 1 if self.stem is None else stem_stride(self.stem)
 
     @property
     def image(self) -> tuple[int, int]:
@@ -167,17 +179,22 @@ class ViTConfig(Schema):
 class PatchEmbed(nn.Module):
     """Cut images (B, C, H, W) into patches and project each: (B, rows × columns, D). Equation 1, `x_p E`.
 
-    In a hybrid the patches are cut from the features of a ResNet, `backbone`.
+    In a hybrid the patches are cut from the features of a ResNet or a few convolutions, `backbone`.
     """
+
+    backbone: HybridStem | ConvStem
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.hybrid = config.stem is not None
-        channels, stride = config.channels, 1
+        self.hybrid = config.stem is not None or config.conv_stem is not None
+        channels = config.channels
         if config.stem is not None:
             self.backbone = HybridStem(config.channels, config.stem, config.stem_numerics)
-            channels, stride = stem_width(config.stem), stem_stride(config.stem)
-        kernel = (config.patch[0] // stride, config.patch[1] // stride)
+            channels = stem_width(config.stem)
+        elif config.conv_stem is not None:
+            self.backbone = ConvStem(config.channels, config.conv_stem)
+            channels = config.conv_stem[-1][0]
+        kernel = (config.patch[0] // config.stem_stride, config.patch[1] // config.stem_stride)
         self.proj = nn.Conv2d(channels, config.dim, kernel_size=kernel, stride=kernel)
 
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:

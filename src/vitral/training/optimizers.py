@@ -54,7 +54,7 @@ def parameter_groups(model: nn.Module, run: Run) -> Groups:
         if not parameter.requires_grad:
             continue
         matrix = parameter.ndim > 1 and name not in _TOKENS
-        hidden = matrix and name.startswith("blocks.")
+        hidden = matrix and _HIDDEN.match(name) is not None
         factor = 1.0 if not run.layer_decay else run.layer_decay ** (len(layers) + 1 - _layer(name, layers))
         decay = run.weight_decay if matrix else 0.0
         key = (hidden, matrix, factor)
@@ -66,6 +66,8 @@ def parameter_groups(model: nn.Module, run: Run) -> Groups:
     return list(groups.values())
 
 
+_HIDDEN = re.compile(r"blocks\.|patch_embed\.backbone\.layers\.[1-9]")
+"""Layers between layers: of a convolutional stem all but the first, which sees pixels."""
 _BLOCK = re.compile(r"(stages\.\d+\.)?blocks\.\d+\.")
 _FRONT = ("patch_embed", "stem", "cls_token", "dist_token", "reg_token", "pos_embed")
 
@@ -98,8 +100,8 @@ def sgd(groups: Groups, run: Run) -> list[Optimizer]:
 
 
 def muon(groups: Groups, run: Run) -> list[Optimizer]:
-    """Muon for the blocks' matrices, AdamW for the rest, convolutions too: torch's Muon takes matrices only. Steps of a
-    matrix have AdamW's size (arXiv 2502.16982), so that both take the same learning rate and decay.
+    """Muon for what is hidden, the blocks and a convolutional stem, AdamW for the rest. Steps of a matrix have AdamW's
+    size (arXiv 2502.16982), so that both take the same learning rate and decay.
     """
     hidden = [g for g in groups if g["hidden"]]
     rest = [g for g in groups if not g["hidden"]]
@@ -118,14 +120,27 @@ OPTIMIZERS: dict[str, Callable[[Groups, Run], list[Optimizer]]] = {
 
 
 class OptimizerSet:
-    """The optimizers of a run as one: step, learning rate, and a state of plain tensors by parameter name."""
+    """The optimizers of a run as one: step, learning rate, and a state of plain tensors by parameter name.
+
+    To Muon a kernel (C', C, p, q) is a matrix (C', C·p·q) of the same numbers.
+    """
 
     def __init__(self, model: nn.Module, run: Run):
         groups = parameter_groups(model, run)
         self.parameters = [p for g in groups for p in g["params"]]
+        self._kernels: list[tuple[Tensor, Tensor]] = []
+        if run.optimizer == "muon":
+            for group in groups:
+                if group["hidden"]:
+                    group["params"] = [self._as_matrix(p) for p in group["params"]]
         self.optimizers = OPTIMIZERS[run.optimizer](groups, run)
-        held = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
-        assert held == {id(p) for p in model.parameters() if p.requires_grad}
+
+    def _as_matrix(self, parameter: Tensor) -> Tensor:
+        if parameter.ndim == 2:
+            return parameter
+        matrix = parameter.detach().view(len(parameter), -1)
+        self._kernels.append((matrix, parameter))
+        return matrix
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate, times each group's factor."""
@@ -135,9 +150,13 @@ class OptimizerSet:
 
     def step(self) -> None:
         """Update the parameters, then drop their gradients."""
+        for matrix, kernel in self._kernels:
+            matrix.grad = None if kernel.grad is None else kernel.grad.view_as(matrix)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        for _, kernel in self._kernels:
+            kernel.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """The state as tensors, `PARAMETER:ENTRY`, e.g. `head.weight:exp_avg`."""

@@ -48,8 +48,7 @@ def _patches(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, tol
     if target.patch == config.patch:
         return
     kernel = found["patch_embed.proj.weight"]
-    stride = config.patch[0] // kernel.shape[2]  # a hybrid's kernel is on features, not pixels
-    size = target.patch[0] // stride, target.patch[1] // stride
+    size = target.patch[0] // config.stem_stride, target.patch[1] // config.stem_stride
     # FlexiViT resizes bilinearly; timm's own way for its state dicts is that of their positions
     how = scheme if scheme == "bicubic-antialias" else "bilinear"
     found["patch_embed.proj.weight"] = resize_patches(kernel, size, scheme=how)
@@ -64,8 +63,11 @@ def _positions(found: dict[str, Tensor], config: ViTConfig, target: ViTConfig, t
     told["pos_embed"] = f"{_by(config.grid)} to {_by(target.grid)} positions, {scheme}"
 
 
-_FIRST = ("stem.conv.weight", "patch_embed.backbone.stem.conv.weight", "patch_embed.proj.weight")
-"""The kernel that sees the picture: of a BiT, a hybrid, a ViT."""
+_FIRST = (
+    "stem.conv.weight", "patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.layers.0.conv.weight",
+    "patch_embed.proj.weight",
+)  # fmt: skip
+"""The kernel that sees the picture: of a BiT, a hybrid, a convolutional stem, a ViT."""
 
 
 def _channels(found: dict[str, Tensor], config: ModelConfig, target: ModelConfig, told: Told) -> None:

@@ -80,7 +80,7 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
     `WeightsError` for a network that the format's own program could not compute, with the reason.
     """
     config = weights.config
-    for name, values in kind.fixed.items():
+    for name, values in {"conv_stem": (None,), **kind.fixed}.items():
         value = getattr(config, name, None)
         if value not in values:
             why = f"{name.replace('_', ' ')} is {value}; there it is {' or '.join(map(str, values))}"

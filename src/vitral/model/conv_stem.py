@@ -1,0 +1,74 @@
+"""A convolutional stem: a few 3×3 convolutions in the place of one large patch (Xiao et al., arXiv 2106.14881).
+
+    images (B, C, H, W) ─ [convolution 3×3 ─ norm ─ GELU] × layers ─ features (B, C', H/s, W/s) ─ patches
+
+The paper's patches are cut without a look at their neighbours, and a network has to learn from pictures alone what
+pixels side by side have to do with each other. Where there are few of them, or little time, that is what it lacks.
+Unlike the ResNets of the hybrids the norm is over the batch, which learns faster (docs/log.md), and costs nothing once
+trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.model.resnet import bordered
+
+ConvLayers = tuple[tuple[int, int], ...]
+"""Channels and stride of each convolution, in order."""
+
+
+class Conv3x3(nn.Conv2d):
+    """A 3×3 convolution, without a bias: a norm follows."""
+
+    def __init__(self, channels: int, out: int, stride: int):
+        super().__init__(channels, out, 3, stride, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = bordered(x, 3)
+        return F.conv2d(x, self.weight, None, self.stride, padding)
+
+
+class ConvLayer(nn.Module):
+    """A 3×3 convolution with its norm and GELU."""
+
+    def __init__(self, channels: int, out: int, stride: int):
+        super().__init__()
+        self.conv = Conv3x3(channels, out, stride)
+        self.norm = nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.norm(self.conv(x)))
+
+
+class ConvStem(nn.Module):
+    """Images (B, C, H, W) to features (B, C', H/s, W/s): C' the last layer's channels, s the product of strides."""
+
+    def __init__(self, channels: int, layers: Sequence[tuple[int, int]]):
+        super().__init__()
+        widths = [channels, *(width for width, _ in layers)]
+        self.layers = nn.ModuleList(
+            ConvLayer(before, width, stride) for before, (width, stride) in zip(widths, layers, strict=False)
+        )
+
+    def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
+        """`recompute` changes nothing: a norm that is computed again would count the batch twice."""
+        x = images.contiguous(memory_format=torch.channels_last)  # as tokens lie, and as convolutions are fastest
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def conv_layers(dim: int, patch: int) -> ConvLayers:
+    """The stem for tokens of `dim` channels and patches of 2ⁿ pixels: four layers or more, each twice as wide as the
+    one before, the last as wide as a token.
+    """
+    halvings = round(math.log2(patch))
+    count = max(4, halvings)
+    strides = [2 if (k + 1) * halvings // count > k * halvings // count else 1 for k in range(count)]
+    return tuple((max(8, dim >> (count - 1 - k)), stride) for k, stride in enumerate(strides))

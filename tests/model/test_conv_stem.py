@@ -1,0 +1,178 @@
+"""The convolutional stem: what it changes in the library around the network.
+
+That its logits equal the formulas is in test_network_contract.py, over the variants with one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import VARIANTS, network, pictures
+from torch import nn
+
+from vitral.data.transforms import Preprocessing
+from vitral.errors import UsageError, WeightsError
+from vitral.explanation.figure7 import patch_filters
+from vitral.model import ViT, ViTConfig, config, create, summarize
+from vitral.model.conv_stem import conv_layers
+from vitral.training.optimizers import OptimizerSet, parameter_groups
+from vitral.training.run import Run
+from vitral.weights import native
+from vitral.weights.adapt import adapt
+from vitral.weights.convert import convert
+
+SHAPE = VARIANTS["conv-stem"]
+
+
+@pytest.mark.parametrize("patch", [2, 4, 8, 16, 32])
+def test_a_name_gives_layers_that_end_in_tokens(patch):
+    layers = conv_layers(192, patch)
+    assert len(layers) >= 4
+    assert layers[-1][0] == 192
+    assert math.prod(stride for _, stride in layers) == patch
+    assert [after[0] for after in layers[1:]] == [2 * before[0] for before in layers[:-1]]
+    shape = config(f"C+Ti/{patch}")
+    assert (shape.conv_stem, shape.patch, shape.grid) == (layers, (patch, patch), (224 // patch, 224 // patch))
+
+
+def test_the_summary_counts_its_operations():
+    rows = {row.name: row for row in summarize("C+Nano/4", image_size=32).layers}
+    assert rows["patch_embed.backbone"].output_shape == (1, 128, 8, 8)
+    assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 64 * 32 * 9
+
+
+def test_it_learns_and_its_norms_see_batches_only_in_training():
+    torch.manual_seed(0)
+    model = create("C+Nano/4", image_size=16, classes=3, dim=24, depth=1, heads=2, mlp_dim=24)
+    images, labels = torch.randn(6, 3, 16, 16), torch.tensor([0, 2, 1, 1, 0, 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(5):
+        loss = F.cross_entropy(model(images), labels)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(images)[:2], model(images[:2]))
+
+
+def test_recomputing_blocks_changes_no_bit_of_the_norms():
+    states = []
+    for recompute in (False, True):
+        model = network(SHAPE).train()
+        model.checkpointing = recompute
+        model(pictures(SHAPE)).sum().backward()
+        states.append({**model.state_dict(), "grad": model.patch_embed.backbone.layers[0].conv.weight.grad})
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_its_own_file_brings_the_same_logits(tmp_path):
+    model = network(SHAPE).float()
+    weights = native.Weights(SHAPE, model.state_dict(), Preprocessing(SHAPE.image), tuple("abcde"), {})
+    native.save(tmp_path / "model.safetensors", weights)
+    again = native.build(native.read(tmp_path / "model.safetensors"))
+    assert again.config == SHAPE
+    with torch.no_grad():
+        assert torch.equal(again(pictures(SHAPE).float()), model(pictures(SHAPE).float()))
+    assert ViTConfig.from_json(json.loads(json.dumps(SHAPE.to_json()))) == SHAPE
+
+
+@pytest.mark.parametrize("kind", ["timm", "hf", "torchvision", "jax"])
+def test_other_programs_have_no_place_for_it(kind, tmp_path):
+    model = network(SHAPE).float()
+    weights = native.Weights(SHAPE, model.state_dict(), Preprocessing(SHAPE.image), tuple("abcde"), {})
+    native.save(tmp_path / "model.safetensors", weights)
+    with pytest.raises(WeightsError, match="cannot be written"):
+        convert(tmp_path / "model.safetensors", tmp_path / "out", to=kind)
+
+
+def test_weights_for_colour_take_grey_pictures():
+    model = network(SHAPE).float()
+    grey = dataclasses.replace(SHAPE, channels=1)
+    state, *_ = adapt(model.state_dict(), SHAPE, {"channels": 1}, scheme="bilinear", new_head=False)
+    adapted = ViT(grey).eval()
+    adapted.load_state_dict(state)
+    one = torch.randn(2, 1, *SHAPE.image)
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(one), model(one.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+
+
+def test_filters_are_those_that_see_the_picture():
+    found = patch_filters(network(SHAPE))
+    assert found.kernels.shape == (6, 3, 3, 3)
+    assert "first convolution" in found.source
+
+
+BAD = {
+    "two stems": ({"stem": (), "patch_size": 4}, "two stems"),
+    "empty": ({"conv_stem": ()}, "channels and a stride"),
+    "no stride": ({"conv_stem": ((4, 0),)}, "channels and a stride"),
+    "too far": ({"conv_stem": ((4, 4), (4, 2))}, "does not fit the stem"),
+    "not pairs": ({"conv_stem": (4, 2)}, "conv_stem cannot be"),
+    "three numbers": ({"conv_stem": ((4, 2, 1),)}, "conv_stem cannot be"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
+def test_what_makes_no_stem_is_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        dataclasses.replace(SHAPE, **changes)
+
+
+# ---------------------------------------------------------------- Muon on kernels
+
+
+class _Dense(nn.Module):
+    """The same numbers as matrices, for torch's own Muon."""
+
+    def __init__(self, model: ViT, names: list[str]):
+        super().__init__()
+        self.matrices = nn.ParameterList(model.get_parameter(name).detach().clone().flatten(1) for name in names)
+
+
+def test_muon_takes_a_kernel_for_the_matrix_of_its_numbers():
+    model = network(SHAPE).float().train()
+    run = Run(optimizer="muon", lr=0.02, weight_decay=0.1, momentum=0.9)
+    groups = parameter_groups(model, run)
+    kernels = [name for g in groups if g["hidden"] for name in g["names"] if "backbone" in name]
+    assert kernels == [f"patch_embed.backbone.layers.{k}.conv.weight" for k in (1, 2)]
+    dense = _Dense(model, kernels)
+    wanted = torch.optim.Muon(
+        dense.parameters(), lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    ours = OptimizerSet(model, run)
+    for step in range(3):
+        model(pictures(SHAPE, seed=step).float()).square().sum().backward()
+        for name, matrix in zip(kernels, dense.matrices, strict=True):
+            matrix.grad = model.get_parameter(name).grad.flatten(1).clone()
+        ours.step()
+        wanted.step()
+        assert all(p.grad is None for p in model.parameters())
+    for name, matrix in zip(kernels, dense.matrices, strict=True):
+        torch.testing.assert_close(model.get_parameter(name).detach().flatten(1), matrix.detach(), rtol=0, atol=0)
+
+
+def test_the_state_of_kernels_is_saved_and_restored():
+    def three_steps(pause: bool) -> dict[str, torch.Tensor]:
+        model = network(SHAPE).float().train()
+        optimizer = OptimizerSet(model, Run(optimizer="muon", lr=0.02))
+        for step in range(3):
+            if pause and step == 2:
+                saved = {name: value.clone() for name, value in optimizer.state().items()}
+                optimizer = OptimizerSet(model, Run(optimizer="muon", lr=0.02))
+                optimizer.load_state(saved)
+            model(pictures(SHAPE, seed=step).float()).square().sum().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    straight, paused = three_steps(False), three_steps(True)
+    assert all(np.array_equal(straight[name].numpy(), paused[name].numpy()) for name in straight)
