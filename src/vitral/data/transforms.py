@@ -269,14 +269,10 @@ class Augmentation:
 
 def random_shift(images: Tensor, most: int) -> Tensor:
     """Move each picture (B, C, H, W) by up to `most` pixels on both axes; black comes in."""
-    B, C, H, W = images.shape
-    padded = F.pad(images, (most, most, most, most))
-    top, left = torch.randint(0, 2 * most + 1, (2, B, 1), device=images.device)
-    rows = top + torch.arange(H, device=images.device)
-    columns = left + torch.arange(W, device=images.device)
-    picture = torch.arange(B, device=images.device)
-    return padded[picture[:, None, None, None], torch.arange(C, device=images.device)[:, None, None],
-                  rows[:, None, :, None], columns[:, None, None, :]]  # fmt: skip
+    B, _, H, W = images.shape
+    places = F.pad(images, (most, most, most, most)).unfold(2, H, 1).unfold(3, W, 1)  # (B, C, row, column, H, W), a view
+    row, column = torch.randint(0, 2 * most + 1, (2, B, 1), device=images.device).flatten(1)
+    return places[torch.arange(B, device=images.device), :, row, column]
 
 
 def random_erase(images: Tensor, probability: float, area: tuple[float, float] = (0.02, 1 / 3)) -> Tensor:
