@@ -73,7 +73,8 @@ def conv_layer(s: State, name: str, x: Array, stride: int) -> Array:
     mean, variance, weight, bias = (
         s[f"{name}.norm.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
     )
-    return gelu((out - mean) / np.sqrt(variance + 1e-5) * weight + bias)
+    y = gelu((out - mean) / np.sqrt(variance + 1e-5) * weight + bias)
+    return x + y if x.shape == y.shape else y
 
 
 def gelu(x: Array) -> Array:

@@ -36,7 +36,7 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
     assert len(layers) >= 4
     assert layers[-1][0] == 192
     assert math.prod(stride for _, stride in layers) == patch
-    assert [after[0] for after in layers[1:]] == [2 * before[0] for before in layers[:-1]]
+    assert [width for width, _ in layers][-4:] == [48, 96, 96, 192]
     shape = config(f"C+Ti/{patch}")
     assert (shape.conv_stem, shape.patch, shape.grid) == (layers, (patch, patch), (224 // patch, 224 // patch))
 
@@ -44,7 +44,7 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
 def test_the_summary_counts_its_operations():
     rows = {row.name: row for row in summarize("C+Nano/4", image_size=32).layers}
     assert rows["patch_embed.backbone"].output_shape == (1, 128, 8, 8)
-    assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 64 * 32 * 9
+    assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 64 * 64 * 9
 
 
 def test_it_learns_and_its_norms_see_batches_only_in_training():
@@ -144,7 +144,7 @@ def test_muon_takes_a_kernel_for_the_matrix_of_its_numbers():
     run = Run(optimizer="muon", lr=0.02, weight_decay=0.1, momentum=0.9)
     groups = parameter_groups(model, run)
     kernels = [name for g in groups if g["hidden"] for name in g["names"] if "backbone" in name]
-    assert kernels == [f"patch_embed.backbone.layers.{k}.conv.weight" for k in (1, 2)]
+    assert kernels == [f"patch_embed.backbone.layers.{k}.conv.weight" for k in (1, 2, 3)]
     dense = _Dense(model, kernels)
     wanted = torch.optim.Muon(
         dense.parameters(), lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"

@@ -56,7 +56,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "root-with-patches": {"stem": (), "patch_size": (8, 4), "image_size": (16, 12), "channels": 1},
         "hybrid": {"stem": (1, 1), "patch_size": 8, "image_size": (8, 24)},
         "hybrid-of-two-layers": {"stem": (2,), "stem_numerics": "timm"},
-        "conv-stem": {"conv_stem": ((6, 1), (8, 2), (10, 2))},
+        "conv-stem": {"conv_stem": ((6, 1), (6, 1), (8, 2), (10, 2))},
         "conv-stem-with-patches": {"conv_stem": ((6, 2),), "image_size": (8, 12), "channels": 1},
         "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2},
     }.items()

@@ -270,7 +270,8 @@ class Augmentation:
 def random_shift(images: Tensor, most: int) -> Tensor:
     """Move each picture (B, C, H, W) by up to `most` pixels on both axes; black comes in."""
     B, _, H, W = images.shape
-    places = F.pad(images, (most, most, most, most)).unfold(2, H, 1).unfold(3, W, 1)  # (B, C, row, column, H, W), a view
+    padded = F.pad(images, (most, most, most, most))
+    places = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, row, column, H, W), a view
     row, column = torch.randint(0, 2 * most + 1, (2, B, 1), device=images.device).flatten(1)
     return places[torch.arange(B, device=images.device), :, row, column]
 

@@ -1,6 +1,6 @@
 """A convolutional stem: a few 3×3 convolutions in the place of one large patch (Xiao et al., arXiv 2106.14881).
 
-    images (B, C, H, W) ─ [convolution 3×3 ─ norm ─ GELU] × layers ─ features (B, C', H/s, W/s) ─ patches
+    images (B, C, H, W) ─ [3×3 convolution ─ norm ─ GELU] × layers ─ features (B, C', H/s, W/s) ─ patches
 
 The paper's patches are cut without a look at their neighbours, and a network has to learn from pictures alone what
 pixels side by side have to do with each other. Where there are few of them, or little time, that is what it lacks.
@@ -35,15 +35,17 @@ class Conv3x3(nn.Conv2d):
 
 
 class ConvLayer(nn.Module):
-    """A 3×3 convolution with its norm and GELU."""
+    """A 3×3 convolution with its norm and GELU; where nothing changes shape, added to what comes in."""
 
     def __init__(self, channels: int, out: int, stride: int):
         super().__init__()
         self.conv = Conv3x3(channels, out, stride)
         self.norm = nn.BatchNorm2d(out)
+        self.residual = (channels, stride) == (out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.norm(self.conv(x)))
+        y = F.gelu(self.norm(self.conv(x)))
+        return x + y if self.residual else y
 
 
 class ConvStem(nn.Module):
@@ -65,10 +67,10 @@ class ConvStem(nn.Module):
 
 
 def conv_layers(dim: int, patch: int) -> ConvLayers:
-    """The stem for tokens of `dim` channels and patches of 2ⁿ pixels: four layers or more, each twice as wide as the
-    one before, the last as wide as a token.
+    """The stem for tokens of `dim` channels and patches of 2ⁿ pixels: four layers or more. The last is as wide as a
+    token, and each two before half as wide as what follows them.
     """
     halvings = round(math.log2(patch))
     count = max(4, halvings)
     strides = [2 if (k + 1) * halvings // count > k * halvings // count else 1 for k in range(count)]
-    return tuple((max(8, dim >> (count - 1 - k)), stride) for k, stride in enumerate(strides))
+    return tuple((max(8, dim >> (count - k) // 2), stride) for k, stride in enumerate(strides))
