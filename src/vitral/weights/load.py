@@ -27,6 +27,11 @@ from vitral.weights.native import Weights
 from vitral.weights.resize import SCHEMES
 from vitral.weights.source import SUFFIXES, Source, non_finite, open_source
 
+DEMO = Path(__file__).parents[1] / "demo" / "model.safetensors"
+"""The network that comes with the package: `demo`, wherever weights are named."""
+
+_KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME or demo"
+
 CHANGES = ("image_size", "patch_size", "channels", "classes")
 """Fields of the configuration that weights can be made to fit."""
 
@@ -59,9 +64,9 @@ def read(
 ) -> Loaded:
     """Read weights of any known format.
 
-    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME` or `hf:ORG/NAME`. `changes` are
-    `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized by
-    `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
+    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME`, `hf:ORG/NAME` or `demo`. `changes`
+    are `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized
+    by `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
 
     Raises `WeightsError` for what is damaged, foreign or does not fit, and `UsageError` for another number of classes
     unless `new_head` asks for it.
@@ -91,6 +96,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
+    if is_demo(reference):
+        return DEMO, [], text
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
@@ -98,11 +105,29 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
         return weights, [], text
-    if path.is_dir() and not any(one.name.endswith(SUFFIXES) for one in path.iterdir()):
+    if path.is_dir() and not _holds_weights(path):
         raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
     if not path.exists():
-        raise WeightsError("no such run or weights", where=path, hint="a run folder, a file, timm:NAME or hf:ORG/NAME")
+        raise WeightsError("no such run or weights", where=path, hint=_KINDS)
     return path, [], text
+
+
+def is_weights(text: str) -> bool:
+    """Whether this stands for weights (a path that exists, a hub's reference, `demo`), not for a network's name."""
+    return Path(text).exists() or ":" in text or is_demo(text)
+
+
+def is_demo(reference: str | Path) -> bool:
+    """Whether this is the network in the package. A run or weights in the current folder that are called `demo` come
+    first, as a folder does before a data set of its name; `./demo` and a `Path` are always what lies there.
+    """
+    path = Path("demo")
+    own = path.is_file() or (path.is_dir() and (is_run(path) or _holds_weights(path)))
+    return reference == "demo" and not own
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(one.name.endswith(SUFFIXES) for one in folder.iterdir())
 
 
 def is_run(folder: Path) -> bool:
