@@ -377,11 +377,13 @@ def summary(
 ) -> int:
     """Show the layers of a named network, a run or a weights file: shapes, parameters, FLOPs, memory."""
     from vitral.model import config, summarize
-    from vitral.weights.load import is_weights, read
+    from vitral.weights.references import is_weights
 
     given = {"image_size": image_size, "channels": channels, "classes": classes}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if is_weights(model):
+        from vitral.weights.load import read
+
         shape = dataclasses.replace(read(model).weights.config, **changes)
     else:
         shape = config(model, **changes)

@@ -30,7 +30,7 @@ from vitral.demo.pack import LARGEST, pack
 from vitral.errors import RunError, UsageError, WeightsError
 from vitral.model import network
 from vitral.weights import native
-from vitral.weights.load import DEMO, is_demo
+from vitral.weights.references import DEMO, is_demo
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = [*(f"{name}.png" for name in SCENES), "explained/ship-fullgrad+.png", "explained/contact-sheet-fullgrad+.png"]

@@ -10,7 +10,8 @@ from typing import Any
 from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import ModelConfig, Network, config, network, summarize
-from vitral.weights.load import is_weights, read
+from vitral.weights.load import read
+from vitral.weights.references import is_weights
 
 
 @dataclass(frozen=True)

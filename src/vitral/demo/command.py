@@ -21,7 +21,7 @@ from vitral.explanation.heatmap import Heatmap
 from vitral.predict import Prediction, load
 from vitral.weights import native
 from vitral.weights.files import replacing, write_text
-from vitral.weights.load import DEMO, is_demo
+from vitral.weights.references import DEMO, is_demo
 
 SHOWN = "ship"
 """The picture that has a page of its own, and that the commands to try next are about."""

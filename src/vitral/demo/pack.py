@@ -22,7 +22,7 @@ from vitral.recipes.evaluation import evaluate
 from vitral.training.run import RunFolder
 from vitral.weights import native
 from vitral.weights.files import replacing
-from vitral.weights.load import DEMO
+from vitral.weights.references import DEMO
 
 LARGEST = 2_000_000
 """Bytes that the file may have: everyone who installs vitral downloads it."""

@@ -32,7 +32,7 @@ from vitral.predict import Predictor, load
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
 from vitral.weights.files import write_text
-from vitral.weights.load import is_weights
+from vitral.weights.references import is_weights
 
 PICTURES = 128
 """As many as the paper's Figure 11 averages over."""

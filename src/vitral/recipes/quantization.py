@@ -21,8 +21,9 @@ from vitral.errors import UsageError
 from vitral.model.quantized import observe, quantizable
 from vitral.predict import Predictor, load
 from vitral.recipes.evaluation import in_classes_of, own_data
-from vitral.weights.load import is_demo, locate
+from vitral.weights.load import locate
 from vitral.weights.ranges import ranges_file, write_ranges
+from vitral.weights.references import is_demo
 
 AT_ONCE = 32
 """Pictures computed together."""

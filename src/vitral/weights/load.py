@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +23,9 @@ from vitral.weights.formats.format import Format
 from vitral.weights.infer import infer
 from vitral.weights.keymap import fits
 from vitral.weights.native import Weights
+from vitral.weights.references import DEMO, holds_weights, is_demo, is_run
 from vitral.weights.resize import SCHEMES
-from vitral.weights.source import SUFFIXES, Source, non_finite, open_source
-
-DEMO = Path(__file__).parents[1] / "demo" / "model.safetensors"
-"""The network that comes with the package: `demo`, wherever weights are named."""
+from vitral.weights.source import Source, non_finite, open_source
 
 _KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME or demo"
 
@@ -105,37 +102,11 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
         return weights, [], text
-    if path.is_dir() and not _holds_weights(path):
+    if path.is_dir() and not holds_weights(path):
         raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
     if not path.exists():
         raise WeightsError("no such run or weights", where=path, hint=_KINDS)
     return path, [], text
-
-
-def is_weights(text: str) -> bool:
-    """Whether this stands for weights (a path that exists, a hub's reference, `demo`), not for a network's name."""
-    return Path(text).exists() or ":" in text or is_demo(text)
-
-
-def is_demo(reference: str | Path) -> bool:
-    """Whether this is the network in the package. A run or weights in the current folder that are called `demo` come
-    first, as a folder does before a data set of its name; `./demo` and a `Path` are always what lies there.
-    """
-    path = Path("demo")
-    own = path.is_file() or (path.is_dir() and (is_run(path) or _holds_weights(path)))
-    return reference == "demo" and not own
-
-
-def _holds_weights(folder: Path) -> bool:
-    return any(one.name.endswith(SUFFIXES) for one in folder.iterdir())
-
-
-def is_run(folder: Path) -> bool:
-    """Whether vitral trained here: hubs' folders have a config.json too, but of another kind."""
-    try:
-        return "run" in json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, TypeError):
-        return (folder / "metrics.jsonl").is_file()  # a run whose config.json is damaged
 
 
 def _native(path: Path, source: Source) -> tuple[Weights, Account]:
