@@ -25,6 +25,7 @@ LAYERS = [
     {"predict"},
     {"training", "evaluation", "explanation"},
     {"recipes", "bench"},
+    {"demo"},
     {"cli"},
 ]
 """Lowest first: a part imports what is below it, and of its own layer only itself; the network only the lowest."""

@@ -44,6 +44,31 @@ def _default_hint(default: str) -> str:
 Format = Annotated[Literal["text", "json"], _help("how results are printed")]
 
 
+def demo(
+    *,
+    out: Annotated[str, _help("folder for pictures and maps")] = "vitral-demo",
+    format: Format = "text",
+) -> int:
+    """Try a small network that comes with vitral, on drawings that it makes: no data, no network needed."""
+    from vitral.demo.command import demo as run_demo
+
+    found = run_demo(Path(out))
+    if format == "json":
+        _print_json(found.to_json())
+        return 0
+    for line in found.about():
+        _say(line)
+    for prediction in found.predictions:
+        _print_prediction(prediction, 3)
+    _say(f"\nNamed as drawn: {found.right} of {len(found.predictions)}")
+    _say(f"Map      {found.page}: what its answer for one of them rests on")
+    _say(f"Sheet    {found.sheet}: all of them")
+    _say("\nNext:")
+    for command in found.next_commands():
+        _say(f"  {_program()} {command}")
+    return 0
+
+
 def train(format: str = "text", **given: Any) -> int:
     """Train a network on a set of pictures; with no other choice, plan everything from the data."""
     from vitral.recipes.execute import train as run_training
@@ -160,7 +185,6 @@ def predict(
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
-    from vitral.data.dataset import shown
     from vitral.errors import ImageError
     from vitral.predict import find_pictures, load
 
@@ -176,7 +200,7 @@ def predict(
         elif format == "json":
             results.append(found.to_json(top))
         else:
-            print(f"{shown(found.name)}\t" + "\t".join(f"{name} {p:.1%}" for name, p in found.top(top)))
+            _print_prediction(found, top)
     if format == "json":
         _print_json(
             {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
@@ -184,6 +208,13 @@ def predict(
     if failures:
         _say(f"{len(failures)} of {len(paths)} could not be read")
     return 1 if failures else 0
+
+
+def _print_prediction(found: Any, top: int) -> None:
+    """The picture, and its most probable classes."""
+    from vitral.data.dataset import shown
+
+    print(f"{shown(found.name)}\t" + "\t".join(f"{name} {p:.1%}" for name, p in found.top(top)))
 
 
 def explain(
@@ -346,10 +377,11 @@ def summary(
 ) -> int:
     """Show the layers of a named network, a run or a weights file: shapes, parameters, FLOPs, memory."""
     from vitral.model import config, summarize
+    from vitral.weights.references import is_weights
 
     given = {"image_size": image_size, "channels": channels, "classes": classes}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if os.path.exists(model) or ":" in model:
+    if is_weights(model):
         from vitral.weights.load import read
 
         shape = dataclasses.replace(read(model).weights.config, **changes)
@@ -546,6 +578,7 @@ def _measuring() -> Iterator[Callable[[str, int, int], None]]:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": demo,
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
@@ -618,7 +651,7 @@ def _overview() -> str:
     lines = ["Vision Transformers: train, measure, understand and ship them.", "", "usage: vitral COMMAND …", ""]
     width = max(map(len, COMMANDS))
     lines += [f"  {name:<{width}}  {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "vitral COMMAND --help tells the rest. To begin: vitral train digits"])
+    return "\n".join([*lines, "", "vitral COMMAND --help tells the rest. To begin: vitral demo"])
 
 
 def _train_options(words: Sequence[str]) -> dict[str, Any]:

@@ -220,7 +220,8 @@ def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
 def load(
     source: str | Path, *, device: str = "auto", precision: str = "auto", engine: Engine = "auto", **options: Any
 ) -> Predictor:
-    """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`.
+    """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`; or from
+    the package itself: `demo`.
 
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import ModelConfig, Network, config, network, summarize
 from vitral.weights.load import read
+from vitral.weights.references import is_weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def subject(model: str, image_size: int | None = None) -> Subject:
     `RunError` as reading does.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    if os.path.exists(model) or ":" in model:
+    if is_weights(model):
         weights = read(model, **changes).weights
         build = partial(_from_weights, model, changes)
         found = Subject(model, weights.config, weights.preprocessing, tuple(weights.classes), build)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from vitral.predict import Predictor, load
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
 from vitral.weights.files import write_text
+from vitral.weights.references import is_weights
 
 PICTURES = 128
 """As many as the paper's Figure 11 averages over."""
@@ -97,7 +97,7 @@ def _subject(model: str | Path | Predictor | nn.Module, device: str, precision: 
         network = _with_attention(model.model, model.source)
         return _Subject(network, model.preprocessing, model.source, folder if folder.is_run() else None)
     text = str(model)
-    if os.path.exists(text) or ":" in text:
+    if is_weights(text):
         return _subject(load(text, device=device, precision=precision), device, precision)
     return _named(text, device, precision)
 
@@ -130,7 +130,7 @@ def _with_attention(network: nn.Module, name: str) -> nn.Module:
 def _no_attention(name: str) -> UsageError:
     able = [method for method, one in METHODS.items() if one.any_network]
     hint = f"vitral summary {name}"  # of a name; what has no weights has no answers to explain
-    if able and (os.path.exists(name) or ":" in name):
+    if able and is_weights(name):
         hint = f"vitral explain {name} IMAGE --method {able[0]}"
     why = "figures are of patches, positions and attention, which Vision Transformers and hybrids have and ResNets lack"
     return UsageError("there is nothing of Figure 7 in a ResNet", where=name, why=why, hint=hint)

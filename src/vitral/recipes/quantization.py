@@ -23,6 +23,7 @@ from vitral.predict import Predictor, load
 from vitral.recipes.evaluation import in_classes_of, own_data
 from vitral.weights.load import locate
 from vitral.weights.ranges import ranges_file, write_ranges
+from vitral.weights.references import is_demo
 
 AT_ONCE = 32
 """Pictures computed together."""
@@ -82,6 +83,9 @@ def quantize(
 
     Raises `UsageError` for a network or a machine that integers are not for, and the errors of data and weights.
     """
+    if is_demo(model):
+        hint = "vitral convert demo COPY, then vitral quantize COPY DATA"
+        raise UsageError("ranges are kept beside the weights, and these lie in the package", where=model, hint=hint)
     if pictures < 1 or judged < 1:
         raise UsageError("there must be at least one picture to measure on, and one to judge by")
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")

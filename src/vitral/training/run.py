@@ -46,7 +46,9 @@ class Run:
 
     # The network
     model: str = option("Pico/2", "size and patch (Ti/16, S/4, B/32), or a write-up (mnist-7562); see `vitral models`")
-    init: str | None = option(None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME")
+    init: str | None = option(
+        None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, demo"
+    )
     image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
     channels: int = option(3, "1 for grey, 3 for colour")
     dim: int | None = option(None, "width, instead of the model's")

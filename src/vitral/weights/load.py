@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,11 @@ from vitral.weights.formats.format import Format
 from vitral.weights.infer import infer
 from vitral.weights.keymap import fits
 from vitral.weights.native import Weights
+from vitral.weights.references import DEMO, holds_weights, is_demo, is_run
 from vitral.weights.resize import SCHEMES
-from vitral.weights.source import SUFFIXES, Source, non_finite, open_source
+from vitral.weights.source import Source, non_finite, open_source
+
+_KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME or demo"
 
 CHANGES = ("image_size", "patch_size", "channels", "classes")
 """Fields of the configuration that weights can be made to fit."""
@@ -59,9 +61,9 @@ def read(
 ) -> Loaded:
     """Read weights of any known format.
 
-    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME` or `hf:ORG/NAME`. `changes` are
-    `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized by
-    `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
+    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME`, `hf:ORG/NAME` or `demo`. `changes`
+    are `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized
+    by `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
 
     Raises `WeightsError` for what is damaged, foreign or does not fit, and `UsageError` for another number of classes
     unless `new_head` asks for it.
@@ -91,6 +93,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
+    if is_demo(reference):
+        return DEMO, [], text
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
@@ -98,19 +102,11 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
         return weights, [], text
-    if path.is_dir() and not any(one.name.endswith(SUFFIXES) for one in path.iterdir()):
+    if path.is_dir() and not holds_weights(path):
         raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
     if not path.exists():
-        raise WeightsError("no such run or weights", where=path, hint="a run folder, a file, timm:NAME or hf:ORG/NAME")
+        raise WeightsError("no such run or weights", where=path, hint=_KINDS)
     return path, [], text
-
-
-def is_run(folder: Path) -> bool:
-    """Whether vitral trained here: hubs' folders have a config.json too, but of another kind."""
-    try:
-        return "run" in json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, TypeError):
-        return (folder / "metrics.jsonl").is_file()  # a run whose config.json is damaged
 
 
 def _native(path: Path, source: Source) -> tuple[Weights, Account]:

@@ -75,6 +75,19 @@ def _check(weights: Weights, path: Path) -> None:
             raise WeightsError("damaged header in weights file", where=path, why=why)
 
 
+def in_16_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors at half the size: floats as fp16 or as bf16, whichever is nearer to these numbers. `build` makes
+    them fp32 again.
+    """
+
+    def error(dtype: torch.dtype) -> float:
+        return sum(float((one.to(dtype).double() - one.double()).square().sum()) for one in floats.values())
+
+    floats = {name: one for name, one in state.items() if one.is_floating_point()}
+    dtype = min((torch.float16, torch.bfloat16), key=error)  # what fp16 cannot hold is infinite there, and so the error
+    return {name: one.to(dtype) if name in floats else one for name, one in state.items()}
+
+
 def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:
     """The network with these weights, in fp32 and in evaluation mode.
 

@@ -1,0 +1,326 @@
+"""`vitral demo`: what comes in the package, what is said of it, and what is written. The network may be replaced by a
+better one (`python -m vitral.demo.pack`), so no test depends on its answers.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitral
+from running import TINY, as_words
+from vitral.bench.subject import subject
+from vitral.cli import main
+from vitral.demo import pack as packing
+from vitral.demo.command import Demo, demo
+from vitral.demo.drawings import SCENES, draw
+from vitral.demo.pack import LARGEST, pack
+from vitral.errors import RunError, UsageError, WeightsError
+from vitral.model import network
+from vitral.weights import native
+from vitral.weights.references import DEMO, is_demo
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITTEN = [*(f"{name}.png" for name in SCENES), "explained/ship-fullgrad+.png", "explained/contact-sheet-fullgrad+.png"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("there is no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """What one call found and wrote. Not to be changed."""
+    return demo(tmp_path_factory.mktemp("shown") / "vitral-demo")
+
+
+# ---------------------------------------------------------------- what is in the package
+
+
+def test_the_file_is_small_and_in_16_bits():
+    assert DEMO.stat().st_size <= LARGEST == 2_000_000
+    stored = load_file(DEMO)
+    assert {one.element_size() for one in stored.values() if one.is_floating_point()} == {2}
+    assert {one.dtype for one in vitral.load("demo", precision="fp32").model.parameters()} == {torch.float32}
+
+
+def test_the_file_tells_where_it_comes_from():
+    weights = native.read(DEMO)
+    told = weights.trained
+    assert weights.classes == tuple(SCENES)
+    assert told["command"].startswith("vitral train cifar10")
+    assert "/" not in told["command"].replace(told["model"], ""), "a path of somebody's machine"
+    assert "states no licence" in told["licence"]
+    assert told["parameters"] == sum(one.numel() for one in native.build(weights).parameters())
+    assert told["test"]["images"] == 10_000
+    low, high = told["test"]["accuracy_interval"]
+    assert low < told["test"]["accuracy"] < high
+
+
+def test_the_accuracy_is_that_of_the_file(shared_data):
+    """On 200 of its test pictures, which is what a test has time for: a figure of another file would be far off."""
+    split = vitral.load_data("cifar10", root=shared_data)["test"]
+    chosen = range(0, len(split), len(split) // 200)
+    found = vitral.load("demo")([split.image(i, 3) for i in chosen])
+    right = np.mean([one.label == tuple(SCENES)[split.labels[i]] for one, i in zip(found, chosen, strict=True)])
+    told = native.read(DEMO).trained["test"]["accuracy"]
+    assert abs(right - told) < 4 * (told * (1 - told) / len(chosen)) ** 0.5
+
+
+def test_the_wheel_has_all_of_it(tmp_path):
+    pytest.importorskip("hatchling", reason="builds the wheel")
+    code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        for file in (ROOT / "src/vitral/demo").iterdir():
+            if file.is_file():
+                assert wheel.read(f"vitral/demo/{file.name}") == file.read_bytes()
+
+
+# ---------------------------------------------------------------- the pictures
+
+
+def test_drawings_are_pictures_always_the_same_and_all_different():
+    pictures = [draw(name) for name in SCENES]
+    for name, picture in zip(SCENES, pictures, strict=True):
+        assert (picture.shape, picture.dtype) == ((160, 160, 3), np.uint8)
+        assert picture.std() > 20, f"{name} is nearly empty"
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 1000, f"{name} has no shading"
+    assert np.array_equal(draw("ship"), pictures[8])
+    assert len({one.tobytes() for one in pictures}) == len(SCENES)
+
+
+# ---------------------------------------------------------------- what the command does
+
+
+def test_it_writes_pictures_and_maps_that_can_be_read(shown):
+    files = sorted(str(path.relative_to(shown.folder)) for path in shown.folder.rglob("*") if path.is_file())
+    assert files == sorted([*WRITTEN, "demo.json"])
+    for file in WRITTEN:
+        with Image.open(shown.folder / file) as image:
+            assert np.asarray(image.convert("RGB")).std() > 5
+    for name in SCENES:
+        assert np.array_equal(np.asarray(Image.open(shown.folder / f"{name}.png")), draw(name))
+
+
+def test_answers_are_those_of_the_file(shown):
+    """By the tensors alone: safetensors' own reader, fp32, and the module that the header describes."""
+    weights = native.read(DEMO)
+    model = network(weights.config).eval()
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(DEMO).items()})
+    exact = vitral.load("demo", precision="fp32", engine="plain")
+    paths = [str(shown.folder / f"{name}.png") for name in SCENES]
+    images = weights.preprocessing.standardise(torch.stack([exact.prepare(path) for path in paths]))
+    with torch.no_grad():
+        expected = model(images).softmax(1).numpy()
+    np.testing.assert_allclose(exact.probabilities(paths), expected, atol=1e-6)
+    np.testing.assert_allclose([one.probability for one in shown.heatmaps], expected.max(1), atol=1e-5)
+    told = np.stack([one.probabilities for one in shown.predictions])
+    np.testing.assert_array_equal(told, vitral.load(DEMO).probabilities(paths))
+    np.testing.assert_array_equal(told, vitral.load("demo").probabilities(paths))
+    assert shown.right == (told.argmax(1) == np.arange(10)).sum()
+
+
+def test_what_is_told_is_in_the_file(shown):
+    said, told = "\n".join(shown.about()), native.read(DEMO).trained
+    assert f"Accuracy {told['test']['accuracy']:.2%} (" in said
+    assert "on 10,000 test photographs" in said
+    assert f"{told['parameters']:,} parameters" in said
+    assert f"on {told['training_pictures']:,} photographs of cifar10" in said
+    assert "drawings" in said
+
+
+@pytest.mark.slow
+def test_the_commands_that_it_prints_work_as_typed(capsys, make_pictures):
+    assert main(["demo"]) == 0
+    told = capsys.readouterr()
+    assert [line.split("\t")[0] for line in told.out.splitlines()] == [f"vitral-demo/{name}.png" for name in SCENES]
+    assert all(len(line.split("\t")) == 4 for line in told.out.splitlines())
+    answer = next(line for line in told.out.splitlines() if "ship.png" in line)
+    typed = [shlex.split(line)[1:] for line in told.err.split("Next:\n")[1].splitlines()]
+    assert [words[0] for words in typed] == ["predict", "explain", "summary", "train"]
+    for words in typed[:-1]:
+        assert main(words) == 0
+        if words[0] == "predict":
+            assert capsys.readouterr().out.strip() == answer
+    make_pictures({"cat": 4, "dog": 4}, name="YOUR_PICTURES")
+    quick = {"epochs": 1, "batch_size": 4, "device": "cpu"}
+    assert main([*typed[-1], *as_words(quick), "--quiet", "--format", "json"]) == 0
+    assert json.loads(Path("runs/YOUR_PICTURES/config.json").read_text())["run"]["init"] == "demo"
+
+
+def test_json_is_all_of_it(capsys):
+    assert main(["demo", "--out", "there", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["image"] for one in found["predictions"]] == [f"there/{name}.png" for name in SCENES]
+    assert len(found["explanations"]) == 10
+    assert found["model"] == native.read(DEMO).trained
+    assert Path(found["page"]).is_file()
+    assert Path(found["sheet"]).is_file()
+
+
+# ---------------------------------------------------------------- where it writes
+
+
+def test_it_overwrites_what_it_wrote_and_nothing_else(shown, tmp_path):
+    folder = Path(shutil.copytree(shown.folder, tmp_path / "again"))
+    (folder / "ship.png").write_bytes(b"spoiled")
+    (folder / "notes.txt").write_text("mine")
+    demo(folder)
+    assert np.array_equal(np.asarray(Image.open(folder / "ship.png")), draw("ship"))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert {path.name for path in folder.iterdir()} == {
+        *(f"{name}.png" for name in SCENES), "explained", "demo.json", "notes.txt"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("own", ["ship.png", "demo.json"])
+def test_it_leaves_files_of_others_alone(own, capsys):
+    Path("photos").mkdir()
+    Path("photos", own).write_text("[1]")
+    assert main(["demo", "--out", "photos"]) == 2
+    told = capsys.readouterr().err
+    assert "error: will not overwrite what is in this folder\n  where: photos\n" in told
+    assert f"vitral demo did not write {own}" in told
+    assert [path.name for path in Path("photos").iterdir()] == [own]
+    assert Path("photos", own).read_text() == "[1]"
+
+
+@pytest.mark.parametrize("out", ["file", "file/inside"])
+def test_a_folder_that_cannot_be_made_is_told(out, capsys):
+    Path("file").write_text("mine")
+    assert main(["demo", "--out", out]) == 2
+    told = capsys.readouterr().err
+    assert f"error: cannot make this folder\n  where: {out}\n" in told
+    assert "try: vitral demo --out ANOTHER_FOLDER" in told
+    assert Path("file").read_text() == "mine"
+
+
+def test_a_folder_that_may_not_be_written_is_told(monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, how: False)
+    with pytest.raises(UsageError, match="cannot write into this folder"):
+        demo(Path("locked"))
+    assert not any(Path("locked").iterdir())
+
+
+# ---------------------------------------------------------------- `demo` wherever weights are named
+
+
+def test_the_name_is_known_wherever_weights_are(capsys):
+    shape = native.read(DEMO).config
+    assert main(["summary", "demo", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == native.read(DEMO).trained["parameters"]
+    assert subject("demo").config == shape
+    assert not any("random weights" in note for note in vitral.inspect("demo").notes)
+    assert main(["convert", "demo", "copy"]) == 0
+    assert native.read(Path("copy/model.safetensors")).trained == native.read(DEMO).trained
+    assert main(["convert", "demo", "larger", "--image-size", "64"]) == 0
+    assert native.read(Path("larger/model.safetensors")).config.image == (64, 64)
+
+
+def test_integer_ranges_are_not_kept_in_the_package(capsys):
+    before = sorted(DEMO.parent.iterdir())
+    assert main(["quantize", "demo", "photos"]) == 2
+    assert "vitral convert demo COPY" in capsys.readouterr().err
+    assert sorted(DEMO.parent.iterdir()) == before
+
+
+def test_weights_of_that_name_in_the_current_folder_come_first(trained):
+    assert is_demo("demo")
+    Path("demo").mkdir()
+    Path("demo/slides.txt").write_text("a folder as many have")
+    assert is_demo("demo")
+    assert len(vitral.load("demo").classes) == 10
+    shutil.copytree(trained.folder, "demo", dirs_exist_ok=True)
+    assert not is_demo("demo")
+    assert vitral.load("demo").classes == vitral.load(trained.folder).classes == ("day", "night")
+
+
+def test_a_path_is_a_path(trained):
+    for path in ("./demo", Path("demo"), str(Path("demo").absolute())):
+        assert not is_demo(path)
+        with pytest.raises(WeightsError, match="no such run or weights"):
+            vitral.load(path)
+    shutil.copy(trained.folder / "model.safetensors", "demo")
+    for path in ("demo", "./demo", Path("demo")):
+        assert vitral.load(path).classes == ("day", "night")
+
+
+def test_what_it_prints_means_the_package_also_beside_such_weights(shown, trained):
+    shutil.copytree(trained.folder, "demo")
+    assert all(str(DEMO) in command for command in shown.next_commands())
+
+
+# ---------------------------------------------------------------- making the file
+
+
+def test_packing_a_run(trained, tmp_path, monkeypatch):
+    data = json.loads((trained.folder / "config.json").read_text())["run"]["data"]
+    monkeypatch.setitem(packing.LICENCES, data, "ours; states no licence")
+    target = tmp_path / "small.safetensors"
+    packed = pack(trained.folder, target)
+    weights, before = native.read(target), native.read(trained.folder / "model.safetensors")
+    assert weights.trained == packed.trained
+    for name, tensor in before.state.items():
+        assert weights.state[name].element_size() == 2
+        assert (weights.state[name].float() - tensor).abs().max() <= 2**-10 * tensor.abs().max()
+    told = weights.trained
+    evaluation = vitral.evaluate(target, data, split="test", precision="fp32")
+    assert told["test"] == {
+        "images": 12, "accuracy": evaluation.accuracy, "accuracy_interval": list(evaluation.accuracy_interval)
+    }  # fmt: skip
+    assert told["command"] == f"vitral train {data} {shlex.join(as_words(_typed()))}"
+    assert told["seconds"] == trained.result["seconds"]
+    assert told["training_pictures"] == 24
+    assert told["licence"] == "ours; states no licence"
+
+
+def _typed() -> dict[str, object]:
+    return {**TINY, "epochs": 6, "image_size": (8, 12), "lr": 1e-2, "warmup": 0.5}
+
+
+def test_what_cannot_be_packed_leaves_the_file_as_it_was(trained, tmp_path, monkeypatch):
+    target = tmp_path / "small.safetensors"
+    target.write_text("before")
+    with pytest.raises(UsageError, match="no licence is noted"):
+        pack(trained.folder, target)
+    data = json.loads((trained.folder / "config.json").read_text())["run"]["data"]
+    monkeypatch.setitem(packing.LICENCES, data, "")
+    monkeypatch.setattr(packing, "LARGEST", 100)
+    with pytest.raises(UsageError, match="too large for the package"):
+        pack(trained.folder, target)
+    unfinished = Path(shutil.copytree(trained.folder, tmp_path / "unfinished"))
+    (unfinished / "result.json").unlink()
+    with pytest.raises(RunError, match="the run is not finished"):
+        pack(unfinished, target)
+    assert target.read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"small.safetensors", "unfinished"}
+
+
+def test_paths_of_a_machine_are_left_out_of_the_command():
+    typed = "vitral train cifar10 --data-root '/a b/data' --epochs 2 --out /tmp/run --no-flip"
+    assert packing._command(typed) == "vitral train cifar10 --epochs 2 --no-flip"
