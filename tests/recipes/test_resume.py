@@ -28,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1},
     "averaged": {"ema": 0.9},
     "dropout": {"dropout": 0.2, "drop_path": 0.3, "checkpointing": True},
+    "fewer patches": {"patch_dropout": 0.5, "position": "rotary", "dim": 16},
     "accumulated": {"accumulate": 2, "clip": 0.1},
     "balanced": {"sampling": "balanced", "class_weights": "balanced"},
     "augmented": {"augment": "trivialaugment", "flip": True, "crop": "shift", "erase": 0.5},

@@ -141,7 +141,7 @@ def _config(run: Run, classes: int, loaded: Loaded | None) -> ModelConfig:
     return dataclasses.replace(loaded.weights.config, **changes)
 
 
-_FREE = ("dropout", "drop_path")
+_FREE = ("dropout", "drop_path", "patch_dropout")
 """Options of the network that are not in its weights: training may change them."""
 
 

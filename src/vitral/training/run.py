@@ -23,7 +23,7 @@ def option(default: Any, help: str) -> Any:
 
 MODEL_OPTIONS = (
     "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
-    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path",
+    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path", "patch_dropout",
 )  # fmt: skip
 """Fields of a run that change the network that its model's name stands for."""
 
@@ -65,6 +65,7 @@ class Run:
     head_bias_init: float | None = option(None, "initial bias of the head")
     dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
     drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")
+    patch_dropout: float | None = option(None, "random share of its patches that a training picture loses")
     freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
 
     # What it sees
