@@ -556,11 +556,11 @@ class ViT(nn.Module):
             raise UsageError(f"image size {size[0]}×{size[1]} is not divisible by patch size {config.patch}")
 
     def _table(self, grid: Grid, device: torch.device) -> Tensor | None:
-        key = ("table", grid, device)
-        if key not in self._computed:
+        def make() -> Tensor | None:
             table = self.position.table(grid, self.config.dim)
-            self._computed[key] = table if table is None else table.to(device)
-        return self._computed[key]
+            return table if table is None else table.to(device)
+
+        return self._once(("table", grid, device), make)
 
     def _resized(self, table: Tensor, grid: Grid) -> Tensor:
         """Learned positions (1, rows × columns, D) for another grid: bilinear, antialiased; centres of cells coincide.
@@ -568,19 +568,29 @@ class ViT(nn.Module):
         A product with a matrix, whose backward pass adds in the same order every time; that of `F.interpolate` does
         not on a GPU, and a run that goes on would not have the same bits.
         """
-        key = ("resizing", grid, table.device, table.dtype)
-        if key not in self._computed:
+
+        def make() -> Tensor:
             rows, columns = map(_means, self.config.grid, grid)
-            self._computed[key] = torch.kron(rows, columns).to(table)
+            return torch.kron(rows, columns).to(table)
+
         with torch.autocast(table.device.type, enabled=False):  # positions stay fp32, as those of the whole grid
-            return self._computed[key] @ table
+            return self._once(("resizing", grid, table.device, table.dtype), make) @ table
 
     def _rotation(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        key = ("rotation", grid, device)
-        if key not in self._computed:
+        def make() -> tuple[Tensor, Tensor] | None:
             config = self.config
             rotation = self.position.rotation(grid, config.dim // config.heads, config.prefix)
-            self._computed[key] = rotation and tuple(part.to(device) for part in rotation)
+            return rotation and (rotation[0].to(device), rotation[1].to(device))
+
+        return self._once(("rotation", grid, device), make)
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at the first call. Not as a tensor of inference mode, which no backward pass may use:
+        whoever calls next may want gradients.
+        """
+        if key not in self._computed:
+            with torch.inference_mode(False):
+                self._computed[key] = make()
         return self._computed[key]
 
     @staticmethod
