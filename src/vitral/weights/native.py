@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,15 @@ def _check(weights: Weights, path: Path) -> None:
         if own != networks:
             why = f"{what}: {own}, but the network has {networks}"
             raise WeightsError("damaged header in weights file", where=path, why=why)
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """A hash of the tensors: their names, kinds, shapes and every byte."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:
