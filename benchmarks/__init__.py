@@ -16,6 +16,7 @@ PROGRAMS: dict[str, str] = {
     "precision": "Training in fp32 and in bf16, small networks",
     "explaining": "Maps of what an answer rests on: time, memory, a planted truth",
     "accuracy": "Whole runs, from one command to an accuracy",
+    "fewer": "Fewer operations for the same accuracy",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""
 

@@ -27,6 +27,7 @@ REFUSED = {
     "norm": (lambda: ViTConfig(norm="sandwich"), "unknown norm", "pre"),
     "pool without token": (lambda: ViTConfig(cls_token=False), "needs a class token", "--pool mean"),
     "probability": (lambda: ViTConfig(dropout=1.0), "not a probability", ""),
+    "share": (lambda: ViTConfig(patch_dropout=1.0), "patch_dropout 1.0 is not a probability", ""),
     "not a number": (lambda: ViTConfig(drop_path=float("nan")), "not a probability", ""),
     "depth": (lambda: ViTConfig(depth=0), "must be positive: depth=0", ""),
     "registers": (lambda: ViTConfig(registers=-1), "negative", ""),

@@ -157,3 +157,16 @@ def test_order_of_parts_is_the_order_of_data():
 def test_printing_shows_what_is_there():
     assert "attn_pool" not in repr(ViT(CONFIG))
     assert "q_norm" in repr(ViT(ViTConfig(**SHAPE, qk_norm=True)))
+
+
+@pytest.mark.parametrize("position", ["sincos", "rotary"])
+def test_gradients_after_inference(position):
+    """What a first call computes and keeps is also for later ones that want gradients."""
+    model = ViT(ViTConfig(**SHAPE, position=position))
+    images = pictures(model.config).float()
+    with torch.inference_mode():
+        before = model(images)
+    answer = model(images)
+    answer.sum().backward()
+    assert torch.equal(answer, before)
+    assert model.patch_embed.proj.weight.grad is not None

@@ -58,7 +58,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "hybrid-of-two-layers": {"stem": (2,), "stem_numerics": "timm"},
         "conv-stem": {"conv_stem": ((6, 1), (6, 1), (8, 2), (10, 2))},
         "conv-stem-with-patches": {"conv_stem": ((6, 2),), "image_size": (8, 12), "channels": 1},
-        "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2},
+        "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.3},
     }.items()
 } | {name: dataclasses.replace(config, **SHAPE) for name, config in WRITE_UPS.items()}
 

@@ -28,6 +28,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1},
     "averaged": {"ema": 0.9},
     "dropout": {"dropout": 0.2, "drop_path": 0.3, "checkpointing": True},
+    "fewer patches": {"patch_dropout": 0.5, "position": "rotary", "dim": 16},
+    "growing": {"start_size": 4, "patch_dropout": 0.2},
     "accumulated": {"accumulate": 2, "clip": 0.1},
     "balanced": {"sampling": "balanced", "class_weights": "balanced"},
     "augmented": {"augment": "trivialaugment", "flip": True, "crop": "shift", "erase": 0.5},
@@ -57,8 +59,8 @@ def call_at_batch(monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[
     """Call `what` while the `number`-th batch (from 0) of the coming runs is computed."""
     original = execute.classification
 
-    def classification(*args: Any) -> Any:
-        objective, count = original(*args), iter(range(10**6))
+    def classification(*args: Any, **more: Any) -> Any:
+        objective, count = original(*args, **more), iter(range(10**6))
 
         def counted(model: Any, batch: Any) -> Any:
             if next(count) == number:

@@ -76,6 +76,7 @@ class ViTConfig(Schema):
     dropout: float = 0.0  # after positions and after every dense layer but qkv (B.1)
     attention_dropout: float = 0.0
     drop_path: float = 0.0  # stochastic depth of the last block; grows linearly from 0
+    patch_dropout: float = 0.0  # share of its patches that a picture loses in training (arXiv 2208.07220)
 
     cls_init: Literal["zeros", "normal"] = "zeros"
     pos_init: Literal["normal-0.02", "normal", "uniform", "zeros"] = "normal-0.02"
@@ -92,7 +93,7 @@ class ViTConfig(Schema):
         sizes = ("channels", "dim", "depth", "heads", "mlp_dim")
         if bad := [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]:
             raise UsageError(f"sizes must be positive: {', '.join(bad)}")
-        for name in ("dropout", "attention_dropout", "drop_path"):
+        for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)} is not a probability below 1")
         if self.logit_scale <= 0 or (self.logit_scale != 1 and not self.logits_tanh):
@@ -235,8 +236,8 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
-            cos, sin = rotation
-            q, k = rotate(q, (cos[:read], sin[:read])), rotate(k, rotation)
+            cos, sin = rotation  # (N, d), or one for each picture (B, 1, N, d)
+            q, k = rotate(q, (cos[..., :read, :], sin[..., :read, :])), rotate(k, rotation)
         return self.attend(q, k, v, mask).transpose(1, 2).reshape(B, -1, D)
 
     def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
@@ -380,6 +381,7 @@ class ViT(nn.Module):
         self.config = config
         self.position = POSITIONS[config.position]
         self.checkpointing = False  # recompute blocks in the backward pass: less memory, more time
+        self.any_size = False  # learned positions follow pictures of other sizes, which else are refused
         self.lean = True  # the last block computes only the token that is pooled; the logits are the same
         D = config.dim
 
@@ -434,6 +436,10 @@ class ViT(nn.Module):
             raise UsageError("a mask of the wrong kind or shape", why=why)  # as floats it would be added to the logits
         keys = self._key_mask(mask, prefix=self.config.prefix)
         rotation = self._rotation(grid, x.device)
+        if self.training and self.config.patch_dropout:
+            if mask is not None:
+                raise UsageError("patch dropout goes with no mask", why="it could leave a picture without a patch")
+            x, rotation = self._drop_patches(x, rotation)
         for block in self.blocks:
             wanted = read if block is self.blocks[-1] else None
             if self.checkpointing and self.training:
@@ -441,6 +447,20 @@ class ViT(nn.Module):
             else:
                 x = block(x, keys, rotation, wanted)
         return x
+
+    def _drop_patches(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Tokens (B, N, D) without a random `patch_dropout` of each picture's patches (PatchDropout, arXiv 2208.07220),
+        and the rotations (B, 1, n, d) of those that stay: the prefix, and of each picture as many patches, at least 1.
+        """
+        (B, N, D), prefix = x.shape, self.config.prefix
+        count = max(1, round((N - prefix) * (1 - self.config.patch_dropout)))
+        drawn = torch.rand(B, N - prefix, device=x.device).argsort(1)[:, :count] + prefix
+        places = torch.cat([torch.arange(prefix, device=x.device).expand(B, -1), drawn], dim=1)
+        rows = places + N * torch.arange(B, device=x.device)[:, None]  # of (B × N, D): rows are the fastest to gather
+        x = x.flatten(0, 1).index_select(0, rows.flatten()).view(B, -1, D)
+        return x, rotation and (rotation[0][places][:, None], rotation[1][places][:, None])
 
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Equation 1: patches, class token in front, positions added, registers between, dropout. Also the grid."""
@@ -455,7 +475,7 @@ class ViT(nn.Module):
             placed, table = self.pos_embed[:, : config.placed], self.pos_embed[:, config.placed :]
             if config.placed:
                 prefix = [torch.cat(prefix, dim=1) + placed]
-            x = x + table
+            x = x + (table if grid == config.grid else self._resized(table, grid))
         elif (added := self._table(grid, x.device)) is not None:
             x = x + added.to(x.dtype)
         if config.registers:
@@ -527,7 +547,7 @@ class ViT(nn.Module):
             wanted = f"(B, {config.channels}, {config.image[0]}, {config.image[1]})"
             raise UsageError("images of the wrong shape", why=f"got {tuple(images.shape)}, want {wanted}")
         size = images.shape[2], images.shape[3]
-        if self.position.learned and size != config.image:
+        if self.position.learned and not self.any_size and size != config.image:
             raise UsageError(
                 f"images are {size[0]}×{size[1]}, the learned positions are for {config.image[0]}×{config.image[1]}",
                 hint="resize the images, or build the model with position='sincos' or 'rotary'",
@@ -536,18 +556,41 @@ class ViT(nn.Module):
             raise UsageError(f"image size {size[0]}×{size[1]} is not divisible by patch size {config.patch}")
 
     def _table(self, grid: Grid, device: torch.device) -> Tensor | None:
-        key = ("table", grid, device)
-        if key not in self._computed:
+        def make() -> Tensor | None:
             table = self.position.table(grid, self.config.dim)
-            self._computed[key] = table if table is None else table.to(device)
-        return self._computed[key]
+            return table if table is None else table.to(device)
+
+        return self._once(("table", grid, device), make)
+
+    def _resized(self, table: Tensor, grid: Grid) -> Tensor:
+        """Learned positions (1, rows × columns, D) for another grid: bilinear, antialiased; centres of cells coincide.
+
+        A product with a matrix, whose backward pass adds in the same order every time; that of `F.interpolate` does
+        not on a GPU, and a run that goes on would not have the same bits.
+        """
+
+        def make() -> Tensor:
+            rows, columns = map(_means, self.config.grid, grid)
+            return torch.kron(rows, columns).to(table)
+
+        with torch.autocast(table.device.type, enabled=False):  # positions stay fp32, as those of the whole grid
+            return self._once(("resizing", grid, table.device, table.dtype), make) @ table
 
     def _rotation(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        key = ("rotation", grid, device)
-        if key not in self._computed:
+        def make() -> tuple[Tensor, Tensor] | None:
             config = self.config
             rotation = self.position.rotation(grid, config.dim // config.heads, config.prefix)
-            self._computed[key] = rotation and tuple(part.to(device) for part in rotation)
+            return rotation and (rotation[0].to(device), rotation[1].to(device))
+
+        return self._once(("rotation", grid, device), make)
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at the first call. Not as a tensor of inference mode, which no backward pass may use:
+        whoever calls next may want gradients.
+        """
+        if key not in self._computed:
+            with torch.inference_mode(False):
+                self._computed[key] = make()
         return self._computed[key]
 
     @staticmethod
@@ -562,6 +605,12 @@ def _mean(x: Tensor, mask: Tensor | None, prefix: int) -> Tensor:
         return x.mean(1)
     weights = F.pad(mask, (prefix, 0), value=True).to(x.dtype)[..., None]
     return (x * weights).sum(1) / weights.sum(1)
+
+
+def _means(old: int, new: int) -> Tensor:
+    """What antialiased bilinear resizing does along one axis, as a matrix (new, old)."""
+    each = torch.eye(old, dtype=torch.float64)[:, None, None]
+    return F.interpolate(each, size=(1, new), mode="bilinear", antialias=True)[:, 0, 0].T.contiguous()
 
 
 def xavier_uniform_each_(p: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
 import shlex
 import shutil
@@ -28,19 +29,21 @@ from vitral.device import keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.evaluation.metrics import measure
 from vitral.evaluation.report import ReportContent, write_report
-from vitral.model import network
+from vitral.model import ViT, network
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.features import FeatureCache
 from vitral.recipes.looking import Looks, look_inside
-from vitral.recipes.planning import Job, load_given, plan_run, reopen
+from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
+from vitral.training.distillation import Teacher
 from vitral.training.loop import State, ema_weights, fit
 from vitral.training.objective import balanced_weights, classification
 from vitral.training.optimizers import OptimizerSet, freeze
 from vitral.training.progress import ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, RunFolder, checked_options
+from vitral.training.schedule import image_size
 from vitral.weights import native
 from vitral.weights.files import write_text
 
@@ -117,14 +120,28 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
         console.print(f"{folder.path} is finished already; nothing to do.")
         return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
     typed = json.loads(folder.config.read_text("utf-8"))["command"]
-    return _carry_out(reopen(plan), folder, console, typed, resume=True)
+    job = reopen(plan)
+    job = dataclasses.replace(job, teacher=teacher_of(job.run, job.dataset.classes))
+    _check_teacher(job, folder)
+    return _carry_out(job, folder, console, typed, resume=True)
+
+
+def _check_teacher(job: Job, folder: RunFolder) -> None:
+    """The teacher must be the one that the run began with, or the run would not end as it would have."""
+    if job.teacher is None:
+        return
+    began = json.loads(folder.config.read_text("utf-8")).get("teacher", {}).get("digest")
+    if began != native.digest(job.teacher.weights.state):
+        why = "the run began with other weights in that place"
+        hint = "put them back, or begin again with --overwrite"
+        raise RunError("the teacher has changed", where=job.run.teacher, why=why, hint=hint)
 
 
 def _plain(name: str, value: Any) -> Any:
     """The one form of a value that can be given in several."""
     if name == "data":
         return Path(value)  # photos and photos/
-    return (value, value) if name == "image_size" and isinstance(value, int) else value
+    return (value, value) if name in ("image_size", "start_size") and isinstance(value, int) else value
 
 
 def command(given: Mapping[str, Any]) -> str:
@@ -185,16 +202,36 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
     job, state, run = running.job, running.state, running.job.run
     if run.compile:
         state.model.compile()
+    size = _growing(job, running.batches["train"])
     objective = classification(
-        run.preprocessing, run.augmentation, job.config.classes,
-        run.label_smoothing, _loss_weights(job),
+        run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
+        size=size and (lambda: size(state.step)), teacher=_teacher(job),
     )  # fmt: skip
     with ConsoleListener(running.console, run.epochs) as listener:
         fit(
             state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
-            save=lambda state, best: _save(running, best), listener=listener,
+            save=lambda state, best: _save(running, best), listener=listener, size=size,
         )  # fmt: skip
     return ()
+
+
+def _growing(job: Job, train: Batches) -> Callable[[int], tuple[int, int]] | None:
+    """Height and width of training pictures at a step, where they grow."""
+    run, patch = job.run, getattr(job.config, "patch", None)
+    if run.start_size is None or patch is None:
+        return None
+    return lambda step: image_size(run, patch, step, math.ceil(len(train) / run.accumulate))
+
+
+def _teacher(job: Job) -> Teacher | None:
+    """The network to learn from, ready to answer."""
+    if job.teacher is None:
+        return None
+    run = job.run
+    return Teacher.of(
+        job.teacher.weights, run.preprocessing, job.dataset.classes, job.machine.device,
+        weight=run.distill_weight, temperature=run.distill_temperature,
+    )  # fmt: skip
 
 
 def _probe(running: _Running) -> tuple[Choice, ...]:
@@ -229,6 +266,8 @@ def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Runni
         native.load_state(model, job.init.weights.state)
     freeze(model, run.freeze)
     model.checkpointing = run.checkpointing
+    if isinstance(model, ViT):
+        model.any_size = run.start_size is not None
     state = State(model, OptimizerSet(model, run))
     if run.ema:
         state.averaged = AveragedModel(model, multi_avg_fn=ema_weights(run.ema, lambda: state.step))
@@ -290,6 +329,8 @@ def _open_folder(running: _Running) -> None:
     }
     if running.job.init:
         record["init"] = running.job.init.account.to_json()
+    if teacher := running.job.teacher:
+        record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
 
 

@@ -41,7 +41,7 @@ from vitral.weights.files import read_tensors, write_tensors
 FORMAT = 1
 """Of the files; another number makes all that are there be computed anew."""
 
-_NOT_READ = ("classes", "head_bias_init", "dropout", "drop_path", "attention_dropout")
+_NOT_READ = ("classes", "head_bias_init", "dropout", "drop_path", "attention_dropout", "patch_dropout")
 """Parts of a network's configuration that change nothing in what its head reads."""
 
 

@@ -17,10 +17,13 @@ from vitral.errors import DataError, UsageError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
+from vitral.model.summary import summarize
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
+from vitral.training.distillation import order_of
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
+from vitral.training.schedule import computed_share
 from vitral.weights.load import Loaded, fit, read
 from vitral.weights.preprocessing import differences
 
@@ -35,6 +38,8 @@ class Job:
     machine: Machine
     init: Loaded | None = None
     """The weights to start from, made to fit, where a run begins from some."""
+    teacher: Loaded | None = None
+    """The network to learn from, where there is one; a run that is reopened has it only once it goes on."""
 
     @property
     def run(self) -> Run:
@@ -92,16 +97,24 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
     run = _with_a_scale(run, given, reasons)
+    teacher = teacher_of(run, dataset.classes)
+    if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
+        hint = "--teacher RUN_OR_WEIGHTS, or leave it out"
+        raise UsageError(f"--{alone[0].replace('_', '-')} means nothing without a teacher", hint=hint)
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
     run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
     reasons += _consequences(run, machine, dataset)
+    reasons += _fewer_operations(run, config)
+    if teacher:
+        run = dataclasses.replace(run, teacher=teacher.reference)
+        reasons.append(_taught(run, config, teacher))
     kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]
     told = {choice.name: choice for choice in (*kept, *reasons)}  # each name once: the later one knows more
     run = dataclasses.replace(run, out=run.out or f"runs/{dataset.name}")
-    return Job(Plan(run, tuple(told.values())), dataset, config, machine, loaded)
+    return Job(Plan(run, tuple(told.values())), dataset, config, machine, loaded, teacher)
 
 
 TOLD_BY: dict[str, tuple[str, ...]] = {
@@ -134,6 +147,62 @@ def reopen(plan: Plan) -> Job:
     return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
 
 
+def teacher_of(run: Run, classes: tuple[str, ...]) -> Loaded | None:
+    """The teacher of a run, read anew; `UsageError` where its classes are not the data's."""
+    if run.teacher is None:
+        return None
+    loaded = read(run.teacher, channels=run.channels)
+    order_of(classes, loaded.weights.classes, run.teacher)
+    return loaded
+
+
+def _taught(run: Run, config: ModelConfig, teacher: Loaded) -> Choice:
+    """What the teacher is, and what it costs beside a training step, which is about three forward passes."""
+    weights = teacher.weights
+    own, adds = (summarize(of) for of in (config, weights.config))
+    name = weights.trained.get("model", f"{teacher.format}'s")
+    share = adds.flops / (3 * own.flops)
+    size = _shown(weights.preprocessing.image_size)
+    why = (
+        f"{run.distill_weight:g} of the loss at temperature {run.distill_temperature:g}; at {size} it adds "
+        f"{adds.flops / 1e9:.3g} GFLOPs a picture, {share:.0%} of a step's own"
+    )
+    return Choice("teacher", f"{name}, {adds.parameters:,} parameters ({run.teacher})", why)
+
+
+def _fewer_operations(run: Run, config: ModelConfig) -> list[Choice]:
+    """What is left out of training pictures."""
+    found = []
+    patch: tuple[int, int] | None = getattr(config, "patch", None)
+    if run.start_size is not None:
+        _check_start(run, patch)
+        assert patch is not None  # or it was refused
+        why = (
+            f"grows by whole patches in two thirds of the steps; {computed_share(run, patch):.0%} of the pixels in all"
+        )
+        found.append(Choice("start size", f"{_shown(run.start)} to {_shown(run.size)}", why))
+    if patch and (dropped := getattr(config, "patch_dropout", 0.0)):
+        count = run.size[0] // patch[0] * (run.size[1] // patch[1])
+        why = f"training computes {max(1, round(count * (1 - dropped)))} of {count} patches, evaluation all of them"
+        found.append(Choice("patch dropout", f"{dropped:g}", why))
+    return found
+
+
+def _check_start(run: Run, patch: tuple[int, int] | None) -> None:
+    """Pictures grow by whole patches, to a size that is not smaller."""
+    if patch is None:
+        why = f"pictures grow by whole patches, and {run.model} has none"
+        raise UsageError("--start-size is for networks with patches", why=why, hint="leave it out")
+    sides = list(zip(run.start, run.size, patch, strict=True))
+    if any(start % p or start > full for start, full, p in sides):
+        near = [min(max(1, round(start / p)) * p, full) for start, full, p in sides]
+        raise UsageError(
+            f"training cannot begin at {_shown(run.start)} pixels",
+            why=f"pictures grow by whole patches of {_shown(patch)} to {_shown(run.size)}",
+            hint=f"--start-size {near[0] if near[0] == near[1] else f'{near[0]} {near[1]}'}",
+        )
+
+
 def _config(run: Run, classes: int, loaded: Loaded | None) -> ModelConfig:
     if loaded is None:
         return model_config(run.model, classes=classes, **run.model_changes())
@@ -141,7 +210,7 @@ def _config(run: Run, classes: int, loaded: Loaded | None) -> ModelConfig:
     return dataclasses.replace(loaded.weights.config, **changes)
 
 
-_FREE = ("dropout", "drop_path")
+_FREE = ("dropout", "drop_path", "patch_dropout")
 """Options of the network that are not in its weights: training may change them."""
 
 

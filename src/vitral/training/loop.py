@@ -104,8 +104,10 @@ def fit(
     *,
     save: Callable[[State, bool], None],
     listener: Listener,
+    size: Callable[[int], tuple[int, int]] | None = None,
 ) -> None:
-    """Train until `run.epochs`, from wherever `state` stands.
+    """Train until `run.epochs`, from wherever `state` stands. Where pictures grow, `size` is theirs at a step, for the
+    epoch's line.
 
     `save(state, best)` is called after each epoch, and where a person stops the run, which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
@@ -119,7 +121,7 @@ def fit(
             if stopped.is_set():
                 save(state, False)
                 raise KeyboardInterrupt
-            line = _close_epoch(state, run, train, validate)
+            line = _close_epoch(state, run, train, validate, size)
             best = state.best is line
             save(state, best)
             listener.on_epoch_end(line, best)
@@ -177,7 +179,13 @@ def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], count: int) -> 
         sums[name] = sums.get(name, 0) + precise * count
 
 
-def _close_epoch(state: State, run: Run, train: Batches, validate: Callable[[nn.Module], dict[str, float]]) -> Epoch:
+def _close_epoch(
+    state: State,
+    run: Run,
+    train: Batches,
+    validate: Callable[[nn.Module], dict[str, float]],
+    size: Callable[[int], tuple[int, int]] | None,
+) -> Epoch:
     """Validate, write the epoch's line into the history, and stand at the start of the next epoch."""
     started = time.perf_counter()
     means = {name: float(value / state.sums["count"]) for name, value in state.sums.items() if name != "count"}
@@ -193,6 +201,7 @@ def _close_epoch(state: State, run: Run, train: Batches, validate: Callable[[nn.
         **means,
         **measured,
         "lr": learning_rate(run, state.step - 1, steps),
+        **({"image_size": list(size(state.step - 1))} if size else {}),
         "images_per_second": images / max(training_seconds, 1e-9),
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),
     }

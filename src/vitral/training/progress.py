@@ -71,6 +71,8 @@ class ConsoleListener(Listener):
         ]
         if "val_loss" in line:
             parts += [f"val loss {line['val_loss']:.4f}", f"val accuracy {line['val_accuracy']:.2%}"]
+        if "image_size" in line:
+            parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
         self.took.append(line["seconds"])
         if left := self.epochs - line["epoch"]:

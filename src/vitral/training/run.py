@@ -23,7 +23,7 @@ def option(default: Any, help: str) -> Any:
 
 MODEL_OPTIONS = (
     "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
-    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path",
+    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path", "patch_dropout",
 )  # fmt: skip
 """Fields of a run that change the network that its model's name stands for."""
 
@@ -67,6 +67,7 @@ class Run:
     head_bias_init: float | None = option(None, "initial bias of the head")
     dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
     drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")
+    patch_dropout: float | None = option(None, "random share of its patches that a training picture loses")
     freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
 
     # What it sees
@@ -92,6 +93,9 @@ class Run:
 
     # How it learns
     epochs: int = option(100, "passes over the training pictures")
+    start_size: int | tuple[int, int] | None = option(
+        None, "pixels at which training begins; pictures grow to the image size in two thirds of the steps"
+    )
     batch_size: int = option(128, "pictures a step, per accumulation part")
     accumulate: int = option(1, "batches whose gradients are added up before a step")
     optimizer: str = option("adamw", "adamw, adam, sgd or muon")
@@ -106,6 +110,9 @@ class Run:
     clip: float | None = option(1.0, "largest norm of the gradient; 0 is off")
     layer_decay: float | None = option(None, "factor on the learning rate for each block away from the head")
     ema: float | None = option(None, "decay of the averaged weights that are validated and kept; 0 is off")
+    teacher: str | None = option(None, "trained network to learn from as well: a run, a file, timm:NAME, hf:ORG/NAME")
+    distill_weight: float = option(0.5, "share of the loss that is the teacher's")
+    distill_temperature: float = option(1.0, "divides the logits of both where they are compared")
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
 
@@ -125,8 +132,9 @@ class Run:
         from vitral.training.optimizers import OPTIMIZERS
 
         _check_kinds(self)
-        if isinstance(self.image_size, int):
-            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        for name in ("image_size", "start_size"):
+            if isinstance(size := getattr(self, name), int):
+                object.__setattr__(self, name, (size, size))
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for names, fits, must in _LIMITS:
@@ -158,6 +166,11 @@ class Run:
         return self.image_size  # type: ignore[return-value]
 
     @property
+    def start(self) -> tuple[int, int]:
+        """Height and width in pixels at which training begins."""
+        return self.start_size or self.size  # type: ignore[return-value]
+
+    @property
     def preprocessing(self) -> Preprocessing:
         """What the network is to expect of a picture."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)}
@@ -183,7 +196,7 @@ class Run:
 
 _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (
-        ("epochs", "batch_size", "accumulate", "channels", "image_size", "resize_size", "lr_batch"),
+        ("epochs", "batch_size", "accumulate", "channels", "image_size", "start_size", "resize_size", "lr_batch"),
         lambda v: v >= 1,
         "at least 1",
     ),
@@ -192,11 +205,11 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         lambda v: 0 <= v < math.inf,
         "0 or more",
     ),
-    (("erase", "label_smoothing", "val_share", "min_lr"), lambda v: 0 <= v <= 1, "from 0 to 1"),
+    (("erase", "label_smoothing", "val_share", "min_lr", "distill_weight"), lambda v: 0 <= v <= 1, "from 0 to 1"),
     (("train_share", "crop_area", "crop_fraction"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
     (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
     (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
-    (("logit_scale",), lambda v: 0 < v < math.inf, "above 0"),
+    (("logit_scale", "distill_temperature"), lambda v: 0 < v < math.inf, "above 0"),
 )
 """Fields, what each number of them must satisfy, and how that is said."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,15 @@ def in_16_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     floats = {name: one for name, one in state.items() if one.is_floating_point()}
     dtype = min((torch.float16, torch.bfloat16), key=error)  # what fp16 cannot hold is infinite there, and so the error
     return {name: one.to(dtype) if name in floats else one for name, one in state.items()}
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """A hash of the tensors: their names, kinds, shapes and every byte."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:

@@ -79,8 +79,7 @@ def _blocks(network: ViT, x: Tensor, rotation: tuple[Tensor, Tensor] | None, pla
     """Logits (b, K) of tokens (b, n, D) that stood at `places` (b, n)."""
     read = network.config.read if network.lean else None
     if rotation is not None:
-        # A rotation for each picture, (b, 1, n, d): a block that computes only the first tokens cuts its first axis.
-        rotation, read = (rotation[0][places][:, None], rotation[1][places][:, None]), None
+        rotation = rotation[0][places][:, None], rotation[1][places][:, None]  # each picture's own, (b, 1, n, d)
     last = len(network.blocks) - 1
     for number, block in enumerate(network.blocks):
         x = block(x, None, rotation, read if number == last else None)

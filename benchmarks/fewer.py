@@ -1,0 +1,144 @@
+"""Fewer operations for the same accuracy: Nano/4 on CIFAR-10 by the default recipe, with a share of each picture's
+patches left out (`--patch-dropout`), with pictures that grow (`--start-size`), and with a teacher (`--teacher`).
+
+Each way is trained twice: for as many epochs as the plain run, and for as many as fit into the plain run's seconds (by
+its own seconds an epoch, seed 0), because a schedule that is cut off in the middle tells nothing. Seconds are training
+and validation, without reading the data and the report; those of the teacher's own training are counted. Networks see a
+fifth of the training pictures; `python -m benchmarks fewer full` takes all of them and the recipe's own epochs. Test
+pictures are looked at once, at the end of each run; with more than one seed, figures are means.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vitral
+from benchmarks.results import Options, Table
+from vitral.recipes.execute import command
+
+# name → the options of a way; the teacher's is the run folder, which is there once it is trained
+WAYS: dict[str, dict[str, Any]] = {
+    "drop-25": {"patch_dropout": 0.25},
+    "drop-50": {"patch_dropout": 0.5},
+    "growing": {"start_size": 16},
+    "growing-drop-25": {"start_size": 16, "patch_dropout": 0.25},
+    "teacher": {"teacher": ""},
+}
+SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.2, "epochs": 20}
+FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
+TEACHER: dict[str, Any] = {"model": "C+Nano/4"}  # convolutions before the blocks: better in as many epochs
+
+QUICK: dict[str, Any] = {"data": "digits", "train_share": 0.2, "epochs": 2}
+QUICK_CHANGES = {"start_size": 4}  # of 8 pixels
+QUICK_TEACHER: dict[str, Any] = {"model": "mu/2"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that is done: what it came to, and in how many seconds, the teacher's with them."""
+
+    accuracy: float
+    epochs: int
+    seconds: float
+
+
+def run(options: Options) -> list[Table]:
+    """The ways that are named, by default all of them, beside the plain run."""
+    if unknown := [name for name in options.names if name not in (*WAYS, "full")]:
+        raise SystemExit(f"no way '{unknown[0]}'; there are {', '.join(WAYS)}, and full for all the pictures")
+    full = "full" in options.names
+    base = QUICK if options.quick else FULL if full else SHARE
+    if not options.quick and not options.data("cifar10.tar"):
+        return []
+    ways = [{**WAYS[name]} for name in options.names if name != "full"] or [{**way} for way in WAYS.values()]
+    for way in ways if options.quick else ():
+        way |= {name: value for name, value in QUICK_CHANGES.items() if name in way}
+    with tempfile.TemporaryDirectory() as folder:
+        return [_table(_Bench(options, base, Path(folder)), ways, "full" if full else "")]
+
+
+class _Bench:
+    """Runs on the same data, seed by seed; the teacher of a seed is trained where it is first asked for."""
+
+    def __init__(self, options: Options, base: Mapping[str, Any], folder: Path):
+        self.options, self.base, self.folder = options, base, folder
+        self.teachers: dict[int, Trained] = {}
+        self.made = 0
+
+    def train(self, changes: Mapping[str, Any]) -> list[Trained]:
+        """One run for each seed."""
+        return [self._train(changes, seed) for seed in range(self.options.seeds)]
+
+    def teacher(self, seed: int) -> Trained:
+        """The teacher of this seed, in `self.folder`; it has the same training pictures."""
+        if seed not in self.teachers:
+            model = QUICK_TEACHER if self.options.quick else TEACHER
+            self.teachers[seed] = self._fit(model, seed, self.folder / f"teacher-{seed}")
+        return self.teachers[seed]
+
+    def _train(self, changes: Mapping[str, Any], seed: int) -> Trained:
+        changes, before = {**changes}, 0.0
+        if "teacher" in changes:
+            before = self.teacher(seed).seconds
+            changes["teacher"] = str(self.folder / f"teacher-{seed}")
+        self.made += 1
+        found = self._fit(changes, seed, self.folder / f"run-{self.made}")
+        return Trained(found.accuracy, found.epochs, found.seconds + before)
+
+    def _fit(self, changes: Mapping[str, Any], seed: int, out: Path) -> Trained:
+        options = self.options
+        result = vitral.train(
+            **{**self.base, **changes}, seed=seed, data_root=str(options.data_root), out=str(out),
+            device=options.device, quiet=options.quick,
+        ).result  # fmt: skip
+        accuracy = result.get("test_accuracy", result.get("val_accuracy"))
+        return Trained(accuracy, result["epochs"], result["seconds"])
+
+
+def _table(bench: _Bench, ways: Sequence[Mapping[str, Any]], name: str) -> Table:
+    plain = bench.train({})
+    rows = [{"way": "plain", **_means(plain), **_nothing()}]
+    for way in ways:
+        same = bench.train(way)
+        row = {"way": _shown(way), **_means(same), **_nothing()}
+        if epochs := _fitting(bench, way, plain[0], same[0]):
+            fitting = same if epochs == same[0].epochs else bench.train({**way, "epochs": epochs})
+            row |= {f"fit_{key}": value for key, value in _means(fitting).items()}
+        rows.append(row)
+    if bench.teachers:
+        taught = [bench.teacher(seed) for seed in range(bench.options.seeds)]
+        rows.append({"way": "the teacher itself", **_means(taught), **_nothing()})
+    columns = {
+        "way": "way", "n": "seeds|d", "epochs": "epochs|d", "seconds": "seconds|.0f", "accuracy": "accuracy|.2%",
+        "fit_epochs": "epochs in the plain run's time|d", "fit_seconds": "seconds|.0f",
+        "fit_accuracy": "accuracy|.2%",
+    }  # fmt: skip
+    return Table(f"`{command(bench.base)}` and its variants", columns, rows, name=name)
+
+
+def _fitting(bench: _Bench, way: Mapping[str, Any], plain: Trained, same: Trained) -> int:
+    """Epochs of a way that fit into the plain run's seconds; 0 where the teacher's training leaves no time."""
+    before = bench.teacher(0).seconds if "teacher" in way else 0.0
+    return max(0, int((plain.seconds - before) / ((same.seconds - before) / same.epochs)))
+
+
+def _means(runs: Sequence[Trained]) -> dict[str, Any]:
+    return {
+        "n": len(runs), "epochs": runs[0].epochs, "seconds": statistics.mean(r.seconds for r in runs),
+        "accuracy": statistics.mean(r.accuracy for r in runs),
+    }  # fmt: skip
+
+
+def _nothing() -> dict[str, Any]:
+    return dict.fromkeys(("fit_epochs", "fit_seconds", "fit_accuracy"))
+
+
+def _shown(changes: Mapping[str, Any]) -> str:
+    """ "--start-size 16 --patch-dropout 0.25"."""
+    words = [f"--{name.replace('_', '-')} {value or 'RUN'}" for name, value in changes.items()]
+    return f"`{' '.join(words)}`"
