@@ -24,7 +24,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
     colour = facts.channels == 3
     photographs = shape.crop == "random-resized"
     long = epochs >= 40 and colour  # strong augmentation pays only where there is time to learn from it
-    batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 128 if colour else 256
+    batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
     lr = 6e-3 if colour else 1e-2
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
@@ -72,18 +72,18 @@ class _Shape(NamedTuple):
 
 def _shape(facts: Facts, gpu: bool) -> _Shape:
     """Image size, network and training geometry: 16 to 64 patches, or 196 where there is a GPU."""
-    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Nano" if facts.channels == 3 else "Pico"
+    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Micro" if facts.channels == 3 else "Pico"
     machine = "on a GPU" if gpu else "for a processor"
+    convolutions = "convolutions before them learn faster than patches"
     largest = max(facts.size)
     for limit, patch in ((16, 2), (40, 4), (96, 8)):
         if largest <= limit:
             image_size = tuple(max(patch, round(n / patch) * patch) for n in facts.size)
-            why = f"patches of {patch} pixels for small pictures; width and depth {machine}"
-            return _Shape(image_size, f"{size}/{patch}", "shift", why)  # type: ignore[arg-type]
+            why = f"tokens of {patch} pixels for small pictures, {convolutions}; width and depth {machine}"
+            return _Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
     side = 224 if gpu else 128
-    return _Shape(
-        (side, side), f"{size}/16", "random-resized", f"photographs at {side} pixels; width and depth {machine}"
-    )
+    why = f"photographs at {side} pixels, {convolutions}; width and depth {machine}"
+    return _Shape((side, side), f"C+{size}/16", "random-resized", why)
 
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
