@@ -83,8 +83,15 @@ def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.Mo
     def without_a_compiler(self: torch.nn.Module, **options) -> None:
         assert options == {"dynamic": False}
         compiled.append(type(self).__name__)
-        original(self, backend="eager")
+        original(self, backend=backend)
 
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        frozen.append(inductor.freezing)
+        return graph
+
+    from torch._inductor import config as inductor
+
+    frozen: list[bool] = []
     monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
     rows, _ = measure.measure(case(what, "torchvision", compile=True), rounds=1)
     assert [(row.who, row.compiled) for row in rows] == [
@@ -93,6 +100,9 @@ def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.Mo
     assert compiled == ["ViT", "VisionTransformer"]
     assert [row.first is not None for row in rows] == [False, False, True, True]
     assert len({row.ours for row in rows}) == 1, "what all are compared with is not compiled"
+    assert set(frozen) == {what == "inference"}, "inference with torch's setting for it"
+    assert len(frozen) >= 2
+    assert not inductor.freezing, "as it was before"
 
 
 def test_our_way_changes_the_weights_in_training_and_not_in_inference() -> None:

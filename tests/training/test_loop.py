@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from pictures import noise
 from vitral.data import Split
@@ -20,7 +19,7 @@ from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
-from vitral.training.loop import Listener, State, ema_weights, fit, stop_requested
+from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
@@ -45,7 +44,7 @@ def state_of(run: Run, config: ViTConfig = CONFIG) -> State:
     model.checkpointing = run.checkpointing
     state = State(model, OptimizerSet(model, run))
     if run.ema:
-        state.averaged = AveragedModel(model, multi_avg_fn=ema_weights(run.ema, lambda: state.step))
+        state.averaged = Averaged(model, run.ema)
     return state
 
 

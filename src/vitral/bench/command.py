@@ -135,6 +135,7 @@ def _settings(cases: Sequence[Case]) -> dict[str, str]:
         found["every peer"] = "; ".join(peers.SETTINGS[what] for what in whats)
     if any(case.compile for case in cases):
         found["compiled"] = (
-            "torch.compile(dynamic=False), its default mode; in inference the networks alone, ours called as theirs are"
+            "torch.compile(dynamic=False), its default mode; in inference with frozen weights, and the networks alone, "
+            "ours called as theirs are"
         )
     return found | {name: peer.settings for name, peer in known.items()}

@@ -27,6 +27,7 @@ from vitral.device import Machine, choose, cores, memory_bytes
 from vitral.errors import UsageError
 from vitral.model import summarize
 from vitral.predict import Predictor
+from vitral.training.compiling import keep_code
 from vitral.training.objective import Objective, classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
@@ -227,7 +228,7 @@ def measure(
     the memory does not suffice for the batch.
     """
     make, passes = WHAT[case.what]
-    with _memory_told(case), warnings.catch_warnings():
+    with _memory_told(case), _compiler_at_its_best(case), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the peers, about themselves
         _refuse_too_large(case, passes)
         first, memory, times, notes = {}, {}, {}, []
@@ -258,6 +259,21 @@ def measure(
         for way, sample in kept.items()
     ]  # fmt: skip
     return rows, notes
+
+
+@contextlib.contextmanager
+def _compiler_at_its_best(case: Case) -> Iterator[None]:
+    """torch's setting for inference on a CPU: weights become constants, laid out once. It is read when a network is
+    compiled, at its first call, and means nothing where gradients are wanted. Code is kept where training keeps it.
+    """
+    if not case.compile:
+        yield
+        return
+    keep_code()
+    from torch._inductor import config
+
+    with config.patch(freezing=case.what == "inference"):
+        yield
 
 
 def _warm(way: Way, case: Case) -> tuple[int | None, int]:

@@ -117,14 +117,15 @@ class Batches:
         """The batches of an epoch from the `start`-th on. One epoch at a time: a new one ends the one before."""
         order = self.order(epoch)
         batches = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(start, len(self))]
+        if not batches:
+            return
+        # Copied once for the epoch: such a copy waits for all that the device has still to do.
+        positions = torch.from_numpy(np.concatenate(batches)).to(self.device).split(self.batch_size)
         if isinstance(self._store, Tensor):
-            positions = torch.from_numpy(np.concatenate(batches) if batches else order[:0]).to(self.device)
-            parts = positions.split(self.batch_size)
-            for indices, position in zip(batches, parts, strict=bool(batches)):
+            for indices, position in zip(batches, positions, strict=True):
                 yield Batch(self._store[position], self.labels[position], indices)
             return
-        for indices, images in zip(batches, self._made(epoch, batches), strict=True):
-            position = torch.from_numpy(indices).to(self.device)
+        for indices, position, images in zip(batches, positions, self._made(epoch, batches), strict=True):
             yield Batch(images.to(self.device, non_blocking=True), self.labels[position], indices)
 
     def _made(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ global generators, which the caller seeds from (seed, epoch, step or sample), so
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
@@ -169,9 +171,11 @@ class Preprocessing:
 
     def standardise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to float32: (x/255 - mean) / std."""
-        scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)[:, None, None]
-        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
-        return images.float().mul_(scale).add_(shift[:, None, None])
+        images = images.float()
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            # numbers, no tensors of them: a GPU would be waited for to take those
+            images[:, channel].mul_(1 / (255 * std)).add_(-mean / std)
+        return images
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` is the way back.
@@ -300,4 +304,19 @@ def _in_groups(operation: Any, images: Tensor, groups: int = 32) -> Tensor:
     Which pictures share a group changes with the order of the epoch.
     """
     parts: Sequence[Tensor] = images.chunk(min(groups, len(images)))
-    return torch.cat([operation(part) for part in parts])
+    with contextlib.nullcontext() if images.device.type == "cpu" else _Unwaiting():
+        return torch.cat([operation(part) for part in parts])
+
+
+class _Unwaiting(TorchFunctionMode):
+    """torchvision's operations make small tensors of numbers on the device (the matrix of a rotation). Each such copy
+    waits for all that a GPU has still to do; within, they are copied as it goes.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.tensor or (device := torch.device(kwargs.get("device") or "cpu")).type == "cpu":
+            return func(*args, **kwargs)
+        # only from pinned memory does a copy go on by itself
+        numbers = torch.tensor(*args, **{**kwargs, "device": "cpu", "pin_memory": device.type == "cuda"})
+        return numbers.to(device, non_blocking=True)

@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -20,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from vitral.console import stderr
 from vitral.data.check import Unreadable, readable
@@ -37,8 +37,9 @@ from vitral.recipes.features import FeatureCache
 from vitral.recipes.looking import Looks, look_inside
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
+from vitral.training.compiling import Stopwatch, compiled, compiler_timed
 from vitral.training.distillation import Teacher
-from vitral.training.loop import State, ema_weights, fit
+from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import balanced_weights, classification
 from vitral.training.optimizers import OptimizerSet, freeze
 from vitral.training.progress import ConsoleListener, counting, print_plan
@@ -200,17 +201,22 @@ def _go_on(running: _Running) -> None:
 def _fit(running: _Running) -> tuple[Choice, ...]:
     """Train from where the state stands to the end, step by step."""
     job, state, run = running.job, running.state, running.job.run
-    if run.compile:
-        state.model.compile()
     size = _growing(job, running.batches["train"])
     objective = classification(
         run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
         size=size and (lambda: size(state.step)), teacher=_teacher(job),
     )  # fmt: skip
-    with ConsoleListener(running.console, run.epochs) as listener:
+    with ExitStack() as stack:
+        watch = Stopwatch()
+        if run.compile:
+            running.console.print("compiling: the first step takes longer", style="dim")
+            objective = compiled(objective, state.model)
+            watch = stack.enter_context(compiler_timed())
+        listener = stack.enter_context(ConsoleListener(running.console, run.epochs))
         fit(
             state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
             save=lambda state, best: _save(running, best), listener=listener, size=size,
+            compiling=watch.seconds,
         )  # fmt: skip
     return ()
 
@@ -270,7 +276,7 @@ def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Runni
         model.any_size = run.start_size is not None
     state = State(model, OptimizerSet(model, run))
     if run.ema:
-        state.averaged = AveragedModel(model, multi_avg_fn=ema_weights(run.ema, lambda: state.step))
+        state.averaged = Averaged(model, run.ema)
     return _Running(job, folder, console, typed, batches, state)
 
 
@@ -385,6 +391,7 @@ def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
         "best_epoch": (state.best or {}).get("epoch"),
         "epochs": state.epoch or None,
         "seconds": state.seconds,
+        **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),
         "images_per_second": _median_rate(state),
         "device": job.machine.name,
         "precision": job.machine.precision,

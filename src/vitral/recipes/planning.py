@@ -21,6 +21,7 @@ from vitral.model.summary import summarize
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
+from vitral.training.compiling import lacking, whether
 from vitral.training.distillation import order_of
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
 from vitral.training.schedule import computed_share
@@ -106,6 +107,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
         CHECKS[run.recipe](dataset, config)
     run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
+    run = _with_compiling(run, config, machine, len(dataset["train"]), reasons)
     reasons += _consequences(run, machine, dataset)
     reasons += _fewer_operations(run, config)
     if teacher:
@@ -324,6 +326,19 @@ def _with_a_scale(run: Run, given: dict[str, Any], reasons: list[Choice]) -> Run
 
 BOUNDED_SCALE = 8.0
 """Of logits within ±1: 4 to 20 are alike on MNIST (docs/log.md)."""
+
+
+def _with_compiling(run: Run, config: ModelConfig, machine: Machine, pictures: int, reasons: list[Choice]) -> Run:
+    """The run with the choice made whether its network is compiled; `UsageError` where it is to be and cannot."""
+    if "compile" in UNREAD.get(run.recipe, ()):
+        return run
+    if run.compile and (why := lacking(machine.device)):
+        raise UsageError("--compile does not go on this machine", why=why, hint="leave it out, or apt install g++")
+    if run.compile is not None:
+        return run
+    on, why = whether(machine, config, run.epochs * pictures)
+    reasons.append(Choice("compile", "on" if on else "off", why))
+    return dataclasses.replace(run, compile=on)
 
 
 def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:

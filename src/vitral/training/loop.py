@@ -29,7 +29,6 @@ from vitral.training.run import Run
 from vitral.training.schedule import learning_rate
 from vitral.weights.files import read_tensors, write_tensors
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
 Epoch = dict[str, Any]
 """One line of metrics.jsonl."""
 
@@ -40,12 +39,13 @@ class State:
 
     model: nn.Module
     optimizer: OptimizerSet
-    averaged: AveragedModel | None = None
+    averaged: Averaged | None = None
     epoch: int = 0
     batch: int = 0  # batches of this epoch that are done
     step: int = 0  # steps of the optimizer in all
     sums: dict[str, Tensor] = field(default_factory=dict)  # of this epoch's metrics
     seconds: float = 0.0
+    compile_seconds: float = 0.0  # that torch's compiler took of them
     history: list[Epoch] = field(default_factory=list)
     best: Epoch | None = None
 
@@ -61,8 +61,7 @@ class State:
         tensors |= {f"sums.{k}": v for k, v in self.sums.items()}
         if self.averaged is not None:
             tensors |= {f"averaged.{k}": v.clone() for k, v in self.averaged.state_dict().items()}
-        names = ("epoch", "batch", "step", "seconds", "history", "best")
-        write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in names}})
+        write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in _STANDS}})
 
     def load(self, path: Path) -> None:
         """Go back to what `save` wrote."""
@@ -77,8 +76,12 @@ class State:
         if self.averaged is not None:
             self.averaged.load_state_dict(part("averaged."))
         self.sums = {k: v.to(device) for k, v in part("sums.").items()}
-        for name in ("epoch", "batch", "step", "seconds", "history", "best"):
-            setattr(self, name, header[name])
+        for name in _STANDS:
+            setattr(self, name, header[name] if name != "compile_seconds" else header.get(name, 0.0))  # it came later
+
+
+_STANDS = ("epoch", "batch", "step", "seconds", "compile_seconds", "history", "best")
+"""Plain numbers and lines of a state."""
 
 
 class Listener:
@@ -105,6 +108,7 @@ def fit(
     save: Callable[[State, bool], None],
     listener: Listener,
     size: Callable[[int], tuple[int, int]] | None = None,
+    compiling: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Train until `run.epochs`, from wherever `state` stands. Where pictures grow, `size` is theirs at a step, for the
     epoch's line.
@@ -112,11 +116,14 @@ def fit(
     `save(state, best)` is called after each epoch, and where a person stops the run, which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
     (on a GPU one step later, before anything is saved), with the names of the batch's files, and for weights that the
-    last steps of an epoch made non-finite.
+    last steps of an epoch made non-finite. `compiling()` tells the seconds that torch's compiler has worked so far,
+    which `images_per_second` leaves out.
     """
     with stop_requested() as stopped:
         while state.epoch < run.epochs and not _no_better(state, run.early_stop):
+            before = compiling()
             _epoch(state, run, machine, train, objective, listener, stopped)
+            state.compile_seconds += compiling() - before
             _check_weights(state)
             if stopped.is_set():
                 save(state, False)
@@ -190,7 +197,8 @@ def _close_epoch(
     started = time.perf_counter()
     means = {name: float(value / state.sums["count"]) for name, value in state.sums.items() if name != "count"}
     images = int(state.sums["count"])
-    training_seconds = state.seconds - sum(line["seconds"] for line in state.history)
+    compiling = state.compile_seconds - sum(line.get("compile_seconds", 0.0) for line in state.history)
+    training_seconds = state.seconds - sum(line["seconds"] for line in state.history) - compiling
     measured = validate(state.evaluated)
     state.seconds += time.perf_counter() - started
     steps = math.ceil(len(train) / run.accumulate)
@@ -204,6 +212,7 @@ def _close_epoch(
         **({"image_size": list(size(state.step - 1))} if size else {}),
         "images_per_second": images / max(training_seconds, 1e-9),
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),
+        **({"compile_seconds": compiling} if compiling else {}),
     }
     state.history.append(line)
     if state.best is None or _score(line) >= _score(state.best):
@@ -221,6 +230,10 @@ def _no_better(state: State, patience: int | None) -> bool:
     return bool(patience and state.best and state.epoch - state.best["epoch"] >= patience)
 
 
+_AT_ONCE = ("cpu", "mps")
+"""Devices whose numbers are read at each step."""
+
+
 class _FiniteWatch:
     """Stops at the first loss or gradient that is not finite, without making a GPU wait.
 
@@ -228,7 +241,7 @@ class _FiniteWatch:
     """
 
     def __init__(self, train: Batches, device: torch.device):
-        self.train, self.late = train, device.type == "cuda"
+        self.train, self.late = train, device.type not in _AT_ONCE
         self.pending: tuple[Tensor, torch.cuda.Event, Batch, int] | None = None
 
     def loss(self, loss: Tensor, batch: Batch, epoch: int) -> None:
@@ -237,9 +250,7 @@ class _FiniteWatch:
             return
         self.close()
         copy = loss.detach().to("cpu", non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self.pending = copy, event, batch, epoch
+        self.pending = copy, _recorded_event(), batch, epoch
 
     def gradient(self, norm: Tensor, batch: Batch, epoch: int) -> None:
         if not self.late:
@@ -263,6 +274,13 @@ class _FiniteWatch:
             why="a learning rate too high, or damaged pictures or labels in this batch",
             hint="a lower --lr, or --precision fp32; earlier epochs are saved",
         )
+
+
+def _recorded_event() -> torch.cuda.Event:
+    """What is over when the GPU has done all that was asked of it until now."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def _check_weights(state: State) -> None:
@@ -299,11 +317,21 @@ def stop_requested() -> Iterator[threading.Event]:
             signal.signal(number, old)
 
 
-def ema_weights(decay: float, steps: Callable[[], int]) -> Callable[[Tensors, Tensors, Any], None]:
-    """An exponential moving average whose memory grows with the `steps` taken, (1 + t) / (10 + t), up to `decay`."""
+class Averaged(AveragedModel):
+    """A network whose weights are an exponential moving average of another's. Its memory grows with the updates t that
+    were made, (1 + t) / (10 + t), up to `decay`.
 
-    def update(averaged: Tensors, current: Tensors, _: Any) -> None:
-        # AveragedModel's own counter lies on the device; reading it would make a GPU wait
-        torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + steps()) / (10 + steps())))
+    AveragedModel's own update copies its counter to the device at every step, for which a GPU is waited.
+    """
 
-    return update
+    def __init__(self, model: nn.Module, decay: float):
+        super().__init__(model)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take in the weights as they are now. Our networks have no buffers."""
+        self.n_averaged += 1
+        updates = int(self.n_averaged)  # on the CPU
+        memory = min(self.decay, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
+        torch._foreach_lerp_([*self.module.parameters()], [*model.parameters()], 1 - memory)

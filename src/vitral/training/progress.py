@@ -74,7 +74,10 @@ class ConsoleListener(Listener):
         if "image_size" in line:
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
-        self.took.append(line["seconds"])
+        compiling = line.get("compile_seconds", 0.0)
+        if compiling:
+            parts.append(f"compiled in {_duration(compiling)}")
+        self.took.append(line["seconds"] - compiling)
         if left := self.epochs - line["epoch"]:
             parts.append(f"{_duration(left * median(self.took[-5:]))} left")
         self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)

@@ -119,7 +119,7 @@ class Run:
     # Where and how it runs
     device: str = option("auto", "auto, cpu, cuda or mps")
     precision: str = option("auto", "auto, bf16 or fp32")
-    compile: bool = option(False, "compile the network; pays on long runs")
+    compile: bool | None = option(None, "compile the network with torch.compile; by default where it pays in this run")
     residency: Literal["auto", "memory", "cache", "stream"] = option(
         "auto", "decoded pictures: keep them in memory or in the cache on disk, or stream them; auto: where they fit"
     )

@@ -1,0 +1,123 @@
+"""Compiling the network of a run: whether it pays within the run, how it is done, and how long it took."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitral.data.cache import cache_folder
+from vitral.data.loader import Batch
+from vitral.device import Machine, Precision
+from vitral.errors import TrainingError
+from vitral.model import ModelConfig, summarize
+from vitral.training.objective import Objective
+
+FIRST_CALL = 60.0
+"""Seconds by which compiling delays the first step, about: S/16 took 69 s on one core without a cache (docs/log.md)."""
+GAIN = 0.2
+"""Share of a step's time that compiling saves on a GPU: an assumption, meant to be low; nothing was measured here."""
+RATES: dict[Precision, float] = {"bf16": 200e12, "fp32": 20e12}
+"""FLOP/s that a GPU is taken to reach in a step. A slower one has more to gain than is reckoned here."""
+
+
+def seconds_saved(operations: float, precision: Precision) -> float:
+    """What compiling saves of a run's time on a GPU. `operations`: FLOPs of the run, all steps together."""
+    return GAIN * operations / RATES[precision]
+
+
+def whether(machine: Machine, config: ModelConfig, pictures: int) -> tuple[bool, str]:
+    """Whether to compile for a run that reads so many `pictures`, all epochs together, and why.
+
+    FLOPs leave out what a small network spends on starting kernels, so that it is rather left uncompiled.
+    """
+    if machine.device.type != "cuda":
+        name = {"cpu": "a CPU", "mps": "an Apple GPU"}[machine.device.type]
+        return False, f"on {name} it has not been seen to pay; --compile does it all the same"
+    if missing := lacking(machine.device):
+        return False, missing
+    saved = seconds_saved(3 * summarize(config).flops * pictures, machine.precision)  # backward is twice forward
+    told = f"it would save some {saved:,.0f} s of the run, and takes some {FIRST_CALL:.0f} s"
+    return saved > FIRST_CALL, told
+
+
+def lacking(device: torch.device) -> str | None:
+    """What compiling needs and this machine has not: a sentence without its full stop; None where nothing is known."""
+    keep_code()  # looking for a compiler, torch settles where its code goes
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch.utils._triton import has_triton
+    except ImportError:  # they are no promise of torch's
+        return None
+    try:
+        get_cpp_compiler()
+    except RuntimeError:
+        return "torch.compile needs a C++ compiler, and there is none"
+    if device.type == "cuda" and not has_triton():
+        return "torch.compile needs Triton for GPUs, and it is not installed"
+    return None
+
+
+def compiled(objective: Objective, model: nn.Module) -> Objective:
+    """The objective with this network compiled in it. The module itself is not touched: validation, which has other
+    batches, calls it as it is.
+
+    torch's default mode: `max-autotune` chooses kernels by their time, so that a run that goes on would not end with
+    the same bits, and `reduce-overhead` (CUDA graphs) holds memory of its own for what a step reads and makes.
+    `dynamic=False`: batches have one size; where pictures grow, each size is compiled. Raises `TrainingError` where the
+    compiler fails.
+    """
+    keep_code()
+    network: Any = torch.compile(model, dynamic=False)
+
+    def with_compiled(_: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        try:
+            return objective(network, batch)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = " ".join(str(error).split())[:300]
+            raise TrainingError("torch.compile failed on this network", why=why, hint="--no-compile") from error
+
+    return with_compiled
+
+
+def keep_code() -> None:
+    """Let torch keep compiled code in `vitral/compiled` of the user's cache, where the next run finds it; by itself it
+    takes the folder for temporary files. A folder that the user set (`TORCHINDUCTOR_CACHE_DIR`) stays.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
+
+
+class Stopwatch:
+    """Seconds that torch's compiler has worked; `seconds()` reads it."""
+
+    def __init__(self) -> None:
+        self._seconds, self._began = 0.0, 0.0
+
+    def seconds(self) -> float:
+        return self._seconds
+
+    def start(self, _: Any = None) -> None:
+        self._began = time.perf_counter()
+
+    def stop(self, _: Any = None) -> None:
+        self._seconds += time.perf_counter() - self._began
+
+
+@contextmanager
+def compiler_timed() -> Iterator[Stopwatch]:
+    """A stopwatch that runs whenever torch compiles something, at the first step or later."""
+    from torch._dynamo.callback import callback_handler  # here: torch's compiler takes seconds to import
+
+    watch = Stopwatch()
+    callback_handler.register_start_callback(watch.start)
+    callback_handler.register_end_callback(watch.stop)
+    try:
+        yield watch
+    finally:
+        callback_handler.remove_start_callback(watch.start)
+        callback_handler.remove_end_callback(watch.stop)

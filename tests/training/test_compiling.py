@@ -1,0 +1,235 @@
+"""Compiling: when it is chosen, what it changes, what is told of it, and that the code is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vitral
+from pictures import MakePictures
+from running import TINY, same_bits, weights_of
+from vitral.data.loader import Batch
+from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import Machine
+from vitral.errors import TrainingError, UsageError
+from vitral.model import network
+from vitral.model.variants import config
+from vitral.recipes import planning
+from vitral.recipes.planning import plan_run
+from vitral.training import compiling
+from vitral.training.compiling import FIRST_CALL, GAIN, RATES, Stopwatch, compiled, keep_code, seconds_saved, whether
+from vitral.training.loop import State
+from vitral.training.objective import classification
+from vitral.training.run import Run, RunFolder
+
+S16 = config("S/16", image_size=224)
+GPU = Machine(torch.device("cuda"), "bf16", "for a test")
+
+
+@pytest.fixture
+def with_all_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "lacking", lambda device: None)
+
+
+def test_what_is_saved_is_a_share_of_the_steps_time():
+    steps, seconds = 1000, 0.25
+    assert seconds_saved(steps * seconds * RATES["bf16"], "bf16") == pytest.approx(GAIN * steps * seconds)
+    assert seconds_saved(1e18, "fp32") == pytest.approx(10 * seconds_saved(1e18, "bf16"))
+
+
+@pytest.mark.usefixtures("with_all_it_needs")
+def test_on_a_gpu_long_runs_are_compiled():
+    """S/16 has 9.2 GFLOP forward, thrice that with the way back."""
+    pays = FIRST_CALL * RATES["bf16"] / GAIN / (3 * 9.2e9)
+    assert whether(GPU, S16, round(1.1 * pays))[0]
+    on, why = whether(GPU, S16, round(0.9 * pays))
+    assert not on
+    assert f"takes some {FIRST_CALL:.0f} s" in why
+    assert "save some 54 s" in why
+    assert whether(dataclasses.replace(GPU, precision="fp32"), S16, round(0.9 * pays))[0], "its steps are longer"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps"])
+def test_elsewhere_none_is(kind):
+    assert not whether(Machine(torch.device(kind), "fp32", ""), S16, 10**12)[0]
+
+
+def test_where_the_compiler_is_missing_none_is_and_the_plan_says_so(monkeypatch):
+    monkeypatch.setattr(compiling, "lacking", lambda device: "torch.compile needs a C++ compiler, and there is none")
+    assert whether(GPU, S16, 10**12) == (False, "torch.compile needs a C++ compiler, and there is none")
+
+
+def test_a_missing_compiler_is_found():
+    from torch._inductor import config as inductor
+    from torch._inductor import cpp_builder
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        assert "needs a C++ compiler" in (compiling.lacking(torch.device("cpu")) or "")
+    cpp_builder.cpp_compiler_search.cache_clear()
+
+
+def told(options: dict) -> tuple[Run, tuple[str, str] | None]:
+    plan = plan_run({"data": "digits", "device": "cpu", **options}).plan
+    found = [choice for choice in plan.choices if choice.name == "compile"]
+    return plan.run, (found[0].value, found[0].reason) if found else None
+
+
+def test_the_plan_tells(monkeypatch):
+    run, line = told({})
+    assert run.compile is False
+    assert line is not None
+    assert line[0] == "off"
+    assert "on a CPU" in line[1]
+    monkeypatch.setattr(planning, "whether", lambda *about: (True, "it saves hours"))
+    assert told({})[0].compile is True
+    assert told({})[1] == ("on", "it saves hours")
+    assert told({"compile": False}) == (run, ("False", "you asked"))
+    monkeypatch.setattr(planning, "lacking", lambda device: "there is no compiler")
+    with pytest.raises(UsageError, match="there is no compiler"):
+        told({"compile": True})
+
+
+def test_runs_of_before_are_read(tmp_path: Path):
+    for value in (True, False):
+        record = {"run": Run().to_json() | {"compile": value}, "plan": []}
+        (tmp_path / "config.json").write_text(json.dumps(record))
+        assert RunFolder(tmp_path).read_plan().run.compile is value
+
+
+def test_a_state_of_before_is_read(tmp_path: Path):
+    from test_loop import run_of, state_of, trained
+
+    from vitral.weights.files import read_tensors, write_tensors
+
+    path = tmp_path / "last.safetensors"
+    trained(run_of()).save(path, {})
+    tensors, header = read_tensors(path)
+    del header["compile_seconds"]
+    write_tensors(path, tensors, header)
+    state = state_of(run_of())
+    state.load(path)
+    assert (state.epoch, state.compile_seconds) == (1, 0.0)
+
+
+def test_time_of_the_compiler_is_told_and_is_not_the_runs_speed():
+    """The first step compiles for 100 s, by a clock that says so: no time passes."""
+    from test_loop import run_of, trained
+
+    clock = iter([0.0, 100.0, 100.0, 100.0])
+    state: State = trained(run_of(epochs=2), compiling=lambda: next(clock))
+    first, second = state.history
+    assert first["compile_seconds"] == 100.0
+    assert "compile_seconds" not in second
+    assert state.compile_seconds == 100.0
+    assert first["images_per_second"] > 1e9, "of less than no time"
+
+
+def a_batch(shape) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (4, 3, *shape.image), generator=generator, dtype=torch.uint8)
+    return Batch(images, torch.arange(4) % 3, np.arange(4))
+
+
+TINY_SHAPE = config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8)
+OBJECTIVE = classification(Preprocessing((8, 8)), Augmentation(), 3)
+
+
+def test_the_module_itself_is_not_compiled(monkeypatch):
+    model = network(TINY_SHAPE)
+    seen = []
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: seen.append(how) or original(module, backend="eager"))
+    objective = compiled(OBJECTIVE, model)
+    loss, metrics = objective(model, a_batch(TINY_SHAPE))
+    expected, _ = OBJECTIVE(model, a_batch(TINY_SHAPE))
+    assert torch.equal(loss, expected)
+    assert set(metrics) == {"train_accuracy"}
+    assert seen == [{"dynamic": False}]
+    assert getattr(model, "_compiled_call_impl", None) is None
+    assert all("_orig_mod" not in name for name in model.state_dict())
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch):
+    def fails(graph, inputs):
+        raise ValueError("no Python.h")
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=fails))
+    model = network(TINY_SHAPE)
+    with pytest.raises(TrainingError, match=r"torch\.compile failed") as caught:
+        compiled(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))
+    assert "no Python.h" in str(caught.value)
+    assert "--no-compile" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_the_stopwatch_runs_while_torch_compiles():
+    net = nn.Linear(2, 2)
+    with compiling.compiler_timed() as watch:
+        net.compile(backend="eager", dynamic=False)
+        net(torch.zeros(1, 2))
+        first = watch.seconds()
+        net(torch.zeros(1, 2))
+        assert 0 < first == watch.seconds()
+        net(torch.zeros(2, 2))
+        assert watch.seconds() > first, "another shape is compiled, too"
+    after = watch.seconds()
+    nn.Linear(3, 3).compile(backend="eager")
+    assert watch.seconds() == after
+    assert Stopwatch().seconds() == 0.0
+
+
+def test_code_is_kept_in_our_cache_unless_the_user_says_where(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "vitral/compiled")
+
+
+def test_a_run_tells_what_compiling_took(make_pictures: MakePictures, tmp_path: Path, monkeypatch, capsys):
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend="eager", **how))
+    monkeypatch.setattr(planning, "lacking", lambda device: None)
+    photos = make_pictures({"a": 12, "b": 12})
+    plain, run = (
+        vitral.train(str(photos), **{**TINY, "epochs": 2, "ema": 0.9}, out=str(tmp_path / str(on)), compile=on)
+        for on in (False, True)
+    )
+    assert capsys.readouterr().err.count("compiled in") == 1
+    assert "compile_seconds" not in plain.result
+    assert 0 < run.result["compile_seconds"] < run.result["seconds"]
+    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["compile_seconds"] == run.result["compile_seconds"]
+    assert "compile_seconds" not in metrics[1]
+    assert metrics[0]["images_per_second"] > metrics[0]["images_seen"] / metrics[0]["seconds"]
+    assert same_bits(weights_of(plain.folder), weights_of(run.folder)), "the backend changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.lacking(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_code_is_found_again(monkeypatch, tmp_path: Path):
+    """As another process would: what torch knows in memory is dropped."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    found = []
+    for _ in range(2):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+        compiled(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))[0].backward()
+        found.append(dict(torch._dynamo.utils.counters["aot_autograd"] | torch._dynamo.utils.counters["inductor"]))
+    assert (tmp_path / "vitral/compiled").is_dir()
+    assert sum(n for name, n in found[0].items() if name.endswith("cache_miss")) > 0
+    assert sum(n for name, n in found[1].items() if name.endswith("cache_miss")) == 0
+    assert sum(n for name, n in found[1].items() if name.endswith("cache_hit")) > 0

@@ -1,0 +1,256 @@
+"""A training step never waits for a GPU. None is needed to see it: tensors on `meta`, which compute nothing, stand for
+those on a GPU, and whatever would make the processor wait for them is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchvision.transforms.v2 import functional as tv
+
+import vitral
+from pictures import noise
+from vitral.data import Split
+from vitral.data.loader import Batch, Batches, Residency
+from vitral.data.transforms import Augmentation, Preprocessing, _Unwaiting
+from vitral.device import Machine, choose, seed_everything
+from vitral.errors import TrainingError
+from vitral.model import network
+from vitral.model.variants import config
+from vitral.training import loop, optimizers
+from vitral.training.loop import Averaged, Listener, State
+from vitral.training.objective import classification
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run import Run
+
+GPU = torch.device("meta")
+PREPROCESSING = Preprocessing((8, 8))
+aten = torch.ops.aten
+
+READS = {
+    aten._local_scalar_dense.default, aten.is_nonzero.default, aten.item.default, aten.equal.default,
+    aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.histc.default,
+    aten.unique_dim.default, aten._unique2.default, aten.repeat_interleave.Tensor,
+}  # fmt: skip
+"""What cannot go on before the device has told a number or a size."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make the processor wait for the GPU, by the line of vitral that asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_gpu = any(tensor.device == GPU for tensor in tensors)
+        if func is aten._to_copy.default:
+            return self._copied(func, args, kwargs)
+        if func is aten.copy_.default and args[0].device != args[1].device and not (args[2:3] or [False])[0]:
+            self.note(func)
+        if on_gpu and (func in READS or (func is aten.index.Tensor and _masked(args[1]))):
+            self.note(func)
+            return 0.0 if func is aten._local_scalar_dense.default else func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _copied(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        here, there = args[0].device, kwargs.get("device") or args[0].device
+        if here != torch.device(there) and not kwargs.get("non_blocking"):
+            self.note(func)
+        if here == GPU and torch.device(there) != GPU:  # meta has no numbers to give
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        return func(*args, **kwargs)
+
+    def note(self, func: Any) -> None:
+        ours = [f for f in traceback.extract_stack() if str(Path(vitral.__file__).parent) in f.filename]
+        self.found.append(f"{func} in {Path(ours[-1].filename).name}: {ours[-1].line}" if ours else str(func))
+
+
+def _masked(indices: Any) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+class Constants(TorchFunctionMode):
+    """`torch.tensor` of Python's numbers on a device is a copy from ordinary memory; of `meta` it makes none."""
+
+    def __init__(self, waits: Waits):
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == GPU:
+            self.waits.note(func)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def waits() -> Iterator[Waits]:
+    with Waits() as found, Constants(found):
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_recorded_event", _Event)
+    monkeypatch.setattr(optimizers, "_fused", lambda groups: True)
+    fused = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(fused, "_get_fused_kernels_supported_devices", lambda: ["meta", "cpu"])
+
+
+class _Event:
+    """Stands for a CUDA event: waited for a step later, when it is long over."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+EVERYTHING: dict[str, Any] = {
+    "crop": "shift", "flip": True, "erase": 0.5, "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "clip": 1.0,
+    "ema": 0.99, "accumulate": 2, "batch_size": 4, "epochs": 2,
+}  # fmt: skip
+"""Everything that a step can have but torchvision's operations, which are looked at alone."""
+
+
+def epoch_of(run: Run, residency: Residency) -> list[str]:
+    """What waits in an epoch as it would run on a GPU."""
+    sizes = {"image_size": 8, "classes": 3, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8, "drop_path": 0.1}
+    model = network(config("mu/4", **sizes)).to(GPU)
+    state = State(model, OptimizerSet(model, run), Averaged(model, run.ema or 0.0))
+    pictures = Split([f"p{i}.png" for i in range(24)], np.arange(24) % 3, lambda i: noise(i, (8, 8)))
+    batches = Batches(
+        pictures, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
+        residency=residency, workers=0,
+    )  # fmt: skip
+    objective = classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing)
+    machine = Machine(GPU, "fp32", "stands for a GPU")
+    with waits() as found:
+        loop._epoch(state, run, machine, batches, objective, Listener(), threading.Event())
+    assert state.step == 3
+    return found.found
+
+
+@pytest.mark.parametrize(
+    ("residency", "optimizer"), [("memory", "adamw"), ("memory", "muon"), ("stream", "adamw"), ("cache", "adamw")]
+)
+def test_steps_do_not_wait(residency, optimizer):
+    found = epoch_of(Run(**EVERYTHING, optimizer=optimizer), residency)
+    assert len(found) == 1, "of the epoch's order, copied at its start"
+    assert "loader.py: positions" in found[0]
+
+
+@pytest.mark.parametrize("augment", ["trivialaugment", "randaugment"])
+def test_torchvisions_operations_do_not_wait(augment):
+    images = torch.zeros(32, 3, 8, 8, dtype=torch.uint8, device=GPU)
+    seed_everything(0)
+    with waits() as found:
+        for _ in range(4):  # each in 32 groups, so that all operations are drawn
+            Augmentation(augment=augment).pixels(images)
+    assert found.found == []
+
+
+def test_what_torchvision_copies_as_it_goes_are_the_same_numbers():
+    images = torch.arange(4 * 3 * 8 * 8, dtype=torch.uint8).reshape(4, 3, 8, 8)
+    plain = tv.rotate(images, 30.0)
+    with _Unwaiting():
+        assert torch.equal(tv.rotate(images, 30.0), plain)
+
+
+WAITING: dict[str, Callable[[Tensor], Any]] = {
+    "a number": lambda x: x.sum().item(),
+    "a float": lambda x: float(x.sum()),
+    "a list": lambda x: x.sum().tolist(),
+    "a condition": lambda x: bool(x.isfinite().all()),
+    "positions": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "equality": lambda x: torch.equal(x, x),
+    "to the processor": lambda x: x.cpu(),
+    "from the processor": lambda x: torch.from_numpy(np.zeros(2)).to(x.device),
+    "into place": lambda x: x.copy_(torch.zeros(2)),
+    "numbers": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "rotation": lambda x: tv.rotate(x.expand(1, 3, 8, 2), 30.0),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_what_waits_is_counted(what):
+    x = torch.empty(2, device=GPU)
+    with waits() as found, contextlib.suppress(NotImplementedError, RuntimeError):  # meta has no numbers
+        WAITING[what](x)
+    assert len(found.found) >= 1
+
+
+def test_what_goes_on_by_itself_is_not():
+    x = torch.empty(2, device=GPU)
+    with waits() as found:
+        x.to("cpu", non_blocking=True)
+        torch.zeros(2).to(GPU, non_blocking=True)
+        torch.rand(2).sum().item()
+        torch.where(x > 0, x, 0.0)[torch.zeros(2, dtype=torch.long, device=GPU)] * 3
+    assert found.found == []
+
+
+def test_a_loss_that_is_not_finite_is_found_a_step_later(monkeypatch):
+    """As on a GPU: the step is taken, nothing is saved."""
+    monkeypatch.setattr(loop, "_AT_ONCE", ())
+    run = Run(batch_size=4, epochs=1, optimizer="sgd", lr=0.0, clip=None)
+    model = network(config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8))
+    pictures = Split([f"p{i}.png" for i in range(12)], np.arange(12) % 3, lambda i: noise(i, (8, 8)))
+    batches = Batches(pictures, PREPROCESSING, batch_size=4, device=torch.device("cpu"), augmentation=Augmentation())
+    plain, seen = classification(PREPROCESSING, Augmentation(), 3), []
+
+    def objective(model, batch):
+        seen.append(batch.indices)
+        loss, metrics = plain(model, batch)
+        return (loss * float("nan") if len(seen) == 2 else loss), metrics
+
+    state = State(model, OptimizerSet(model, run))
+    named = f"p{batches.order(0)[4]}.png"
+    with pytest.raises(TrainingError, match="the loss is nan") as caught:
+        loop._epoch(state, run, choose("cpu", "fp32"), batches, objective, Listener(), threading.Event())
+    assert (state.step, len(seen)) == (2, 3)
+    assert named in str(caught.value)
+
+
+def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32():
+    """So there is nothing that TF32 could make faster, and it is left off."""
+    run = Run(batch_size=4, optimizer="muon", clip=1.0)
+    model = network(config("mu/4", image_size=8, classes=3, dim=16, depth=2, heads=2, mlp_dim=16))
+    optimizer = OptimizerSet(model, run)
+    batch = Batch(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long), np.arange(4))
+    with Products() as found:
+        with choose("cpu", "bf16").autocast():
+            loss, _ = classification(PREPROCESSING, Augmentation(), 3)(model, batch)
+        loss.backward()
+        optimizer.step()
+    assert len(found.kinds) > 20
+    assert set(found.kinds) == {torch.bfloat16}
+
+
+class Products(TorchDispatchMode):
+    """The kind of numbers of each matrix product and convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution):
+            self.kinds.append(args[-1].dtype if func.overloadpacket is aten.mm else args[1].dtype)
+        return func(*args, **(kwargs or {}))
