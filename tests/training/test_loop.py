@@ -112,15 +112,24 @@ def test_checkpointing_changes_nothing_but_memory():
     assert close(a.model, b.model)
 
 
-def test_the_average_is_the_formula_and_is_what_is_validated():
+STEMMED = dataclasses.replace(CONFIG, conv_stem=((4, 2), (6, 2)))
+
+
+def numbers(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Weights, and what norms have seen of batches."""
+    return [value for value in model.state_dict().values() if value.is_floating_point()]
+
+
+@pytest.mark.parametrize("config", [CONFIG, STEMMED], ids=["plain", "with batch norms"])
+def test_the_average_is_the_formula_and_is_what_is_validated(config):
     run = run_of(ema=0.95, epochs=2)
-    state = state_of(run)
+    state = state_of(run, config)
     steps: list[list[torch.Tensor]] = []
     original = state.optimizer.step
 
     def step() -> None:
         original()
-        steps.append([p.detach().clone() for p in state.model.parameters()])
+        steps.append([value.clone() for value in numbers(state.model)])
 
     state.optimizer.step = step  # type: ignore[method-assign]
     seen = []
@@ -129,7 +138,7 @@ def test_the_average_is_the_formula_and_is_what_is_validated():
     for number, weights in enumerate(steps[1:], start=2):
         decay = min(0.95, (1 + number) / (10 + number))
         mean = [decay * m + (1 - decay) * w for m, w in zip(mean, weights, strict=True)]
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mean, state.evaluated.parameters(), strict=True))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mean, numbers(state.evaluated), strict=True))
     assert seen == [state.averaged.module] * 2
     assert not close(state.evaluated, state.model, 1e-5)
 

@@ -318,8 +318,8 @@ def stop_requested() -> Iterator[threading.Event]:
 
 
 class Averaged(AveragedModel):
-    """A network whose weights are an exponential moving average of another's. Its memory grows with the updates t that
-    were made, (1 + t) / (10 + t), up to `decay`.
+    """A network whose weights, and what its norms know of batches, are an exponential moving average of another's. Its
+    memory grows with the updates t that were made, (1 + t) / (10 + t), up to `decay`.
 
     AveragedModel's own update copies its counter to the device at every step, for which a GPU is waited.
     """
@@ -330,8 +330,13 @@ class Averaged(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the weights as they are now. Our networks have no buffers."""
+        """Take in the weights as they are now."""
         self.n_averaged += 1
         updates = int(self.n_averaged)  # on the CPU
         memory = min(self.decay, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
-        torch._foreach_lerp_([*self.module.parameters()], [*model.parameters()], 1 - memory)
+        torch._foreach_lerp_(_numbers(self.module), _numbers(model), 1 - memory)
+
+
+def _numbers(model: nn.Module) -> list[Tensor]:
+    """What can be averaged: not a norm's count of batches."""
+    return [each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
