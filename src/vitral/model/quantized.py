@@ -174,14 +174,22 @@ class _Block(nn.Module):
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
-        of_qkv, of_proj, of_fc1, _ = self.scales
+        return self.process(self.gather(x, mask, rotation, read))
+
+    def gather(
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
+    ) -> Tensor:
+        """Equation 2, in fp32."""
+        of_qkv, of_proj, _, _ = self.scales
         x = x.float()
         mixed = self.attn.mix(of_qkv(self.norm1(x) if self.pre_norm else x), mask, rotation, read)
         x = self.proj.added(of_proj(mixed), x[:, :read])
-        if self.pre_norm:
-            return self.fc2.added(self.hidden(of_fc1(self.norm2(x))), x).to(self.dtype)
-        x = self.norm1(x)
-        return self.norm2(self.fc2.added(self.hidden(of_fc1(x)), x)).to(self.dtype)
+        return x if self.pre_norm else self.norm1(x)
+
+    def process(self, x: Tensor) -> Tensor:
+        """Equation 3."""
+        x = self.fc2.added(self.hidden(self.scales[2](self.norm2(x) if self.pre_norm else x)), x)
+        return (x if self.pre_norm else self.norm2(x)).to(self.dtype)
 
     def hidden(self, x: Tensor) -> Tensor:
         """The activations between the layers of the MLP, uint8."""
