@@ -16,7 +16,7 @@ from vitral.errors import UsageError
 from vitral.model import BiT, BiTConfig, ViTConfig
 from vitral.model import packed as packing
 from vitral.model import quantized as integers
-from vitral.model.merging import destinations, merged, weighted_mean
+from vitral.model.merging import destinations, merged, tokens_left, weighted_mean
 from vitral.model.packed import packed
 from vitral.model.quantized import observe, quantized
 
@@ -143,10 +143,8 @@ def test_how_many_tokens_are_left_and_what_they_stand_for(name):
     for count in (1, 5, 1000):
         with torch.inference_mode():
             tokens, sizes = merged(model, count).transform(*model.embed(images))
-        left = patches
-        for _ in range(config.depth):
-            left -= min(count, left // 2)
-        assert tokens.shape[1] == sizes.shape[1] == config.prefix + left
+        assert tokens.shape[1] == sizes.shape[1] == tokens_left(config, count, config.depth)
+        assert tokens.shape[1] == config.prefix + max(patches - 2 * count, -(-patches // 4))
         assert torch.equal(sizes[:, : config.prefix], torch.ones(2, config.prefix))
         assert torch.equal(sizes.sum(1), torch.full((2,), float(config.prefix + patches)))
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vitral.errors import UsageError
 from vitral.model.packed import sharing
 from vitral.model.position import Grid, RotaryPosition
-from vitral.model.vit import Block, ViT
+from vitral.model.vit import Block, ViT, ViTConfig
 
 
 def merged(network: nn.Module, count: int) -> Merged:
@@ -90,6 +90,14 @@ class Merged(nn.Module):
         x = network.norm(x) if config.final_norm == "tokens" else x
         x = network.attn_pool(x, _bias(sizes, x.dtype))
         return network.fc_norm(x) if config.final_norm == "pooled" else x
+
+
+def tokens_left(config: ViTConfig, count: int, blocks: int) -> int:
+    """How many tokens there are after so many blocks."""
+    patches = config.grid[0] * config.grid[1]
+    for _ in range(blocks):
+        patches -= min(count, patches // 2)
+    return config.prefix + patches
 
 
 def destinations(keys: Tensor, prefix: int, count: int) -> Tensor:

@@ -252,8 +252,9 @@ class Attention(nn.Module):
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q kᵀ · scale) v. The one place where tokens meet; whoever looks inside wraps this call. `mask` is True
-        where a key counts, or numbers that are added to the scores.
+        """softmax(q kᵀ · scale) v. The one place where tokens meet; whoever looks inside wraps this call.
+
+        `mask` is bool, True where a key counts, or numbers that are added to the scores.
         """
         dropout = self.attention_dropout if self.training else 0.0
         if explicit_is_faster(q, k):
