@@ -13,6 +13,7 @@ PROGRAMS: dict[str, str] = {
     "datapath": "From files to batches: decoding, the cache, cropping",
     "loading": "From a file of weights to a network",
     "attention": "Attention written out and fused",
+    "merging": "Token merging: speed and accuracy",
     "precision": "Training in fp32 and in bf16, small networks",
     "explaining": "Maps of what an answer rests on: time, memory, a planted truth",
     "accuracy": "Whole runs, from one command to an accuracy",

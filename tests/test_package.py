@@ -22,6 +22,7 @@ LAYERS = [
     {"model"},
     {"data"},
     {"weights"},
+    {"openvino"},
     {"predict"},
     {"training", "evaluation", "explanation"},
     {"recipes", "bench"},

@@ -121,6 +121,23 @@ def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
         vitral.load(trained.folder, engine="quick")
 
 
+def test_merging_is_off_unless_asked_for(trained, predictor, files):
+    assert predictor.merge == 0
+    same = vitral.load(trained.folder, device="cpu", precision="fp32", merge=0)
+    assert np.array_equal(same.probabilities(files), predictor.probabilities(files))
+    for precision in ("fp32", "bf16"):
+        merging = vitral.load(trained.folder, device="cpu", precision=precision, merge=1)
+        assert merging.merge == 1
+        found = merging.probabilities(files)
+        assert np.abs(found - predictor.probabilities(files)).max() > 1e-6
+        alone = np.concatenate([merging.probabilities([file]) for file in files])
+        assert np.allclose(found, alone, atol=0.02)
+        whole = merging.without_merging().probabilities(files)
+        assert np.allclose(whole, predictor.probabilities(files), atol=1e-6 if precision == "fp32" else 0.03)
+    with pytest.raises(UsageError, match="-1 tokens cannot be merged"):
+        vitral.load(trained.folder, merge=-1)
+
+
 def test_predicting_leaves_random_numbers_alone(trained, files):
     for module in (packed, quantized):
         module._works.cache_clear()

@@ -120,12 +120,16 @@ def evaluate(
     cache: Annotated[str | None, _help("where features are kept; else in the user's cache")] = None,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
+    engine: Annotated[str, _help("auto, plain (the module itself), or openvino where that is installed")] = "auto",
+    merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
     format: Format = "text",
 ) -> int:
     """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
     if few_shot is not None or knn is not None:
         if report:
             raise UsageError("--report shows what the head says; --few-shot and --knn do not use it")
+        if merge or engine != "auto":
+            raise UsageError("--merge and --engine are for the head; --few-shot and --knn read features of the network")
         options = {"split": split, "data_root": data_root, "bad_images": bad_images, "cache": cache}
         return _evaluate_features(run, data, few_shot, knn, format, device=device, precision=precision, **options)
     if cache:
@@ -136,13 +140,18 @@ def evaluate(
     with counting(stderr(), "reading", 0) as progress:
         found = evaluate_pictures(
             run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
-            progress=progress,
+            engine=engine, merge=merge, progress=progress,  # type: ignore[arg-type]  # loading checks the name
         )  # fmt: skip
+    if found.predictor.note:
+        _say(f"Engine   {found.predictor.note}")
     if format == "json":
-        _print_json({"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()})
+        about = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
+        _print_json(about if found.merging is None else {**about, "merging": dataclasses.asdict(found.merging)})
     else:
         print(f"{run} on the {found.split} pictures of {found.source}")
         found.evaluation.print_table(stdout())
+        if found.merging is not None:
+            print(found.merging)
     if report:
         found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
         _say(f"Report   {report}")
@@ -182,6 +191,8 @@ def predict(
     batch_size: Annotated[int, _help("pictures computed together")] = 32,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
+    engine: Annotated[str, _help("auto, plain (the module itself), or openvino where that is installed")] = "auto",
+    merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
@@ -191,7 +202,9 @@ def predict(
     if top < 1 or batch_size < 1:
         raise UsageError("--top and --batch-size must be at least 1")
     paths = find_pictures(images)
-    predictor = load(run, device=device, precision=precision)
+    predictor = load(run, device=device, precision=precision, engine=engine, merge=merge)  # type: ignore[arg-type]  # it checks
+    if predictor.note:
+        _say(f"Engine   {predictor.note}")
     results, failures = [], []
     for found in predictor.stream(paths, batch_size):
         if isinstance(found, ImageError):

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitral import openvino
 from vitral.data.dataset import natural
 from vitral.data.files import is_picture
 from vitral.data.intake import read_image
@@ -21,7 +22,8 @@ from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
 from vitral.errors import DataError, ImageError, UsageError, unknown
-from vitral.model import Network, ViT
+from vitral.model import Network
+from vitral.model.merging import merged
 from vitral.model.packed import packable, packed
 from vitral.model.quantized import Ranges, quantizable, quantized
 from vitral.weights.account import Account
@@ -32,8 +34,10 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
 
 
-Engine = Literal["auto", "plain"]
-"""What computes a prediction: the network itself, or what is fastest on this machine and equals it up to rounding."""
+Engine = Literal["auto", "plain", "openvino"]
+"""What computes a prediction: `plain` the network itself, `auto` what of ours is fastest on this machine and equals it
+up to rounding, `openvino` the network as OpenVINO compiles it (`vitral[openvino]`).
+"""
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,13 @@ class Predictor:
         source: str = "",
         engine: Engine = "auto",
         ranges: Ranges | None = None,
+        merge: int = 0,
     ):
         """`ranges` (`vitral.model.quantized.observe`) make the dense layers integers: `UsageError` where that cannot
-        be, for a ResNet and on a GPU.
+        be, for a ResNet and on a GPU. `merge` is how many tokens become one with another in each block
+        (`vitral.model.merging`). `MissingExtraError` for an engine that is not installed.
         """
-        self.machine = machine or choose(dim=model.config.dim)
+        self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=model.config.dim)
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
         # Weights are cast once: autocast would cast them again at every call.
         self.model = model.to(self.machine.device, dtype).eval()
@@ -95,16 +101,33 @@ class Predictor:
         """What became of the tensors of the file that the network came from."""
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
-        if ranges is not None and not quantizable(self.model):
+        self.engine = "openvino" if engine == "openvino" else self._own_engine(engine, ranges)
+        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, `int8`, its dense
+        layers in integers, and `openvino` call no hooks."""
+        self.merge = merge
+        """Tokens that are merged in each block."""
+        self.note = ""
+        """What was done before the engine could compute, where it is worth a word."""
+        self._asked, self._ranges = engine, ranges
+        self._made: tuple[list[tuple[int, int]], nn.Module] | None = None
+        self._parameters = list(self.model.parameters())
+        if merge or engine == "openvino":
+            self._network()  # what cannot be is said now
+
+    def _own_engine(self, engine: Engine, ranges: Ranges | None) -> str:
+        if ranges is None:
+            return "packed" if engine == "auto" and packable(self.model) else "plain"
+        if not quantizable(self.model):
             hint = "--precision bf16, or --device cpu"
             raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
-        packs = engine != "plain" and packable(self.model)
-        self.engine = "int8" if ranges is not None else "packed" if packs else "plain"
-        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, and `int8`, its dense
-        layers in integers, call no hooks."""
-        self._ranges = ranges
-        self._packed: tuple[list[tuple[int, int]], ViT] | None = None
-        self._parameters = list(self.model.parameters())
+        return "int8"
+
+    def without_merging(self) -> Predictor:
+        """The same network on the same machine with all its tokens."""
+        return Predictor(
+            self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
+            engine=self._asked, ranges=self._ranges,
+        )  # fmt: skip
 
     @overload
     def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap]  # str is a Sequence
@@ -169,14 +192,27 @@ class Predictor:
 
     def _network(self) -> nn.Module:
         """What computes, anew where `model` was changed since the last time."""
-        if self.engine == "plain":
+        if self.engine == "plain" and not self.merge:
             return self.model
         state = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._parameters]
-        if self._packed is None or self._packed[0] != state:
-            network: Any = self.model
-            made = packed(network) if self._ranges is None else quantized(network, self._ranges)
-            self._packed = state, made
-        return self._packed[1]
+        if self._made is None or self._made[0] != state:
+            self._made = state, self._make()
+        return self._made[1]
+
+    def _make(self) -> nn.Module:
+        network: Any = self.model
+        if self.engine == "openvino":
+            if self.merge:
+                hint = "--merge without --engine openvino"
+                raise UsageError("OpenVINO computes whole networks: it merges no tokens", hint=hint)
+            compiled = openvino.compiled(network, self.machine, self._ranges)
+            self.note = compiled.note
+            return compiled
+        if self.engine == "int8":
+            network = quantized(network, self._ranges or {})
+        elif self.engine == "packed":
+            network = packed(network)
+        return merged(network, self.merge) if self.merge else network
 
 
 def find_pictures(paths: Iterable[str | Path], command: str = "predict") -> list[Path]:
@@ -218,7 +254,13 @@ def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
 
 
 def load(
-    source: str | Path, *, device: str = "auto", precision: str = "auto", engine: Engine = "auto", **options: Any
+    source: str | Path,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    engine: Engine = "auto",
+    merge: int = 0,
+    **options: Any,
 ) -> Predictor:
     """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`; or from
     the package itself: `demo`.
@@ -226,18 +268,21 @@ def load(
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
     the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
-    `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured. Raises
+    `engine="openvino"` OpenVINO computes; with `precision="int8"` dense layers are integers, for weights that
+    `vitral quantize` has measured; `merge` tokens become one with another in each block. Raises
     `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
     """
     loaded = read(source, **options)
     weights = loaded.weights
     network, ranges = loaded.build(), None
+    if device == "auto" and (precision == "int8" or engine == "openvino"):
+        device = "cpu"
     if precision == "int8":
-        device, precision = "cpu" if device == "auto" else device, "auto"
+        precision = "auto"
         ranges = read_ranges(ranges_file(locate(source)[0]), network, source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=str(source), engine=engine, ranges=ranges,
+        source=str(source), engine=engine, ranges=ranges, merge=merge,
     )  # fmt: skip
     predictor.account = loaded.account
     return predictor

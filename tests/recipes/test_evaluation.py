@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vitral
+from vitral.cli import main
 from vitral.errors import DataError, UsageError
 from vitral.recipes.evaluation import evaluate_pictures
 
@@ -38,6 +40,25 @@ def test_its_own_test_pictures_by_default(trained):
     assert vitral.evaluate(trained.folder, split="val").images == 8
     assert vitral.evaluate(str(trained.folder), split="train").images == 24
     assert vitral.evaluate(vitral.load(trained.folder)).images == 12
+
+
+def test_merging_is_told_beside_the_network_without(trained, capsys):
+    found = evaluate_pictures(trained.folder, None, **OPTIONS, merge=1)
+    plain = evaluate_pictures(trained.folder, None, **OPTIONS)
+    assert plain.merging is None
+    assert found.merging.tokens == 1
+    assert found.merging.accuracy == found.evaluation.accuracy
+    assert found.merging.accuracy_without == plain.evaluation.accuracy
+    alike = found.probabilities.argmax(1) == plain.probabilities.argmax(1)
+    assert found.merging.agree == alike.mean()
+    assert not np.array_equal(found.probabilities, plain.probabilities)
+    run = str(trained.folder)
+    assert main(["evaluate", run, "--merge", "1"]) == 0
+    assert "1 token merged in each block" in capsys.readouterr().out
+    assert main(["evaluate", run, "--merge", "2", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["merging"]["tokens"] == 2
+    for words in (["--merge", "-1"], ["--knn", "3", "--merge", "1"], ["--engine", "quick"]):
+        assert main(["evaluate", run, *words]) == 2
 
 
 def test_other_pictures_with_the_same_classes(trained, sky):

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.model.vit import MLP, Block, ViT
+from vitral.model.vit import MLP, Block, ViT, masked
 
 
 def packed(network: ViT) -> ViT:
@@ -112,12 +112,19 @@ class _Block(nn.Module):
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
+        return self.process(self.gather(x, mask, rotation, read))
+
+    def gather(
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
+    ) -> Tensor:
+        """Equation 2."""
         mixed = self.attn.mix(self.norm1(x) if self.pre_norm else x, mask, rotation, read)
         x = self.attn.proj.added(mixed, x[:, :read])  # type: ignore[operator]
-        if self.pre_norm:
-            return self.mlp(self.norm2(x), x)
-        x = self.norm1(x)
-        return self.norm2(self.mlp(x, x))
+        return x if self.pre_norm else self.norm1(x)
+
+    def process(self, x: Tensor) -> Tensor:
+        """Equation 3."""
+        return self.mlp(self.norm2(x), x) if self.pre_norm else self.norm2(self.mlp(x, x))
 
 
 def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -128,8 +135,7 @@ def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
     for i in range(0, B, step):
         part = slice(i, i + step)
         scores = (q[part] * scale) @ k[part].transpose(-2, -1)
-        if mask is not None:
-            scores = scores.masked_fill_(~mask[part], -torch.inf)
+        scores = masked(scores, None if mask is None else mask[part])
         _gather(scores, v[part], mixed[part])
     return mixed
 

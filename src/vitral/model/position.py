@@ -70,14 +70,24 @@ class RotaryPosition(NoPosition):
     base = 100.0
 
     def rotation(self, grid: Grid, head_dim: int, prefix: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self.turned(self.places(grid, prefix), head_dim)
+        return cos.float(), sin.float()
+
+    @staticmethod
+    def places(grid: Grid, prefix: int) -> Tensor:
+        """Row and column of each token, (prefix + rows × columns, 2): centres of patches, and 0 for the prefix."""
+        rows, columns = ((torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1 for n in grid)
+        centres = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)
+        return torch.cat([centres.new_zeros(prefix, 2), centres])  # angle 0 leaves a token as it is
+
+    def turned(self, places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (…, N, head_dim) for tokens that stand at `places` (…, N, 2)."""
         if head_dim % 4:
             raise ValueError(f"rotary positions need a head width divisible by 4, not {head_dim}")
         periods = self.base ** (torch.arange(head_dim // 4, dtype=torch.float64) / (head_dim // 4))
-        rows, columns = ((torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1 for n in grid)
-        centres = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
-        angles = (2 * math.pi * centres[:, :, None] / periods).flatten(1).repeat(1, 2)  # (N, head_dim)
-        angles = torch.cat([angles.new_zeros(prefix, head_dim), angles])  # angle 0 leaves a token as it is
-        return angles.cos().float(), angles.sin().float()
+        angles = (2 * math.pi * places[..., None] / periods.to(places)).flatten(-2)
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

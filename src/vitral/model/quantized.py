@@ -63,8 +63,7 @@ def quantized(network: ViT, ranges: Ranges) -> ViT:
     """A network that computes nearly the same with integers. `network` is on a CPU and stays as it is; changes of its
     weights do not reach the other. For inference alone. `UsageError` where `ranges` are those of another network.
     """
-    if set(ranges) != set(layer_names(network)):
-        raise UsageError("these ranges were measured on another network", hint="measure again: vitral quantize RUN")
+    _check(network, ranges)
     twin = sharing(network)
     plain: Any = network.blocks
     blocks = [_Block(block, _of(ranges, i)) for i, block in enumerate(plain)]
@@ -73,9 +72,27 @@ def quantized(network: ViT, ranges: Ranges) -> ViT:
     return twin
 
 
+def rounded(network: ViT, ranges: Ranges) -> ViT:
+    """A network that computes in numbers of the given type what the integers of `quantized` stand for: its dense
+    layers round weights and input to the same 256 values. For a compiler that finds integers in that.
+
+    `UsageError` where `ranges` are those of another network.
+    """
+    _check(network, ranges)
+    twin = sharing(network)
+    blocks: Any = network.blocks
+    twin._modules["blocks"] = nn.ModuleList(_rounded_block(block, _of(ranges, i)) for i, block in enumerate(blocks))
+    return twin
+
+
 def quantizable(network: nn.Module) -> bool:
     """Whether `quantized` can take this network here."""
     return isinstance(network, ViT) and next(network.parameters()).device.type == "cpu" and _works()
+
+
+def _check(network: ViT, ranges: Ranges) -> None:
+    if set(ranges) != set(layer_names(network)):
+        raise UsageError("these ranges were measured on another network", hint="measure again: vitral quantize RUN")
 
 
 def _of(ranges: Ranges, block: int) -> list[_Scale]:
@@ -174,14 +191,22 @@ class _Block(nn.Module):
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
-        of_qkv, of_proj, of_fc1, _ = self.scales
+        return self.process(self.gather(x, mask, rotation, read))
+
+    def gather(
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
+    ) -> Tensor:
+        """Equation 2, in fp32."""
+        of_qkv, of_proj, _, _ = self.scales
         x = x.float()
         mixed = self.attn.mix(of_qkv(self.norm1(x) if self.pre_norm else x), mask, rotation, read)
         x = self.proj.added(of_proj(mixed), x[:, :read])
-        if self.pre_norm:
-            return self.fc2.added(self.hidden(of_fc1(self.norm2(x))), x).to(self.dtype)
-        x = self.norm1(x)
-        return self.norm2(self.fc2.added(self.hidden(of_fc1(x)), x)).to(self.dtype)
+        return x if self.pre_norm else self.norm1(x)
+
+    def process(self, x: Tensor) -> Tensor:
+        """Equation 3."""
+        x = self.fc2.added(self.hidden(self.scales[2](self.norm2(x) if self.pre_norm else x)), x)
+        return (x if self.pre_norm else self.norm2(x)).to(self.dtype)
 
     def hidden(self, x: Tensor) -> Tensor:
         """The activations between the layers of the MLP, uint8."""
@@ -196,3 +221,34 @@ def _norm(norm: nn.LayerNorm) -> nn.LayerNorm:
     twin = nn.LayerNorm(norm.normalized_shape, eps=norm.eps).requires_grad_(False)
     twin.load_state_dict(norm.state_dict())
     return twin
+
+
+def _rounded_block(block: Block, scales: list[_Scale]) -> Block:
+    twin, attn, mlp = sharing(block), sharing(block.attn), sharing(block.mlp)
+    layers = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+    qkv, proj, fc1, fc2 = (_Rounded(layer, scale) for layer, scale in zip(layers, scales, strict=True))
+    attn._modules |= {"qkv": qkv, "proj": proj}
+    mlp._modules |= {"fc1": fc1, "fc2": fc2}
+    twin._modules |= {"attn": attn, "mlp": mlp}
+
+    def project(x: Tensor, read: int | None) -> tuple[Tensor, ...]:
+        q, k, v = qkv(x).unflatten(-1, (3, attn.heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+        return q[:, :, :read], k, v
+
+    attn.__dict__["project"] = project
+    return twin
+
+
+class _Rounded(nn.Module):
+    """x Wᵀ + b with x rounded to the 256 values of a scale and W to 255 for each output."""
+
+    def __init__(self, linear: nn.Linear, scale: _Scale):
+        super().__init__()
+        self.linear, self.scale = linear, scale
+        self.steps = linear.weight.detach().abs().amax(1).clamp_min(1e-12) / 127
+        self.zeros = torch.zeros(len(self.steps), dtype=torch.int32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, self.scale.step, self.scale.zero, 0, 255)
+        weight = torch.fake_quantize_per_channel_affine(self.linear.weight, self.steps, self.zeros, 0, -127, 127)
+        return F.linear(x, weight, self.linear.bias)

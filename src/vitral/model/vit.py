@@ -252,14 +252,22 @@ class Attention(nn.Module):
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q kᵀ · scale) v. The one place where tokens meet; whoever looks inside wraps this call."""
+        """softmax(q kᵀ · scale) v. The one place where tokens meet; whoever looks inside wraps this call.
+
+        `mask` is bool, True where a key counts, or numbers that are added to the scores.
+        """
         dropout = self.attention_dropout if self.training else 0.0
         if explicit_is_faster(q, k):
             scores = (q * self.scale) @ k.transpose(-2, -1)
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -torch.inf)
-            return F.dropout(scores.softmax(dim=-1), dropout) @ v
+            return F.dropout(masked(scores, mask).softmax(dim=-1), dropout) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The scores with a mask as `F.scaled_dot_product_attention` takes it: bool, or numbers to add."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
 
 
 def explicit_is_faster(q: Tensor, k: Tensor) -> bool:
@@ -326,10 +334,20 @@ class Block(nn.Module):
         read: int | None = None,
     ) -> Tensor:
         """(B, N, D), or only the first `read` tokens of it."""
+        return self.process(self.gather(x, mask, rotation, read))
+
+    def gather(
+        self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
+    ) -> Tensor:
+        """Attention and what belongs to it: equation 2."""
         if self.pre_norm:
-            x = x[:, :read] + self.branch(1, self.attn(self.norm1(x), mask, rotation, read))
+            return x[:, :read] + self.branch(1, self.attn(self.norm1(x), mask, rotation, read))
+        return self.norm1(x[:, :read] + self.branch(1, self.attn(x, mask, rotation, read)))
+
+    def process(self, x: Tensor) -> Tensor:
+        """The MLP and what belongs to it, each token by itself: equation 3."""
+        if self.pre_norm:
             return x + self.branch(2, self.mlp(self.norm2(x)))
-        x = self.norm1(x[:, :read] + self.branch(1, self.attn(x, mask, rotation, read)))
         return self.norm2(x + self.branch(2, self.mlp(x)))
 
     def branch(self, which: int, x: Tensor) -> Tensor:
@@ -481,7 +499,7 @@ class ViT(nn.Module):
         if config.registers:
             prefix.append(self.reg_token)
         if prefix:
-            x = torch.cat([*(token.to(x.dtype).expand(len(x), -1, -1) for token in prefix), x], dim=1)
+            x = torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in prefix), x], dim=1)
         return F.dropout(x, config.dropout, self.training), grid
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

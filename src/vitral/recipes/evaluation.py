@@ -18,13 +18,30 @@ from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
-from vitral.predict import Predictor, load, logits_of
+from vitral.predict import Engine, Predictor, load, logits_of
 from vitral.recipes.looking import look_inside
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
 
 _MISTAKES = 96  # pictures that a report may show
+
+
+@dataclass(frozen=True)
+class Merging:
+    """An evaluation with merged tokens beside the same network without."""
+
+    tokens: int
+    """Merged in each block."""
+    accuracy: float
+    accuracy_without: float
+    agree: float
+    """The share of pictures that are answered alike."""
+
+    def __str__(self) -> str:
+        merged = f"{self.tokens} {'token' if self.tokens == 1 else 'tokens'} merged in each block"
+        compared = f"{self.accuracy:.2%} right, without merging {self.accuracy_without:.2%}"
+        return f"{merged}: {compared}; {self.agree:.1%} answered alike"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +55,8 @@ class Evaluated:
     source: str
     split: str
     probabilities: np.ndarray
+    merging: Merging | None = None
+    """Where tokens were merged: what that costs."""
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
@@ -60,16 +79,19 @@ def evaluate(
     bad_images: str = "error",
     device: str = "auto",
     precision: str = "auto",
+    engine: Engine = "auto",
+    merge: int = 0,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measure `model` (a run folder, weights file or predictor) on `data`, by default the data of its own run.
 
     `split` is by default the one furthest from training that there is: test, else val, else all the pictures. Classes
-    are matched by name: the data may lack some of the network's, and may not have others (`DataError`).
+    are matched by name: the data may lack some of the network's, and may not have others (`DataError`). `precision`,
+    `engine` and `merge` are those of `vitral.load`, for a model that is no predictor yet.
     """
     return evaluate_pictures(
         model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
-        progress=progress,
+        engine=engine, merge=merge, progress=progress,
     ).evaluation  # fmt: skip
 
 
@@ -82,6 +104,8 @@ def evaluate_pictures(
     bad_images: str,
     device: str,
     precision: str,
+    engine: Engine = "auto",
+    merge: int = 0,
     progress: Progress | None,
 ) -> Evaluated:
     """`evaluate`, with the predictions beside the figures."""
@@ -89,11 +113,11 @@ def evaluate_pictures(
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
-    elif precision == "int8":
-        predictor = load(model, device=device, precision=precision)
+    elif precision == "int8" or merge or engine == "openvino":
+        predictor = load(model, device=device, precision=precision, engine=engine, merge=merge)
         machine = predictor.machine
     else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture
-        predictor = load(model, device=device, precision="fp32")
+        predictor = load(model, device=device, precision="fp32", engine=engine)
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
@@ -105,13 +129,26 @@ def evaluate_pictures(
         own = dataclasses.replace(dataset, splits={chosen: pictures})
         pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
         batches = _batches(predictor, pictures, progress)
-    if predictor.engine == "int8":
+    merging = None
+    if predictor.merge:
+        logits, merging = _merging(predictor, batches, pictures.labels)
+    elif predictor.engine in ("int8", "openvino"):
         logits = torch.cat([predictor.logits(batch.images) for batch in batches.epoch()])
     else:
         logits = logits_of(predictor.model, batches, machine)
-    probabilities = logits.softmax(1).numpy()
+    probabilities = logits.softmax(1).cpu().numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
-    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities)
+    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, merging)
+
+
+def _merging(predictor: Predictor, batches: Batches, labels: np.ndarray) -> tuple[torch.Tensor, Merging]:
+    """Logits (n, K) with merged tokens, and what they cost."""
+    without = predictor.without_merging()
+    pairs = [(predictor.logits(batch.images), without.logits(batch.images)) for batch in batches.epoch()]
+    logits, whole = (torch.cat(part).cpu() for part in zip(*pairs, strict=True))
+    answers, others = logits.argmax(1).numpy(), whole.argmax(1).numpy()
+    shares = (float(np.mean(same)) for same in (answers == labels, others == labels, answers == others))
+    return logits, Merging(predictor.merge, *shares)
 
 
 def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -> Batches:
