@@ -24,6 +24,7 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "digits": ({"data": "digits"}, None),
     "mnist": ({"data": "mnist"}, "mnist"),
     "mnist-7562": ({"data": "mnist", "recipe": "mnist-7562"}, "mnist"),
+    "mnist-7562-minute": ({"data": "mnist", "recipe": "mnist-7562-minute"}, "mnist"),
     "mnist-15": ({"data": "mnist", "epochs": 15}, "mnist"),
     "mnist-7562-small": ({"data": "mnist", "model": "mnist-7562", "epochs": 15}, "mnist"),
     "cifar10": ({"data": "cifar10"}, "cifar10.tar"),

@@ -8,7 +8,7 @@ from vitral.device import Machine
 from vitral.recipes import probe
 from vitral.recipes.facts import Facts
 from vitral.recipes.finetune import finetune, paper_finetune
-from vitral.recipes.mnist_7562 import mnist_7562
+from vitral.recipes.mnist_7562 import mnist_7562, mnist_7562_minute
 from vitral.recipes.paper import paper
 from vitral.recipes.places365 import places365
 from vitral.recipes.planted import planted
@@ -22,6 +22,7 @@ RECIPES: dict[str, Callable[[Facts, Machine], Plan]] = {
     "paper-finetune": paper_finetune,
     "places365": places365,
     "mnist-7562": mnist_7562,
+    "mnist-7562-minute": mnist_7562_minute,
     "planted": planted,
     "linear-probe": probe.linear_probe,
 }
