@@ -35,7 +35,7 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
     layers = conv_layers(192, patch)
     assert len(layers) >= 5
     assert math.prod(stride for _, stride in layers) == patch
-    assert [width for width, _ in layers][-5:] == [48, 96, 96, 192, 192]
+    assert [width for width, _ in layers][-5:] == [64, 128, 128, 256, 256]
     shape = config(f"C+Ti/{patch}")
     assert (shape.conv_stem, shape.patch, shape.grid) == (layers, (patch, patch), (224 // patch, 224 // patch))
 

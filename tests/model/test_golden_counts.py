@@ -27,7 +27,8 @@ OURS = {
     "mu/16": 76_712,
     "Pico/16": 426_920,
     "Nano/16": 1_442_664,
-    "Micro/16": 2_084_584,
+    "Femto/16": 226_984,
+    "Micro/16": 649_576,
     "M/16": 38_837_736,
     "b/16": 22_050_664,
     "So400m/14": 413_597_656,
@@ -44,7 +45,11 @@ STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 100
     "R50+B/16": 98_659_112,
     "R50+L/32": 328_994_856,
 }
-STEMS = {"C+Micro/4": 3_815_464, "C+S/16": 24_396_616}  # ours, of the kind of ViT_C (arXiv 2106.14881)
+STEMS = {
+    "C+Femto/4": 652_360,
+    "C+Micro/4": 2_069_672,
+    "C+S/16": 24_396_616,
+}  # ours, of the kind of ViT_C (arXiv 2106.14881)
 CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3
     "BiT-R50x1": 25_549_352,
     "BiT-R50x3": 217_319_080,
@@ -130,10 +135,11 @@ def test_convolutional_stem(name, count):
     assert summarize(name).parameters == count
     shape = config(name)
     patch, dim = shape.patch[0], shape.dim
-    widths = [3, dim // 4, dim // 2, dim // 2, dim, dim]
+    width = {64: 128, 128: 256, 384: 384}[dim]
+    widths = [3, width // 4, width // 2, width // 2, width, width]
     stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
     size = name.partition("+")[2].partition("/")[0]
-    assert count == closed_form(f"{size}/{patch}", 224) + (dim - 3 * patch**2) * dim + stem
+    assert count == closed_form(f"{size}/{patch}", 224) + (width - 3 * patch**2) * dim + stem
 
 
 def closed_form_of_bit(shape: BiTConfig) -> int:

@@ -68,9 +68,11 @@ class ConvStem(nn.Module):
 
 def conv_layers(dim: int, patch: int) -> ConvLayers:
     """The stem for tokens of `dim` channels and patches of 2ⁿ pixels: five layers or more. The last two are as wide as
-    a token, each two before half as wide as what follows them; the last lets tokens see their neighbours.
+    a token, or twice as wide up to 256, each two before half as wide as what follows them; the last lets tokens see
+    their neighbours.
     """
+    width = max(dim, min(2 * dim, 256))
     halvings = round(math.log2(patch))
     count = max(4, halvings)
     strides = [2 if (k + 1) * halvings // count > k * halvings // count else 1 for k in range(count)]
-    return tuple((max(8, dim >> (count - k) // 2), stride) for k, stride in enumerate([*strides, 1]))
+    return tuple((width >> (count - k) // 2, stride) for k, stride in enumerate([*strides, 1]))

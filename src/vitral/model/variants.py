@@ -27,7 +27,8 @@ SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2),
     "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures (digits, MNIST) on a laptop
     "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop
-    "Micro": Size(256, 2, 1024, 4),  # ours: behind a convolutional stem, which has done some of the work
+    "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem, which does most of the work
+    "Micro": Size(128, 2, 512, 4),  # ours: the same for colour
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
     "M": Size(512, 12, 2048, 8),
@@ -58,7 +59,7 @@ CONV_PATCHES = (2, 4, 8, 16, 32)
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
 
-CONV_STEMMED = ("C+Micro/4", "C+S/16")
+CONV_STEMMED = ("C+Femto/4", "C+Micro/4", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
 """The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
@@ -183,12 +184,14 @@ NOTES = {
     "mu": "big_vision's smallest, for tests",
     "Pico": "small grey pictures on a laptop",
     "Nano": "small colour pictures on a laptop",
-    "Micro": "wide and shallow: behind a convolutional stem",
+    "Femto": "shallow: behind a convolutional stem",
+    "Micro": "shallow: behind a convolutional stem",
     "Ti": "DeiT, AugReg",
     "b": "half of B (paper, Figure 4)",
     "B": "paper, Table 1",
     "L": "paper, Table 1",
     "H": "paper, Table 1",
+    "C+Femto/4": "convolutional stem: small grey pictures on a laptop",
     "C+Micro/4": "convolutional stem: small colour pictures on a laptop",
     "C+S/16": "convolutional stem (arXiv 2106.14881)",
     "R+Ti/16": "hybrid; its tokens are 32 pixels",

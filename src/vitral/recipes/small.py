@@ -72,7 +72,7 @@ class _Shape(NamedTuple):
 
 def _shape(facts: Facts, gpu: bool) -> _Shape:
     """Image size, network and training geometry: 16 to 64 patches, or 196 where there is a GPU."""
-    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Micro" if facts.channels == 3 else "Pico"
+    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Micro" if facts.channels == 3 else "Femto"
     machine = "on a GPU" if gpu else "for a processor"
     convolutions = "convolutions before them learn faster than patches"
     largest = max(facts.size)
@@ -88,7 +88,7 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    pictures = (1_200_000 if facts.channels == 3 else 825_000) * (20 if gpu else 1)
+    pictures = (900_000 if facts.channels == 3 else 825_000) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 50
     epochs = max(5, min(most, round(pictures / facts.images)))
     why = (
