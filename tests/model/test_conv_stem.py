@@ -42,8 +42,8 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
 
 def test_the_summary_counts_its_operations():
     rows = {row.name: row for row in summarize("C+Nano/4", image_size=32).layers}
-    assert rows["patch_embed.backbone"].output_shape == (1, 128, 8, 8)
-    assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 64 * 64 * 9
+    assert rows["patch_embed.backbone"].output_shape == (1, 256, 8, 8)
+    assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 128 * 128 * 9
 
 
 def test_it_learns_and_its_norms_see_batches_only_in_training():
