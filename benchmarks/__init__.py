@@ -17,9 +17,13 @@ PROGRAMS: dict[str, str] = {
     "precision": "Training in fp32 and in bf16, small networks",
     "explaining": "Maps of what an answer rests on: time, memory, a planted truth",
     "accuracy": "Whole runs, from one command to an accuracy",
+    "photographs": "From scratch on few photographs, at equal time",
     "fewer": "Fewer operations for the same accuracy",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""
 
 USUAL = ("write_up_loop", "peers", "decode", "loading", "attention", "precision")
 """What `python -m benchmarks` alone runs."""
+
+SEEDS = {"photographs": 3}
+"""Program → how often whole runs are repeated where `--seeds` is not given; the others: once."""

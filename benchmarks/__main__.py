@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import PROGRAMS, USUAL
+from benchmarks import PROGRAMS, SEEDS, USUAL
 from benchmarks.machine import commit
 from benchmarks.results import PAGE, Options, Result, page
 from vitral.bench import machine as machine_of
@@ -38,8 +38,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     for program in [asked.program] if asked.program else USUAL:
         print(f"## {PROGRAMS[program]}", flush=True)
+        seeds = asked.seeds or (1 if asked.quick else SEEDS.get(program, 1))
         options = Options(
-            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, asked.seeds, asked.data_root
+            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.data_root
         )
         result = measure(program, options)
         for table in result.tables:
@@ -59,7 +60,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", help="what of it: `accuracy mnist cifar10`, `peers timm`")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that it works; nothing is kept")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seeds", type=int, default=1, help="repeat whole runs with seeds 0 … N-1")
+    parser.add_argument("--seeds", type=int, help="repeat whole runs with seeds 0 … N-1")
     parser.add_argument("--data-root", type=Path, default=Options("").data_root, help="folder of the real data")
     return parser.parse_args(words)
 
@@ -69,7 +70,7 @@ def _command(program: str, asked: argparse.Namespace) -> str:
     threads = os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
     words += ["python -m benchmarks", program, *asked.parts]
-    words += [f"--seeds {asked.seeds}"] if asked.seeds > 1 else []
+    words += [f"--seeds {asked.seeds}"] if asked.seeds else []
     words += ["--device cuda"] if asked.device == "cuda" else []
     return " ".join(words)
 

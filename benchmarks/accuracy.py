@@ -46,7 +46,7 @@ def run(options: Options) -> list[Table]:
         if needs and not options.data(needs):
             continue
         runs = [_train(given, seed, options) for seed in range(options.seeds)]
-        tables += [_figures(name, given, [result for result, _ in runs]), _course(name, runs[0][1])]
+        tables += [_figures(name, given, [result for result, _ in runs]), course(name, runs[0][1])]
         if name in CURVES and not options.quick:
             draw(IMAGES / f"{name}-curve.svg", f"vitral train {name}", [history for _, history in runs])
     return tables
@@ -103,8 +103,8 @@ def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _course(name: str, history: History) -> Table:
-    """Accuracy by seconds, seed 0: some twelve epochs spread over the run."""
+def course(name: str, history: History, caption: str = "By seconds, seed 0") -> Table:
+    """Accuracy by seconds: some twelve epochs spread over the run."""
     marks, seconds = [], 0.0
     every = max(1, len(history) // 12)
     for line in history:
@@ -115,7 +115,7 @@ def _course(name: str, history: History) -> Table:
         "epoch": "epoch|d", "seconds": "seconds|.0f", "train_loss": "training loss|.4f", "val_loss": "val loss|.4f",
         "val_accuracy": "val accuracy|.2%",
     }  # fmt: skip
-    return Table("By seconds, seed 0", columns, marks, name=name)
+    return Table(caption, columns, marks, name=name)
 
 
 def _known(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from vitral.bench.peers import Peer
+from vitral.data import Split
+from vitral.device import choose
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds it in the working folder
 
-from benchmarks import PROGRAMS, USUAL, results  # noqa: E402
-from benchmarks.__main__ import measure  # noqa: E402
+from benchmarks import PROGRAMS, USUAL, photographs, results  # noqa: E402
+from benchmarks.__main__ import main, measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
 from benchmarks.results import Options, Result, Table, page  # noqa: E402
 
@@ -76,6 +83,53 @@ def test_the_same_history_draws_the_same_curve(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         draw(tmp_path / name, "vitral train digits", [history])
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(("seconds", "epochs"), [(1e9, 3), (0.0, 1)])
+def test_no_epoch_of_the_others_begins_when_the_time_is_over(seconds: float, epochs: int) -> None:
+    split = Split(("a", "b"), np.array([0, 1]), lambda i: np.full((16, 16, 3), 255 * i, dtype=np.uint8))
+    pictures = photographs.Photographs(split)
+    contest = photographs.Contest(pictures, pictures, 2, 16, choose("cpu", "fp32"), 0, seconds, quick=False)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16 * 16 * 3, 2))
+    done: list[int] = []
+    script = photographs.Script(
+        "linear", model, torch.optim.SGD(model.parameters(), lr=1e-2), torch.nn.CrossEntropyLoss(), done.append, 2,
+        drop_last=True, training=pictures.transform, judging=pictures.transform,
+    )  # fmt: skip
+    assert contest._fit(script, contest._loader(script), planned=3)[0] == epochs
+    assert done == list(range(1, epochs + 1))
+
+
+def test_timms_schedule_is_that_of_its_script() -> None:
+    pytest.importorskip("timm")
+    script = photographs.OTHERS["timm"](photographs.Setting(side=32, classes=2, epochs=20, quick=True))
+    rates = []
+    for epoch in range(20):
+        rates.append(script.optimizer.param_groups[0]["lr"])
+        script.after_epoch(epoch + 1)
+    peak = 0.1 * 128 / 256
+    warm_up = [1e-5 + epoch * (peak - 1e-5) / 5 for epoch in range(5)]
+    cosine = [peak * (1 + math.cos(math.pi * epoch / 20)) / 2 for epoch in range(5, 20)]
+    assert rates == pytest.approx(warm_up + cosine)
+
+
+def test_the_others_that_are_not_installed_are_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Peer, "is_installed", False)
+    assert photographs._installed(say=True) == []
+    assert "not installed, left out: timm (pip install timm)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "seeds"), [([], 3), (["--seeds", "1"], 1), (["--quick"], 1)])
+def test_photographs_are_trained_on_three_times_where_nothing_is_said(
+    words: list[str], seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Options] = []
+    monkeypatch.setattr(photographs, "run", lambda options: asked.append(options) or [])
+    assert main(["photographs", *words]) == 0
+    assert asked[0].seeds == seeds
+    assert ("--seeds 1" in asked[0].command) == ("--seeds" in words)
 
 
 def _result(program: str, name: str = "") -> Result:
