@@ -19,7 +19,7 @@ KINDS = {
         "paper", "oblong", "grey", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-no-cls", "mean-pooled-norm",
         "mean-all", "map", "map-with-prefix", "registers", "distilled", "cls-mean", "none", "sincos", "rotary",
         "qk-norm", "layer-scale", "no-bias", "pre-logits", "tanh", "no-final-norm", "root", "hybrid",
-        "hybrid-of-two-layers",
+        "hybrid-of-two-layers", "conv-stem", "conv-stem-with-patches",
     )
 }  # fmt: skip
 BIT = BiTConfig(image_size=32, layers=(1, 1), classes=5)

@@ -135,6 +135,11 @@ class ViTConfig(Schema):
             raise UsageError(f"patch size {self.patch[0]}×{self.patch[1]} does not fit the stem", why=why, hint=hint)
 
     @property
+    def hybrid(self) -> bool:
+        """Whether patches are cut from features, not from the picture itself."""
+        return self.stem is not None or self.conv_stem is not None
+
+    @property
     def stem_stride(self) -> int:
         """Pixels of the picture for one of what patches are cut from; 1 without a stem."""
         if self.conv_stem is not None:
@@ -187,7 +192,7 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.hybrid = config.stem is not None or config.conv_stem is not None
+        self.hybrid = config.hybrid
         channels = config.channels
         if config.stem is not None:
             self.backbone = HybridStem(config.channels, config.stem, config.stem_numerics)

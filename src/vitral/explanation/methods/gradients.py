@@ -51,7 +51,7 @@ def block_inputs(network: ViT, begin: int = 0, *, apart: bool = False) -> Iterat
 def way_to(model: nn.Module, images: Tensor) -> _Pixels | _Patches:
     """The straight way from zeros to the pictures, through the network."""
     network = getattr(model, "_orig_mod", model)
-    if isinstance(network, ViT) and network.config.stem is None:
+    if isinstance(network, ViT) and not network.config.hybrid:
         return _Patches(network, images.detach())
     return _Pixels(model, images.detach())
 

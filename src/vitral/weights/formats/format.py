@@ -84,7 +84,8 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
         value = getattr(config, name, None)
         if value not in values:
             why = f"{name.replace('_', ' ')} is {value}; there it is {' or '.join(map(str, values))}"
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
+            hint = "a network of patches alone: vitral train … --model Ti/16" if name == "conv_stem" else None
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
     found: dict[str, Tensor] = {}
     for ours, tensor in weights.state.items():
         match = kind.keymap.writing(ours, config)
