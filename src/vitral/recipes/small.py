@@ -88,7 +88,7 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    pictures = (900_000 if facts.channels == 3 else 825_000) * (20 if gpu else 1)
+    pictures = (900_000 if facts.channels == 3 else 720_000) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 50
     epochs = max(5, min(most, round(pictures / facts.images)))
     why = (
