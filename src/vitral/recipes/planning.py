@@ -86,7 +86,8 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     if loaded:
         changes |= _from_weights(loaded, plan.run, given, reasons)
     elif (model := given.get("model", plan.run.model)) in WRITE_UPS:
-        changes |= {k: None for k in MODEL_OPTIONS if k not in given}
+        if model != plan.run.model:  # a recipe's own options are for the network that it chose
+            changes |= {k: None for k in MODEL_OPTIONS if k not in given}
         own = {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
         changes |= own
         reasons += [Choice(k.replace("_", " "), _shown(value), f"that of {model}") for k, value in own.items()]
@@ -294,7 +295,7 @@ def _without_shifts(run: Run, config: ModelConfig, given: dict[str, Any], reason
     """A very small network has no room to learn what shifts teach: mnist-7562 loses 0.6 points by them on MNIST
     (docs/log.md).
     """
-    if run.crop != "shift" or "crop" in given:
+    if run.recipe != "small" or run.crop != "shift" or "crop" in given:
         return run
     with torch.device("meta"):
         parameters = sum(p.numel() for p in network(config).parameters())
