@@ -23,7 +23,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
     epochs, why_epochs = _epochs(facts, gpu)
     colour = facts.channels == 3
     photographs = shape.crop == "random-resized"
-    long = epochs >= 12 and colour  # without more augmentation a stem has learned its pictures by heart by then
+    long = epochs >= 40 and colour  # strong augmentation pays only where there is time to learn from it
     batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
     lr = 6e-3 if colour else 1e-2
     run = Run(
