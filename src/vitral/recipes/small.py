@@ -89,7 +89,7 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
     pictures = (900_000 if facts.channels == 3 else 720_000) * (20 if gpu else 1)
-    most = 200 if facts.channels == 3 else 50
+    most = 200 if facts.channels == 3 else 25
     epochs = max(5, min(most, round(pictures / facts.images)))
     why = (
         f"{facts.images:,} pictures, seen often and never twice alike"
