@@ -90,6 +90,10 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
     writer = _WRITERS.get(to + _BIT if isinstance(weights.config, BiTConfig) else to)
     if writer is None:
         raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such file")
+    if getattr(weights.config, "conv_stem", None) is not None:
+        why = "it has convolutions before its tokens, and no network there has them so"
+        hint = "a network of patches alone: vitral train … --model Ti/16"
+        raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
     return writer(materialised(weights), path)
 
 

@@ -80,12 +80,11 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
     `WeightsError` for a network that the format's own program could not compute, with the reason.
     """
     config = weights.config
-    for name, values in {"conv_stem": (None,), **kind.fixed}.items():
+    for name, values in kind.fixed.items():
         value = getattr(config, name, None)
         if value not in values:
             why = f"{name.replace('_', ' ')} is {value}; there it is {' or '.join(map(str, values))}"
-            hint = "a network of patches alone: vitral train … --model Ti/16" if name == "conv_stem" else None
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
     found: dict[str, Tensor] = {}
     for ours, tensor in weights.state.items():
         match = kind.keymap.writing(ours, config)
