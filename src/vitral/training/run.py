@@ -45,7 +45,9 @@ class Run:
     )
 
     # The network
-    model: str = option("Pico/2", "size and patch (Ti/16, S/4, B/32), behind convolutions (C+Micro/4), or a write-up (mnist-7562); see `vitral models`")
+    model: str = option(
+        "Pico/2", "size and patch (Ti/16, S/4), with a stem (C+Micro/4), or a write-up; see `vitral models`"
+    )
     init: str | None = option(
         None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, demo"
     )

@@ -87,7 +87,7 @@ def write(weights: Weights, path: Path) -> Sequence[Path]:
     if not isinstance(weights.config, ViTConfig):
         raise _refused("it is no Vision Transformer")
     if weights.config.hybrid:
-        raise _refused("its patches are cut from what convolutions make of the picture")
+        raise _refused("its patches are cut from the features of a stem, not from the picture")
     network = _Network(weights.config, weights.state, weights.preprocessing)
     for step in (_coloured, _simplified, _placed):
         network = step(network)
