@@ -32,10 +32,12 @@ from vitral.errors import TrainingError
 from vitral.model import network
 from vitral.model.variants import config
 from vitral.training import loop, optimizers
+from vitral.training.distillation import Teacher
 from vitral.training.loop import Averaged, Listener, State
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
+from vitral.weights.native import Weights
 
 GPU = torch.device("meta")
 PREPROCESSING = Preprocessing((8, 8))
@@ -97,6 +99,8 @@ class Constants(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == GPU:
             self.waits.note(func)
+        if func is Tensor.new_tensor and args[0].device == GPU:
+            self.waits.note(func)
         return func(*args, **kwargs)
 
 
@@ -128,17 +132,19 @@ EVERYTHING: dict[str, Any] = {
 """Everything that a step can have but torchvision's operations, which are looked at alone."""
 
 
-def epoch_of(run: Run, residency: Residency) -> list[str]:
-    """What waits in an epoch as it would run on a GPU."""
-    sizes = {"image_size": 8, "classes": 3, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8, "drop_path": 0.1}
-    model = network(config("mu/4", **sizes)).to(GPU)
+SIZES: dict[str, Any] = {"image_size": 8, "classes": 3, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8}
+
+
+def epoch_of(run: Run, residency: Residency, name: str = "mu/4", **more: Any) -> list[str]:
+    """What waits in an epoch as it would run on a GPU; `more` is for the objective."""
+    model = network(config(name, **SIZES, drop_path=0.1)).to(GPU)
     state = State(model, OptimizerSet(model, run), Averaged(model, run.ema or 0.0))
     pictures = Split([f"p{i}.png" for i in range(24)], np.arange(24) % 3, lambda i: noise(i, (8, 8)))
     batches = Batches(
         pictures, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
         residency=residency, workers=0,
     )  # fmt: skip
-    objective = classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing)
+    objective = classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing, **more)
     machine = Machine(GPU, "fp32", "stands for a GPU")
     with waits() as found:
         loop._epoch(state, run, machine, batches, objective, Listener(), threading.Event())
@@ -153,6 +159,16 @@ def test_steps_do_not_wait(residency, optimizer):
     found = epoch_of(Run(**EVERYTHING, optimizer=optimizer), residency)
     assert len(found) == 1, "of the epoch's order, copied at its start"
     assert "loader.py: positions" in found[0]
+
+
+def test_a_stem_and_a_teacher_do_not_wait():
+    taught = network(config("mu/4", **SIZES))
+    own = Preprocessing((8, 8), mean=(0.4,) * 3, std=(0.2,) * 3)
+    weights = Weights(taught.config, taught.state_dict(), own, ("a", "b", "c"), {})
+    teacher = Teacher.of(weights, PREPROCESSING, ("c", "a", "b"), GPU, weight=0.5, temperature=2.0)
+    run = Run(**EVERYTHING, optimizer="muon")
+    found = epoch_of(run, "memory", "C+mu/4", teacher=teacher)
+    assert len(found) == 1, "of the epoch's order, copied at its start"
 
 
 @pytest.mark.parametrize("augment", ["trivialaugment", "randaugment"])
@@ -184,6 +200,7 @@ WAITING: dict[str, Callable[[Tensor], Any]] = {
     "from the processor": lambda x: torch.from_numpy(np.zeros(2)).to(x.device),
     "into place": lambda x: x.copy_(torch.zeros(2)),
     "numbers": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "numbers beside it": lambda x: x.new_tensor([1.0, 2.0]),
     "rotation": lambda x: tv.rotate(x.expand(1, 3, 8, 2), 30.0),
 }
 

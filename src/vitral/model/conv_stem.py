@@ -4,8 +4,8 @@
 
 The paper's patches are cut without a look at their neighbours, and a network has to learn from pictures alone what
 pixels side by side have to do with each other. Where there are few of them, or little time, that is what it lacks.
-Unlike the ResNets of the hybrids the norm is over the batch, which learns faster (docs/log.md), and costs nothing once
-trained.
+Unlike in the ResNets of the hybrids the norm is over the batch, which learns faster (docs/log.md); once trained it is a
+factor and a shift for each channel.
 """
 
 from __future__ import annotations

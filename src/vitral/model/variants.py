@@ -25,8 +25,8 @@ class Size(NamedTuple):
 
 SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2),
-    "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures (digits, MNIST) on a laptop
-    "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop
+    "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures on a laptop, patches alone
+    "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop, patches alone
     "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem, which does most of the work
     "Micro": Size(128, 2, 512, 4),  # ours: the same for colour
     "Ti": Size(192, 12, 768, 3),
@@ -182,8 +182,8 @@ def _entry(name: str, note: str) -> dict[str, Any]:
 
 NOTES = {
     "mu": "big_vision's smallest, for tests",
-    "Pico": "small grey pictures on a laptop",
-    "Nano": "small colour pictures on a laptop",
+    "Pico": "small grey pictures on a laptop, patches alone",
+    "Nano": "small colour pictures on a laptop, patches alone",
     "Femto": "shallow: behind a convolutional stem",
     "Micro": "shallow: behind a convolutional stem",
     "Ti": "DeiT, AugReg",

@@ -27,8 +27,9 @@ class Teacher:
     network: Network
     own: Preprocessing
     """How the teacher wants its pictures."""
-    given: Preprocessing
-    """How the pictures that come are prepared."""
+    scale: Tensor
+    """(C, 1, 1): with `shift`, what makes pictures of the student's mean and deviation those of the teacher's."""
+    shift: Tensor
     order: Tensor
     """(K,): the teacher's index of each class."""
     weight: float
@@ -48,8 +49,15 @@ class Teacher:
     ) -> Teacher:
         """The teacher that these weights make, for pictures prepared as `given` with these `classes`."""
         network = build(weights).requires_grad_(False).to(device)
-        order = torch.tensor(order_of(classes, weights.classes), device=device)
-        return cls(network, weights.preprocessing, given, order, weight, temperature)
+        own = weights.preprocessing
+        (mean, std), (own_mean, own_std) = (
+            (torch.tensor(p.mean)[:, None, None], torch.tensor(p.std)[:, None, None]) for p in (given, own)
+        )
+        scale, shift = std / own_std, (mean - own_mean) / own_std
+        order = torch.tensor(order_of(classes, weights.classes))
+        # once for the run: a GPU is waited for to take such numbers
+        scale, shift, order = (numbers.to(device) for numbers in (scale, shift, order))
+        return cls(network, own, scale, shift, order, weight, temperature)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -61,11 +69,7 @@ class Teacher:
         if tuple(images.shape[2:]) != self.own.image_size:
             mode = "bicubic" if self.own.interpolation == "bicubic" else "bilinear"
             images = F.interpolate(images, size=self.own.image_size, mode=mode, antialias=True)
-        (mean, std), (own_mean, own_std) = (
-            (images.new_tensor(p.mean)[:, None, None], images.new_tensor(p.std)[:, None, None])
-            for p in (self.given, self.own)
-        )
-        return images * (std / own_std) + (mean - own_mean) / own_std
+        return images * self.scale + self.shift
 
     def loss(self, logits: Tensor, answers: Tensor) -> Tensor:
         """T² KL(teacher ‖ student) of logits (B, K), both softened by the temperature T: its gradient does not shrink

@@ -134,6 +134,9 @@ class OptimizerSet:
                 if group["hidden"]:
                     group["params"] = [self._as_matrix(p) for p in group["params"]]
         self.optimizers = OPTIMIZERS[run.optimizer](groups, run)
+        kernels = {id(matrix): kernel for matrix, kernel in self._kernels}
+        held = {id(kernels.get(id(p), p)) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        assert held == {id(p) for p in model.parameters() if p.requires_grad}
 
     def _as_matrix(self, parameter: Tensor) -> Tensor:
         if parameter.ndim == 2:
