@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.2, "epochs": 20}
 FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
-TEACHER: dict[str, Any] = {"model": "C+Nano/4"}  # convolutions before the blocks: better in as many epochs
+TEACHER: dict[str, Any] = {"model": "C+Femto/4"}  # convolutions before the blocks: better in as many epochs
 
 QUICK: dict[str, Any] = {"data": "digits", "train_share": 0.2, "epochs": 2}
 QUICK_CHANGES = {"start_size": 4}  # of 8 pixels

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitral
-from pictures import MakePictures
-from running import TINY, same_bits, weights_of
+from running import TINY, same_bits, train, weights_of
 from vitral.errors import RunError, UsageError
 from vitral.recipes import execute
 from vitral.recipes.evaluation import evaluate
@@ -19,19 +17,7 @@ from vitral.recipes.planning import Job, plan_run
 from vitral.weights import native
 from vitral.weights.load import read
 
-
-@pytest.fixture
-def photos(make_pictures: MakePictures) -> Path:
-    return make_pictures({"cat": 12, "dog": 8})
-
-
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
-
-
-def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:
-    return vitral.train(str(data), out=str(out), quiet=True, **{**TINY, "val_fraction": 0.2, **options})
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def lines(run: vitral.TrainedRun) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import vitral
-from pictures import MakePictures
-from running import TINY, as_words, in_child, same_bits, weights_of
+from running import TINY, as_words, in_child, same_bits, train, weights_of
 from vitral.cli import main
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.recipes import execute
@@ -42,18 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def photos(make_pictures: MakePictures) -> Path:
-    return make_pictures({"cat": 12, "dog": 8})
-
-
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
-
-
-def train(photos: Path, out: Path, **options: Any) -> vitral.TrainedRun:
-    return vitral.train(str(photos), out=str(out), quiet=True, **{**TINY, "val_fraction": 0.2, **options})
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def call_at_batch(monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[], None]) -> None:

@@ -2,9 +2,10 @@
 
 A ViT need not be shown a grey patch, which is itself something to see: patches are embedded with their positions, and
 then those tokens are left out, so that the blocks run on fewer tokens. That is what the network computes under a mask
-over the patches, to the last rounding, but a mask saves no time. In a hybrid the tokens go after its ResNet, whose
-features have seen their neighbours: what is left still knows a little of what is gone. A ResNet has no tokens to leave
-out; its pictures are filled with 0 after standardisation, the mean colour of the data that it was trained on.
+over the patches, to the last rounding, but a mask saves no time. In a hybrid or behind a convolutional stem the tokens
+go after the convolutions, whose features have seen their neighbours: what is left still knows a little of what is gone.
+A ResNet has no tokens to leave out; its pictures are filled with 0 after standardisation, the mean colour of the data
+that it was trained on.
 """
 
 from __future__ import annotations
