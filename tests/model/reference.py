@@ -41,7 +41,7 @@ def patches(s: State, c: ViTConfig, image: Array) -> Array:
     if c.stem is not None:
         image = hybrid_stem(s, c, image)
     for layer, (_, stride) in enumerate(c.conv_stem or ()):
-        image = conv_layer(s, f"patch_embed.backbone.layers.{layer}", image, stride)
+        image = conv_layer(s, f"patch_embed.backbone.layers.{layer}", image, stride, pool=c.conv_pool and layer > 0)
     (rows, columns), (p, q) = c.grid, s["patch_embed.proj.weight"].shape[2:]
     cut = [image[:, r * p : (r + 1) * p, k * q : (k + 1) * q].ravel() for r in range(rows) for k in range(columns)]
     kernel = s["patch_embed.proj.weight"]
@@ -66,10 +66,14 @@ def hybrid_stem(s: State, c: ViTConfig, x: Array) -> Array:
     return x
 
 
-def conv_layer(s: State, name: str, x: Array, stride: int) -> Array:
+def conv_layer(s: State, name: str, x: Array, stride: int, pool: bool) -> Array:
     """A 3×3 convolution with a border of one pixel all around, the norm by what it has seen of batches, GELU."""
     seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (1, 1), (1, 1)]), (3, 3), axis=(1, 2))
-    out = np.einsum("cijpq,ocpq->oij", seen[:, ::stride, ::stride], s[f"{name}.conv.weight"])
+    out = np.einsum("cijpq,ocpq->oij", seen, s[f"{name}.conv.weight"])
+    if pool:
+        out = out.reshape(len(out), out.shape[1] // stride, stride, out.shape[2] // stride, stride).max(axis=(2, 4))
+    else:
+        out = out[:, ::stride, ::stride]
     mean, variance, weight, bias = (
         s[f"{name}.norm.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
     )

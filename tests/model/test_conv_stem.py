@@ -20,7 +20,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.explanation.figure7 import patch_filters
 from vitral.model import ViT, ViTConfig, config, create, summarize
-from vitral.model.conv_stem import conv_layers
+from vitral.model.conv_stem import conv_layers, deep_layers
 from vitral.training.optimizers import OptimizerSet, parameter_groups
 from vitral.training.run import Run
 from vitral.weights import native
@@ -40,10 +40,31 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
     assert (shape.conv_stem, shape.patch, shape.grid) == (layers, (patch, patch), (224 // patch, 224 // patch))
 
 
+@pytest.mark.parametrize(
+    ("patch", "strides", "widths"),
+    [
+        (2, (1, 2, 1, 1), (16, 32, 32, 128)),
+        (4, (1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128)),
+        (8, (1, 2, 1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128, 128, 128)),
+        (16, (2, 2, 1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128, 128, 128)),
+    ],
+)
+def test_a_network_that_is_mostly_stem_halves_by_maxima(patch, strides, widths):
+    shape = config(f"C+Femto/{patch}")
+    assert shape.conv_pool
+    assert shape.conv_stem == deep_layers(64, patch) == tuple(zip(widths, strides, strict=True))
+    assert (shape.patch, shape.grid) == ((patch, patch), (224 // patch, 224 // patch))
+    layers = ViT(dataclasses.replace(shape, image_size=32)).patch_embed.backbone.layers
+    assert [layer.conv.stride[0] * layer.pool for layer in layers] == [*strides]
+    assert {layer.conv.stride[0] for layer in layers[1:]} == {1}
+
+
 def test_the_summary_counts_its_operations():
     rows = {row.name: row for row in summarize("C+Nano/4", image_size=32).layers}
     assert rows["patch_embed.backbone"].output_shape == (1, 256, 8, 8)
     assert rows["patch_embed.backbone.layers.2.conv"].flops == 2 * 16 * 16 * 128 * 128 * 9
+    rows = {row.name: row for row in summarize("C+Micro/4", image_size=32).layers}
+    assert rows["patch_embed.backbone.layers.1.conv"].flops == 2 * 32 * 32 * 32 * 64 * 9
 
 
 def test_it_learns_and_its_norms_see_batches_only_in_training():
@@ -116,6 +137,7 @@ def test_filters_are_those_that_see_the_picture():
 BAD = {
     "two stems": ({"stem": (), "patch_size": 4}, "two stems"),
     "empty": ({"conv_stem": ()}, "channels and a stride"),
+    "maxima of nothing": ({"conv_stem": None, "conv_pool": True}, "there is none"),
     "no stride": ({"conv_stem": ((4, 0),)}, "channels and a stride"),
     "too far": ({"conv_stem": ((4, 4), (4, 2))}, "does not fit the stem"),
     "not pairs": ({"conv_stem": (4, 2)}, "conv_stem cannot be"),

@@ -46,8 +46,8 @@ STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 100
     "R50+L/32": 328_994_856,
 }
 STEMS = {
-    "C+Femto/4": 652_360,
-    "C+Micro/4": 2_069_672,
+    "C+Femto/4": 721_144,
+    "C+Micro/4": 2_345_480,
     "C+S/16": 24_396_616,
 }  # ours, of the kind of ViT_C (arXiv 2106.14881)
 CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3
@@ -135,11 +135,14 @@ def test_convolutional_stem(name, count):
     assert summarize(name).parameters == count
     shape = config(name)
     patch, dim = shape.patch[0], shape.dim
-    width = {64: 128, 128: 256, 384: 384}[dim]
-    widths = [3, width // 4, width // 2, width // 2, width, width]
+    widths = {
+        64: (3, 16, 32, 32, 128, 128, 128),
+        128: (3, 32, 64, 64, 256, 256, 256),
+        384: (3, 96, 192, 192, 384, 384),
+    }[dim]
     stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
     size = name.partition("+")[2].partition("/")[0]
-    assert count == closed_form(f"{size}/{patch}", 224) + (width - 3 * patch**2) * dim + stem
+    assert count == closed_form(f"{size}/{patch}", 224) + (widths[-1] - 3 * patch**2) * dim + stem
 
 
 def closed_form_of_bit(shape: BiTConfig) -> int:

@@ -57,6 +57,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "hybrid": {"stem": (1, 1), "patch_size": 8, "image_size": (8, 24)},
         "hybrid-of-two-layers": {"stem": (2,), "stem_numerics": "timm"},
         "conv-stem": {"conv_stem": ((6, 1), (6, 1), (8, 2), (10, 2))},
+        "conv-stem-of-maxima": {"conv_stem": ((4, 2), (6, 2), (6, 1)), "conv_pool": True},
         "conv-stem-with-patches": {"conv_stem": ((6, 2),), "image_size": (8, 12), "channels": 1},
         "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.3},
     }.items()

@@ -2,6 +2,9 @@
 
     images (B, C, H, W) ─ [3×3 convolution ─ norm ─ GELU] × layers ─ features (B, C', H/s, W/s) ─ patches
 
+A layer makes its features smaller by the convolution's stride, or by the greatest of each s × s (`pool`), which sees
+every pixel and takes more time.
+
 The paper's patches are cut without a look at their neighbours, and a network has to learn from pictures alone what
 pixels side by side have to do with each other. Where there are few of them, or little time, that is what it lacks.
 Unlike in the ResNets of the hybrids the norm is over the batch, which learns faster (docs/log.md); once trained it is a
@@ -37,25 +40,33 @@ class Conv3x3(nn.Conv2d):
 class ConvLayer(nn.Module):
     """A 3×3 convolution with its norm and GELU; where nothing changes shape, added to what comes in."""
 
-    def __init__(self, channels: int, out: int, stride: int):
+    def __init__(self, channels: int, out: int, stride: int, pool: bool = False):
         super().__init__()
-        self.conv = Conv3x3(channels, out, stride)
+        self.conv = Conv3x3(channels, out, 1 if pool else stride)
         self.norm = nn.BatchNorm2d(out)
+        self.pool = stride if pool else 1
         self.residual = (channels, stride) == (out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.gelu(self.norm(self.conv(x)))
+        y = self.conv(x)
+        if self.pool > 1:
+            y = F.max_pool2d(y, self.pool)
+        y = F.gelu(self.norm(y))
         return x + y if self.residual else y
 
 
 class ConvStem(nn.Module):
-    """Images (B, C, H, W) to features (B, C', H/s, W/s): C' the last layer's channels, s the product of strides."""
+    """Images (B, C, H, W) to features (B, C', H/s, W/s): C' the last layer's channels, s the product of strides.
 
-    def __init__(self, channels: int, layers: Sequence[tuple[int, int]]):
+    With `pool`, layers after the first take the greatest of s × s instead of a stride.
+    """
+
+    def __init__(self, channels: int, layers: Sequence[tuple[int, int]], pool: bool = False):
         super().__init__()
         widths = [channels, *(width for width, _ in layers)]
         self.layers = nn.ModuleList(
-            ConvLayer(before, width, stride) for before, (width, stride) in zip(widths, layers, strict=False)
+            ConvLayer(before, width, stride, pool and number > 0)
+            for number, (before, (width, stride)) in enumerate(zip(widths, layers, strict=False))
         )
 
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
@@ -76,3 +87,20 @@ def conv_layers(dim: int, patch: int) -> ConvLayers:
     count = max(4, halvings)
     strides = [2 if (k + 1) * halvings // count > k * halvings // count else 1 for k in range(count)]
     return tuple((width >> (count - k) // 2, stride) for k, stride in enumerate([*strides, 1]))
+
+
+def deep_layers(dim: int, patch: int) -> ConvLayers:
+    """The stem for a network that is mostly stem, with maxima: one layer, two for each halving, and one more.
+
+    Features of half the picture's size are a quarter as wide as those that follow, which are as wide as in
+    `conv_layers`. Patches of 16 pixels and more begin with a stride.
+    """
+    width = max(dim, min(2 * dim, 256))
+    halvings = round(math.log2(patch))
+    layers = [(width // 8, 1)]
+    if halvings > 3:
+        layers, halvings = [(width // 8, 2)], halvings - 1
+    for number in range(halvings):
+        channels = width if number else width // 4
+        layers += [(channels, 2), (channels, 1)]
+    return (*layers, (width, 1))

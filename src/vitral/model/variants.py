@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitral.errors import UsageError, unknown
-from vitral.model.conv_stem import conv_layers
+from vitral.model.conv_stem import conv_layers, deep_layers
 from vitral.model.kinds import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
 from vitral.model.vit import ViTConfig
@@ -27,7 +27,7 @@ SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2),
     "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures on a laptop, patches alone
     "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop, patches alone
-    "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem, which does most of the work
+    "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem
     "Micro": Size(128, 2, 512, 4),  # ours: the same for colour
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
@@ -55,6 +55,8 @@ CONV = "C"
 """Before the "+" of a name: a convolutional stem."""
 CONV_PATCHES = (2, 4, 8, 16, 32)
 """Pixels of a token behind one."""
+MOSTLY_STEM = ("Femto", "Micro")
+"""Sizes whose stem does most of the work; before the others it is a few layers (Xiao et al.)."""
 
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
@@ -124,7 +126,9 @@ def _hybrid(name: str) -> dict[str, Any]:
     size, _, number = rest.partition("/")
     if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
         pixels = int(number)
-        return {"conv_stem": conv_layers(SIZES[size].dim, pixels), "patch_size": pixels, **SIZES[size]._asdict()}
+        deep = size in MOSTLY_STEM
+        convolutions = (deep_layers if deep else conv_layers)(SIZES[size].dim, pixels)
+        return {"conv_stem": convolutions, "conv_pool": deep, "patch_size": pixels, **SIZES[size]._asdict()}
     known = {str(number): built for number, built in STEMS.get(stem, {}).items()}
     if size in SIZES and number in known:
         layers, pixels = known[number]

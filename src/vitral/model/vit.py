@@ -46,6 +46,7 @@ class ViTConfig(Schema):
     stem: tuple[int, ...] | None = None  # stages of a ResNet before the patches; () is its root alone; None is none
     stem_numerics: HybridNumerics = "authors"  # a name in HYBRID_NUMERICS: timm's small numbers differ
     conv_stem: ConvLayers | None = None  # or 3×3 convolutions before them: (channels, stride) of each
+    conv_pool: bool = False  # whether those after the first take maxima instead of a stride
 
     dim: int = 768
     depth: int = 12
@@ -129,6 +130,8 @@ class ViTConfig(Schema):
             raise UsageError(f"a stem's stages have at least one layer, not {self.stem}")
         if self.conv_stem is not None and (not self.conv_stem or min(map(min, self.conv_stem)) < 1):
             raise UsageError(f"a stem's layers have channels and a stride, not {self.conv_stem}")
+        if self.conv_pool and self.conv_stem is None:
+            raise UsageError("conv_pool is for a convolutional stem, and there is none", hint="leave it out")
         if any(side % self.stem_stride for side in self.patch):
             why = f"what is before the patches has a stride of {self.stem_stride} already"
             hint = f"a patch size of {-(-max(self.patch) // self.stem_stride) * self.stem_stride}"
@@ -198,7 +201,7 @@ class PatchEmbed(nn.Module):
             self.backbone = HybridStem(config.channels, config.stem, config.stem_numerics)
             channels = stem_width(config.stem)
         elif config.conv_stem is not None:
-            self.backbone = ConvStem(config.channels, config.conv_stem)
+            self.backbone = ConvStem(config.channels, config.conv_stem, config.conv_pool)
             channels = config.conv_stem[-1][0]
         kernel = (config.patch[0] // config.stem_stride, config.patch[1] // config.stem_stride)
         self.proj = nn.Conv2d(channels, config.dim, kernel_size=kernel, stride=kernel)
