@@ -171,13 +171,20 @@ def test_random_shift_moves_each_picture_by_itself():
     assert moved.dtype == torch.uint8
     found = set()
     for before, after in zip(images, moved, strict=True):
-        padded = torch.nn.functional.pad(before, (2, 2, 2, 2))
+        padded = torch.from_numpy(np.pad(before.numpy(), [(0, 0), (2, 2), (2, 2)], mode="reflect"))
         places = [(y, x) for y in range(5) for x in range(5) if torch.equal(padded[:, y : y + 10, x : x + 12], after)]
         assert len(places) == 1
         found.add(places[0])
     assert len(found) > 10
     assert {0, 4} <= {y for y, _ in found}
     assert {0, 4} <= {x for _, x in found}
+
+
+def test_a_strip_is_shifted_as_far_as_it_goes():
+    images = torch.arange(2 * 40, dtype=torch.uint8).reshape(1, 1, 2, 40).expand(60, -1, -1, -1)
+    moved = random_shift(images, 5)
+    assert moved.shape == images.shape
+    assert len({tuple(one.flatten().tolist()) for one in moved}) > 11
 
 
 def test_random_erase_fills_rectangles_of_the_right_area():

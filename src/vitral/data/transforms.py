@@ -272,11 +272,14 @@ class Augmentation:
 
 
 def random_shift(images: Tensor, most: int) -> Tensor:
-    """Move each picture (B, C, H, W) by up to `most` pixels on both axes; black comes in."""
+    """Move each picture (B, C, H, W) by up to `most` pixels on both axes; what comes in is its mirror image, since
+    black would be an edge to learn (arXiv 2404.00498 trains so).
+    """
     B, _, H, W = images.shape
-    padded = F.pad(images, (most, most, most, most))
+    down, across = min(most, H - 1), min(most, W - 1)  # of a strip no more can be mirrored
+    padded = F.pad(images, (across, across, down, down), mode="reflect")
     places = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, row, column, H, W), a view
-    row, column = torch.randint(0, 2 * most + 1, (2, B, 1), device=images.device).flatten(1)
+    row, column = (torch.randint(2 * way + 1, (B,), device=images.device) for way in (down, across))
     return places[torch.arange(B, device=images.device), :, row, column]
 
 
