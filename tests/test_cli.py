@@ -21,7 +21,7 @@ from PIL import Image
 import vitral
 from pictures import MakePictures, noise
 from running import TINY, as_words
-from vitral.cli import COMMANDS, _first_paragraph, main
+from vitral.cli import COMMANDS, _first_paragraph, _print_result, main
 from vitral.training.run import Run
 from vitral.weights import files
 
@@ -67,6 +67,15 @@ def test_train(capsys, photos):
     assert result["command"].startswith("vitral train photos ")
 
 
+@pytest.mark.parametrize(
+    ("best", "epochs", "said"), [(12, 200, True), (12, 31, False), (60, 100, False), (None, None, False)]
+)
+def test_a_run_that_was_long_in_vain_is_told_of_early_stop(capsys, tmp_path, best, epochs, said):
+    result = {"best_epoch": best, "epochs": epochs, "data": "photos"}
+    _print_result(tmp_path, result)
+    assert (f"Epoch {best} of {epochs} was the best; --early-stop 20" in capsys.readouterr().err) == said
+
+
 def test_quiet_says_only_the_result(capsys, photos):
     _, err = printed(capsys, "train", photos, *WORDS, "--quiet")
     assert err.strip().startswith("Accuracy")
@@ -85,6 +94,7 @@ def test_evaluate(capsys, trained):
     assert (found["split"], found["images"], found["accuracy"]) == ("test", 12, trained.result["test_accuracy"])
     out, _ = printed(capsys, "evaluate", str(trained.folder), "--split", "val", "--report", "page.html")
     assert "day" in out
+    assert "too few to tell" in out
     assert Path("page.html").stat().st_size > 1000
 
 

@@ -81,6 +81,10 @@ def train(format: str = "text", **given: Any) -> int:
     return 0
 
 
+_IN_VAIN = 20
+"""Epochs without a better one at the end of a run, from which on that is worth a word."""
+
+
 def _print_result(folder: Path, result: Any) -> None:
     from vitral.evaluation.metrics import Evaluation
 
@@ -95,6 +99,9 @@ def _print_result(folder: Path, result: Any) -> None:
         accuracy = f"{evaluation.accuracy:.2%} ({low:.1%} to {high:.1%})"
         _say(f"\nAccuracy {accuracy} on {evaluation.images:,} {where}")
     _say(f"Report   {folder / 'report.html'}")
+    best, epochs = result.get("best_epoch"), result["epochs"]
+    if best and epochs - best >= _IN_VAIN and epochs >= 2 * best:
+        _say(f"Epoch {best} of {epochs} was the best; --early-stop {_IN_VAIN} ends such a run sooner")
     _say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
     use = f"predict {run} {shlex.quote(data)}" if os.path.isdir(data) else "train YOUR_PICTURES/"
@@ -238,7 +245,9 @@ def explain(
     target: Annotated[tuple[str, ...], _help("classes by name or number; else the one that is answered")] = (),
     method: Annotated[str | None, _help("how; by default the method that did best in our own comparison")] = None,
     compare: Annotated[bool, _help("all methods that fit the network, side by side")] = False,
-    check: Annotated[bool, _help("measure whether each map can be believed; draw it grey where it cannot")] = False,
+    check: Annotated[
+        bool, _help("measure whether each map can be believed (SRG: symmetric relevance gain); draw it grey where not")
+    ] = False,
     layer: Annotated[int | None, _help("of methods that look at one layer: which, from 0; -1 is the last")] = None,
     out: Annotated[str | None, _help("folder, or file for one picture; else RUN/explained or ./explained")] = None,
     benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
