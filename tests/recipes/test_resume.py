@@ -46,9 +46,9 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def call_at_batch(monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[], None]) -> None:
     """Call `what` while the `number`-th batch (from 0) of the coming runs is computed."""
-    original = execute.classification
+    original = execute.objective_of
 
-    def classification(*args: Any, **more: Any) -> Any:
+    def objective_of(*args: Any, **more: Any) -> Any:
         objective, count = original(*args, **more), iter(range(10**6))
 
         def counted(model: Any, batch: Any) -> Any:
@@ -58,7 +58,7 @@ def call_at_batch(monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[
 
         return counted
 
-    monkeypatch.setattr(execute, "classification", classification)
+    monkeypatch.setattr(execute, "objective_of", objective_of)
 
 
 def told_of(folder: Path) -> list[dict[str, Any]]:

@@ -90,17 +90,14 @@ def conv_layers(dim: int, patch: int) -> ConvLayers:
 
 
 def deep_layers(dim: int, patch: int) -> ConvLayers:
-    """The stem for a network that is mostly stem, with maxima: one layer, two for each halving, and one more.
+    """The stem of maxima for small pictures: a layer at full size, two for each halving, and one more. The first
+    halving is a quarter as wide as what follows, which is as wide as the last layers of `conv_layers`.
 
-    Features of half the picture's size are a quarter as wide as those that follow, which are as wide as in
-    `conv_layers`. Patches of 16 pixels and more begin with a stride.
+    It computes several times as much as those for the same picture, all of it near full size.
     """
     width = max(dim, min(2 * dim, 256))
-    halvings = round(math.log2(patch))
     layers = [(width // 8, 1)]
-    if halvings > 3:
-        layers, halvings = [(width // 8, 2)], halvings - 1
-    for number in range(halvings):
+    for number in range(round(math.log2(patch))):
         channels = width if number else width // 4
         layers += [(channels, 2), (channels, 1)]
     return (*layers, (width, 1))

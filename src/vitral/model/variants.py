@@ -57,6 +57,8 @@ CONV_PATCHES = (2, 4, 8, 16, 32)
 """Pixels of a token behind one."""
 MOSTLY_STEM = ("Femto", "Micro")
 """Sizes whose stem does most of the work; before the others it is a few layers (Xiao et al.)."""
+DEEP_PATCH = 4
+"""Pixels of a token up to which theirs is deep: that is for small pictures, and for others it would take hours."""
 
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
@@ -126,7 +128,7 @@ def _hybrid(name: str) -> dict[str, Any]:
     size, _, number = rest.partition("/")
     if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
         pixels = int(number)
-        deep = size in MOSTLY_STEM
+        deep = size in MOSTLY_STEM and pixels <= DEEP_PATCH
         convolutions = (deep_layers if deep else conv_layers)(SIZES[size].dim, pixels)
         return {"conv_stem": convolutions, "conv_pool": deep, "patch_size": pixels, **SIZES[size]._asdict()}
     known = {str(number): built for number, built in STEMS.get(stem, {}).items()}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from vitral.console import stderr
 from vitral.data.check import Unreadable, readable
@@ -34,13 +34,13 @@ from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.features import FeatureCache
+from vitral.recipes.learning import objective_of
 from vitral.recipes.looking import Looks, look_inside
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
 from vitral.training.compiling import Stopwatch, compiled, compiler_timed
-from vitral.training.distillation import Teacher
 from vitral.training.loop import Averaged, State, fit
-from vitral.training.objective import balanced_weights, classification
+from vitral.training.objective import balanced_weights
 from vitral.training.optimizers import OptimizerSet, freeze
 from vitral.training.progress import ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, RunFolder, checked_options
@@ -202,10 +202,7 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
     """Train from where the state stands to the end, step by step."""
     job, state, run = running.job, running.state, running.job.run
     size = _growing(job, running.batches["train"])
-    objective = classification(
-        run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
-        size=size and (lambda: size(state.step)), teacher=_teacher(job),
-    )  # fmt: skip
+    objective = objective_of(job, size and (lambda: size(state.step)))
     with ExitStack() as stack:
         watch = Stopwatch()
         if run.compile:
@@ -227,17 +224,6 @@ def _growing(job: Job, train: Batches) -> Callable[[int], tuple[int, int]] | Non
     if run.start_size is None or patch is None:
         return None
     return lambda step: image_size(run, patch, step, math.ceil(len(train) / run.accumulate))
-
-
-def _teacher(job: Job) -> Teacher | None:
-    """The network to learn from, ready to answer."""
-    if job.teacher is None:
-        return None
-    run = job.run
-    return Teacher.of(
-        job.teacher.weights, run.preprocessing, job.dataset.classes, job.machine.device,
-        weight=run.distill_weight, temperature=run.distill_temperature,
-    )  # fmt: skip
 
 
 def _probe(running: _Running) -> tuple[Choice, ...]:
@@ -308,13 +294,6 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
             augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
             residency=run.residency, workers=run.workers, progress=progress,
         )  # fmt: skip
-
-
-def _loss_weights(job: Job) -> Tensor | None:
-    if job.run.class_weights == "none":
-        return None
-    weights = balanced_weights(job.dataset["train"].labels, len(job.dataset.classes))
-    return torch.from_numpy(weights).to(job.machine.device)
 
 
 def _median_rate(state: State) -> float | None:

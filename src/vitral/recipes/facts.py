@@ -1,4 +1,4 @@
-"""What a recipe may look at before it decides: the data in numbers."""
+"""What a recipe may look at before it decides: the data in numbers, and the time."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class Facts:
     """Largest class : smallest class."""
     sampled: int = 0
     """How many pictures were opened to find sizes and channels."""
+    epochs: int | None = None
+    """How many fit into the time that a person gave (`--minutes`)."""
 
 
 def facts(dataset: DataSet) -> Facts:

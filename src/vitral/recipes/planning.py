@@ -20,6 +20,7 @@ from vitral.model.schema import pair
 from vitral.model.summary import summarize
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
+from vitral.recipes.pace import epochs_within
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
 from vitral.training.compiling import lacking, whether
 from vitral.training.distillation import order_of
@@ -55,9 +56,25 @@ def plan_run(options: dict[str, Any]) -> Job:
         if name in given:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} means nothing to --recipe {given['recipe']}", hint="leave it out")
+    if {"minutes", "epochs"} <= given.keys():
+        raise UsageError("--minutes and --epochs both say how long to train", hint="leave one out")
     dataset = load_given(given)
     machine = choose(given.get("device", "auto"))
-    return resolve(_recipe(given)(facts(dataset), machine), given, dataset)
+    known = facts(dataset)
+    job = resolve(_recipe(given)(known, machine), given, dataset)
+    return job if job.run.minutes is None else _in_time(job, known, machine, given, dataset)
+
+
+def _in_time(job: Job, known: Facts, machine: Machine, given: dict[str, Any], dataset: DataSet) -> Job:
+    """The job planned anew for as many epochs as its time allows: how long a run is decides more than its length."""
+    epochs, told = epochs_within(job, job.run.minutes)  # type: ignore[arg-type]  # there is a time
+    plan = _recipe(given)(dataclasses.replace(known, epochs=epochs), machine)
+    if plan.run.epochs > epochs:  # a recipe that has its own length
+        plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, epochs=epochs))
+    job = resolve(plan, given, dataset)
+    why = told if job.run.epochs == epochs else f"{told}; the recipe takes no more than {job.run.epochs}"
+    choices = {choice.name: choice for choice in (*job.plan.choices, Choice("epochs", str(job.run.epochs), why))}
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, choices=tuple(choices.values())))
 
 
 def load_given(given: dict[str, Any]) -> DataSet:

@@ -34,7 +34,7 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 
 UNREAD = (
     "freeze", "crop", "crop_area", "flip", "augment", "randaugment", "erase", "mixup", "cutmix", "label_smoothing",
-    "sampling", "epochs", "batch_size", "accumulate", "optimizer", "lr", "lr_batch", "weight_decay",
+    "sampling", "epochs", "minutes", "batch_size", "accumulate", "optimizer", "lr", "lr_batch", "weight_decay",
     "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop", "checkpointing",
     "compile", "head_bias_init", "dropout", "drop_path", "patch_dropout",
     "start_size", "teacher", "distill_weight", "distill_temperature",

@@ -90,6 +90,8 @@ def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
     pictures = (900_000 if facts.channels == 3 else 720_000) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 25
+    if facts.epochs is not None:
+        return min(most, facts.epochs), ""  # the plan says why
     epochs = max(5, min(most, round(pictures / facts.images)))
     why = (
         f"{facts.images:,} pictures, seen often and never twice alike"

@@ -95,6 +95,7 @@ class Run:
 
     # How it learns
     epochs: int = option(100, "passes over the training pictures")
+    minutes: float | None = option(None, "time to train and validate in: the plan takes as many epochs as fit")
     start_size: int | tuple[int, int] | None = option(
         None, "pixels at which training begins; pictures grow to the image size in two thirds of the steps"
     )
@@ -211,7 +212,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("train_share", "crop_area", "crop_fraction"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
     (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
     (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
-    (("logit_scale", "distill_temperature"), lambda v: 0 < v < math.inf, "above 0"),
+    (("logit_scale", "distill_temperature", "minutes"), lambda v: 0 < v < math.inf, "above 0"),
 )
 """Fields, what each number of them must satisfy, and how that is said."""
 

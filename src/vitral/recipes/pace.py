@@ -1,0 +1,96 @@
+"""How fast a run goes on this machine, by a few of its own steps: for `--minutes`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitral.data.loader import Batch
+from vitral.device import keep_freed_memory
+from vitral.model import network
+from vitral.recipes.learning import objective_of
+from vitral.training.optimizers import OptimizerSet, freeze
+from vitral.training.schedule import computed_share
+
+if TYPE_CHECKING:
+    from vitral.recipes.planning import Job
+
+KEPT_BACK = 0.05
+"""Share of the time that is left for what the trial does not see: saving, a machine that slows down."""
+_STEPS, _SECONDS = 12, 3.0  # of a trial; the first steps are not counted
+_FIRST = 2
+
+
+def epochs_within(job: Job, minutes: float) -> tuple[int, str]:
+    """How many epochs of a run, training and validation, fit into the time, at least one; and how that was found.
+
+    Reading the pictures and the report at the end come on top, as in the seconds that a run tells.
+    """
+    step, look = seconds_a_picture(job)
+    counts = {name: len(split) for name, split in job.dataset.splits.items()}
+    share = 1.0
+    if job.run.start_size is not None:
+        share = computed_share(job.run, job.config.patch)  # type: ignore[union-attr]  # a ResNet's pictures do not grow
+    epoch = counts["train"] * share * step + counts.get("val", 0) * look
+    epochs = max(1, int(60 * minutes * (1 - KEPT_BACK) / epoch))
+    told = f"an epoch takes {epoch:.3g} s here, by a trial of some steps"
+    if epoch > 60 * minutes:
+        told = f"even one takes {epoch / 60:.3g} minutes here, by a trial of some steps"
+    return epochs, told
+
+
+def seconds_a_picture(job: Job) -> tuple[float, float]:
+    """Seconds that a picture takes in training and in validation: medians of steps on random pictures, with random
+    weights, on this run's network, batch, augmentation, precision and device.
+    """
+    run, machine = job.run, job.machine
+    if machine.device.type == "cpu":
+        keep_freed_memory()
+    with torch.random.fork_rng():
+        model = network(job.config).to(machine.device)
+        freeze(model, run.freeze)
+        optimizer, objective = OptimizerSet(model, run), objective_of(job)
+        optimizer.set_lr(0.0)
+        batch = _noise(job)
+
+        def step() -> None:
+            model.train()
+            with machine.autocast():
+                loss, _ = objective(model, batch)
+            loss.backward()
+            if run.clip:
+                nn.utils.clip_grad_norm_(optimizer.parameters, run.clip)
+            optimizer.step()
+            loss.item()  # waits for the device
+
+        @torch.inference_mode()
+        def look() -> None:
+            model.eval()
+            with machine.autocast():
+                model(run.preprocessing.standardise(batch.images)).sum().item()
+
+        return _median(step) / len(batch.indices), _median(look) / len(batch.indices)
+
+
+def _noise(job: Job) -> Batch:
+    count = min(job.run.batch_size, len(job.dataset["train"]))
+    pixels = torch.randint(0, 256, (count, job.run.channels, *job.run.size), dtype=torch.uint8)
+    labels = torch.randint(len(job.dataset.classes), (count,))
+    device = job.machine.device
+    return Batch(pixels.to(device), labels.to(device), np.arange(count))
+
+
+def _median(program: Callable[[], None]) -> float:
+    """Seconds of a call, by as many as a trial has time for."""
+    taken: list[float] = []
+    while len(taken) < _FIRST + 1 or (len(taken) < _STEPS and sum(taken) < _SECONDS):
+        started = time.perf_counter()
+        program()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[_FIRST:])

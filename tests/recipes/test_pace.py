@@ -1,0 +1,115 @@
+"""`--minutes`: as many epochs as fit into a time, by a trial of some steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import vitral
+from running import TINY
+from vitral.errors import UsageError
+from vitral.recipes import pace
+from vitral.recipes.planning import plan_run, reopen
+
+pytestmark = pytest.mark.usefixtures("no_report")
+
+TIMED = {name: value for name, value in TINY.items() if name != "epochs"}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every picture takes 10 ms in training and 2 ms in validation."""
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: (0.01, 0.002))
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(
+    ("minutes", "epochs", "why"), [(0.01, 3, "an epoch takes 0.168 s"), (1e-4, 1, "even one takes")]
+)
+def test_as_many_epochs_as_fit_with_a_reason(photos, minutes, epochs, why):
+    job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": minutes})
+    assert (job.run.epochs, job.run.minutes) == (epochs, minutes)
+    (told,) = [choice for choice in job.plan.choices if choice.name == "epochs"]
+    assert told.value == str(epochs)
+    assert why in told.reason
+
+
+@pytest.mark.usefixtures("slow")
+def test_no_more_than_the_recipe_has_a_use_for(photos):
+    job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 10_000.0})
+    assert job.run.epochs == 200
+    assert "no more than 200" in {choice.name: choice.reason for choice in job.plan.choices}["epochs"]
+    paper = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 1.0, "recipe": "paper"})
+    assert paper.run.epochs == 300
+    shorter = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 0.5, "recipe": "paper"})
+    assert shorter.run.epochs == int(30 * 0.95 / 0.168)
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_length_decides_what_else_the_recipe_chooses(photos):
+    free = {name: value for name, value in TIMED.items() if name != "augment"}
+    by_time = {
+        minutes: plan_run({**free, "data": str(photos), "val_fraction": 0.2, "minutes": minutes}).run.augment
+        for minutes in (0.01, 10.0)
+    }
+    assert by_time == {0.01: "none", 10.0: "trivialaugment"}
+
+
+def test_what_was_decided_is_kept(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: (0.01, 0.002))
+    run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, val_fraction=0.2, minutes=0.01, **TIMED)
+    assert len((run.folder / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
+    kept = json.loads((run.folder / "config.json").read_text("utf-8"))["run"]
+    assert (kept["epochs"], kept["minutes"]) == (3, 0.01)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stem": {"model": "C+mu/4", "optimizer": "muon", "precision": "bf16"},
+    "growing": {"start_size": 4, "patch_dropout": 0.2},
+    "mixed": {"mixup": 0.5, "augment": "trivialaugment", "class_weights": "balanced"},
+    "frozen": {"freeze": ("patch_embed",)},
+    "a large batch": {"batch_size": 512},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_a_trial_takes_the_runs_own_steps_and_leaves_no_trace(photos, options):
+    job = plan_run({**TINY, "data": str(photos), "val_fraction": 0.2, **options})
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    step, look = pace.seconds_a_picture(job)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert math.isfinite(step)
+    assert 0 < look < step
+
+
+def test_growing_pictures_take_less(photos, monkeypatch):
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: (0.01, 0.002))
+    options = {**TINY, "data": str(photos), "val_fraction": 0.2}
+    plain, growing = (pace.epochs_within(plan_run({**options, **more}), 1.0)[0] for more in ({}, {"start_size": 4}))
+    assert growing > 1.3 * plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 5.0, "epochs": 3}, "--minutes and --epochs both"),
+        ({"minutes": 0.0}, "--minutes must be above 0"),
+        ({"minutes": 5.0, "recipe": "linear-probe"}, "--minutes means nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(photos, options, message):
+    with pytest.raises(UsageError, match=message):
+        plan_run({"data": str(photos), **options})
+
+
+def test_a_run_that_is_reopened_is_not_timed(photos, monkeypatch):
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: (0.01, 0.002))
+    job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 0.01})
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: pytest.fail("decided anew"))
+    assert reopen(job.plan).run.epochs == 3
