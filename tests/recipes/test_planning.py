@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pictures import MakePictures
 from running import TINY
+from vitral.device import choose
 from vitral.errors import UsageError
+from vitral.recipes.facts import Facts
 from vitral.recipes.planning import Job, plan_run, reopen
+from vitral.recipes.small import small
 from vitral.training.run import Run
 
 
@@ -168,3 +173,41 @@ def test_bounded_logits_get_a_scale_in_the_loss_unless_one_is_given():
     assert plan_run({"data": "digits"}).run.logit_scale is None
     assert plan_run({"data": "digits", "recipe": "mnist-7562"}).config.logit_scale == 1.0  # the write-up's own network
     assert plan_run({"data": "digits"}).run.crop == "shift"
+
+
+def of_cifar(**changes: Any) -> Facts:
+    shape = {"images": 50_000, "classes": 10, "size": (32, 32), "uniform": True, "channels": 3, "imbalance": 1.0}
+    return Facts(**{**shape, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs", "augment", "erase", "value"),
+    [
+        ({}, 12, "none", 0.5, "erasing a part of 50%"),
+        ({"epochs": 19}, 19, "none", 0.5, "erasing a part of 50%"),
+        ({"epochs": 20}, 20, "trivialaugment", 0.0, "trivialaugment"),
+        ({"images": 60_000, "channels": 1, "size": (28, 28)}, 12, "none", 0.0, "none"),
+        ({"images": 60_000, "channels": 1, "size": (28, 28), "epochs": 25}, 25, "none", 0.0, "none"),
+        ({"images": 300, "size": (400, 300)}, 200, "trivialaugment", 0.0, "trivialaugment"),
+        ({"images": 300, "size": (400, 300), "epochs": 9}, 9, "none", 0.0, "none"),
+    ],
+)
+def test_augmentation_follows_from_the_length(changes, epochs, augment, erase, value):
+    plan = small(of_cifar(**changes), choose("cpu"))
+    assert (plan.run.epochs, plan.run.augment, plan.run.erase) == (epochs, augment, erase)
+    assert {choice.name: choice.value for choice in plan.choices}["augmentation"] == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ({}, "trivialaugment"),
+        ({"epochs": 5}, "erasing a part of 50%"),
+        ({"epochs": 5, "erase": 0.0}, None),
+        ({"augment": "none"}, None),
+    ],
+)
+def test_the_plan_tells_of_augmentation_as_it_is_done(make_pictures, typed, value):
+    photos = make_pictures({"cat": 12, "dog": 8}, size=(32, 32))
+    job = plan_run({"data": str(photos), "device": "cpu", **typed})
+    assert reasons(job).get("augmentation", (None,))[0] == value

@@ -1,4 +1,4 @@
-"""What a recipe may look at before it decides: the data in numbers, and the time."""
+"""What a recipe may look at before it decides: the data in numbers, and how long it may take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Facts:
     sampled: int = 0
     """How many pictures were opened to find sizes and channels."""
     epochs: int | None = None
-    """How many fit into the time that a person gave (`--minutes`)."""
+    """Passes that a person asks for (`--epochs`), or that fit into a time (`--minutes`)."""
 
 
 def facts(dataset: DataSet) -> Facts:

@@ -60,7 +60,7 @@ def plan_run(options: dict[str, Any]) -> Job:
         raise UsageError("--minutes and --epochs both say how long to train", hint="leave one out")
     dataset = load_given(given)
     machine = choose(given.get("device", "auto"))
-    known = facts(dataset)
+    known = dataclasses.replace(facts(dataset), epochs=given.get("epochs"))
     job = resolve(_recipe(given)(known, machine), given, dataset)
     return job if job.run.minutes is None else _in_time(job, known, machine, given, dataset)
 
@@ -138,7 +138,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
 
 
 TOLD_BY: dict[str, tuple[str, ...]] = {
-    "augmentation": ("augment", "randaugment", "epochs"),
+    "augmentation": ("augment", "randaugment", "erase", "epochs"),
     "batch": ("batch_size", "accumulate"),
     "crop": ("crop", "crop_area", "flip"),
     "geometry": ("crop", "crop_area"),

@@ -23,14 +23,16 @@ def small(facts: Facts, machine: Machine) -> Plan:
     epochs, why_epochs = _epochs(facts, gpu)
     colour = facts.channels == 3
     photographs = shape.crop == "random-resized"
-    long = epochs >= 40 and colour  # strong augmentation pays only where there is time to learn from it
+    long = epochs >= _LONG and colour
+    erase = 0.5 if colour and not photographs and not long else 0.0
     batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
     lr = 6e-3 if colour else 1e-2
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
         drop_path=0.1 if long else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=lr, momentum=0.9,
         beta2=0.99, weight_decay=0.05, schedule="cosine", warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1,
-        crop=shape.crop, crop_area=0.3, flip=colour, augment="trivialaugment" if long else "none", ema=0.998,
+        crop=shape.crop, crop_area=0.3, flip=colour, augment="trivialaugment" if long else "none", erase=erase,
+        ema=0.998,
     )  # fmt: skip
     height, width = facts.size
     same = "" if facts.uniform else f" (median of {facts.sampled} looked at)"
@@ -50,13 +52,26 @@ def small(facts: Facts, machine: Machine) -> Plan:
             "the object may be anywhere in a photograph" if photographs else "the object fills a small picture",
         ),
         Choice("mirror", "yes" if colour else "no", "photographs stay true" if colour else "grey may be writing"),
-        Choice("augmentation", run.augment, "long run on colour" if long else "too short a run to learn from more"),
+        _augmentation(run),
         Choice("smoothing", "0.1, weights averaged", "both steady a network that sees each picture often"),
     )
     if facts.images < _FEW:
         why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init timm:NAME"
         choices = (*choices, Choice("init", "none", why))
     return Plan(run, choices)
+
+
+_LONG = 20
+"""Epochs from which on strong augmentation pays: there is time to learn from it."""
+
+
+def _augmentation(run: Run) -> Choice:
+    if run.augment != "none":
+        return Choice("augmentation", run.augment, f"{run.epochs} epochs are enough to learn from it")
+    if run.erase:
+        why = "keeps a short run from learning small pictures by heart"
+        return Choice("augmentation", f"erasing a part of {run.erase:.0%}", why)
+    return Choice("augmentation", "none", "too short a run to learn from more" if run.flip else "grey may be writing")
 
 
 _FEW = 1_000
@@ -88,7 +103,8 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    pictures = (900_000 if facts.channels == 3 else 720_000) * (20 if gpu else 1)
+    small = max(facts.size) <= 40  # behind a deep stem, which learns more of each
+    pictures = (720_000 if facts.channels == 1 else 600_000 if small else 900_000) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 25
     if facts.epochs is not None:
         return min(most, facts.epochs), ""  # the plan says why
