@@ -1,4 +1,5 @@
-"""`python -m benchmarks [NAME [PART …]] [--quick] [--device cpu|cuda] [--seeds N] [--data-root FOLDER]`, or `report`.
+"""`python -m benchmarks [NAME [PART …]] [--quick] [--device cpu|cuda] [--seeds N] [--keep FOLDER]
+[--data-root FOLDER]`, or `report`.
 
 Without a name everything in `benchmarks.USUAL` is measured, which takes some minutes on two cores. Leave the machine
 alone meanwhile: the load average before and after is written down with the figures.
@@ -40,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"## {PROGRAMS[program]}", flush=True)
         seeds = asked.seeds or (1 if asked.quick else SEEDS.get(program, 1))
         options = Options(
-            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.data_root
+            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.data_root, asked.keep
         )
         result = measure(program, options)
         for table in result.tables:
@@ -62,6 +63,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, help="repeat whole runs with seeds 0 … N-1")
     parser.add_argument("--data-root", type=Path, default=Options("").data_root, help="folder of the real data")
+    parser.add_argument("--keep", type=Path, help="keep whole runs in this folder, and go on from what is there")
     return parser.parse_args(words)
 
 

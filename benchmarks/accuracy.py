@@ -2,6 +2,9 @@
 from the training set, test pictures are looked at once, at the end; intervals are 95 % (Wilson) of one run.
 `mnist-7562` validates on the test digits, as its write-up does. Seconds are training and validation, without reading
 the data and the report. With more than one seed, figures are means, and least and greatest are given.
+
+Runs are thrown away once they are measured; with `--keep FOLDER` they stay there, and the same command later takes
+those that are finished as they are, and goes on with one that was stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
 from vitral.recipes.execute import command
+from vitral.training.run import RunFolder
 
 # name → the options, and the data that must be there
 RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -28,8 +32,9 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "mnist-15": ({"data": "mnist", "epochs": 15}, "mnist"),
     "mnist-7562-small": ({"data": "mnist", "model": "mnist-7562", "epochs": 15}, "mnist"),
     "cifar10": ({"data": "cifar10"}, "cifar10.tar"),
+    "cifar10-hour": ({"data": "cifar10", "minutes": 60.0}, "cifar10.tar"),
 }
-CURVES = ("mnist", "cifar10")
+CURVES = ("mnist", "cifar10", "cifar10-hour")
 IMAGES = ROOT / "docs" / "images"
 
 Result = Mapping[str, Any]
@@ -45,22 +50,22 @@ def run(options: Options) -> list[Table]:
         given, needs = RUNS[name]
         if needs and not options.data(needs):
             continue
-        runs = [_train(given, seed, options) for seed in range(options.seeds)]
+        runs = [_train(name, given, seed, options) for seed in range(options.seeds)]
         tables += [_figures(name, given, [result for result, _ in runs]), course(name, runs[0][1])]
         if name in CURVES and not options.quick:
-            draw(IMAGES / f"{name}-curve.svg", f"vitral train {name}", [history for _, history in runs])
+            draw(IMAGES / f"{name}-curve.svg", command(given), [history for _, history in runs])
     return tables
 
 
-def _train(given: dict[str, Any], seed: int, options: Options) -> tuple[Result, History]:
-    """One run from start to end, in a folder of its own that is gone afterwards."""
+def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tuple[Result, History]:
+    """One run from start to end, in a folder of its own, which is gone afterwards unless it is to be kept."""
     if options.quick:
-        given = {**given, "epochs": 1}
+        given = {**given, "epochs": 1, "minutes": None}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
+        out = (options.keep or Path(folder)) / f"{name}-{seed}"
         run = vitral.train(
             **given, seed=seed, data_root=str(options.data_root), out=str(out), device=options.device,
-            quiet=options.quick,
+            quiet=options.quick, resume=RunFolder(out).exists(),
         )  # fmt: skip
         return run.result, read_history(out / "metrics.jsonl")
 

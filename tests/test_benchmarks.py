@@ -78,6 +78,15 @@ def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
 
 
+def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
+    options = Options("", ("digits",), quick=True, keep=tmp_path)
+    accuracy = importlib.import_module("benchmarks.accuracy")
+    first = accuracy.run(options)
+    made = (tmp_path / "digits-0" / "metrics.jsonl").stat().st_mtime_ns
+    assert accuracy.run(options) == first
+    assert (tmp_path / "digits-0" / "metrics.jsonl").stat().st_mtime_ns == made
+
+
 def test_the_same_history_draws_the_same_curve(tmp_path: Path) -> None:
     history = [{"seconds": 30.0, "val_accuracy": 0.5 + n / 10} for n in range(3)]
     for name in ("a.svg", "b.svg"):

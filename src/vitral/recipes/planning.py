@@ -56,7 +56,7 @@ def plan_run(options: dict[str, Any]) -> Job:
         if name in given:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} means nothing to --recipe {given['recipe']}", hint="leave it out")
-    if {"minutes", "epochs"} <= given.keys():
+    if given.get("minutes") is not None and "epochs" in given:
         raise UsageError("--minutes and --epochs both say how long to train", hint="leave one out")
     dataset = load_given(given)
     machine = choose(given.get("device", "auto"))
