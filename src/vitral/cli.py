@@ -788,7 +788,3 @@ def _program() -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -166,7 +166,7 @@ def test_a_real_process_and_a_real_ctrl_c(photos, tmp_path):
     out = tmp_path / "cut"
     words = ["train", str(photos), *as_words({**options, "out": out})]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vitral.cli", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-m", "vitral", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     deadline = time.monotonic() + 60
     while not (out / "metrics.jsonl").is_file() and time.monotonic() < deadline:
