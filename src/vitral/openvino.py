@@ -65,7 +65,7 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
     if ranges is not None and not isinstance(network, ViT):
         raise UsageError("only a ViT computes in int8", hint="--precision auto")
     started = time.perf_counter()
-    ov = _openvino()
+    ov = package()
     core = ov.Core()
     settings = _settings(core, machine)
     file = cache_folder("openvino") / f"{_key(ov, core, network, settings, ranges)}.blob"
@@ -78,8 +78,11 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
     return Compiled(model, f"OpenVINO {_version(ov)}, {precision}, {done} {file.parent} in {seconds:.1f} s")
 
 
-def _openvino() -> Any:
-    """The package, imported without its telemetry, which else reports to its makers that it was imported."""
+def package() -> Any:
+    """OpenVINO, imported without its telemetry, which else reports to its makers that it was imported.
+
+    Raises `MissingExtraError` where it is not installed.
+    """
     try:
         if "openvino" in sys.modules or "openvino_telemetry" in sys.modules:
             import openvino
