@@ -561,6 +561,9 @@ def bench(
     peers: Annotated[
         tuple[str, ...], _help("timm, transformers, torchvision, vit-pytorch, vit-pytorch-flash; or all, or none")
     ] = ("all",),
+    engines: Annotated[
+        tuple[str, ...], _help("of ours in inference, beside auto: plain, int8, openvino, openvino-int8; or all")
+    ] = ("auto",),
     compile: Annotated[bool, _help("also under torch.compile, ours and each peer")] = False,
     rounds: Annotated[int, _help("turns that everyone takes")] = 5,
     data: Annotated[str | None, _help("folder or archive of pictures that jpeg trains from")] = None,
@@ -573,8 +576,9 @@ def bench(
     from vitral.weights.files import write_text
 
     asked = Asked(
-        models or ("S/16",), what, image_size, batch, precision, device, peers, compile, rounds, data, data_root
-    )
+        models or ("S/16",), what, image_size, batch, precision, device, peers, engines, compile, rounds, data,
+        data_root,
+    )  # fmt: skip
     with _measuring() as progress:
         found = bench(asked, progress)
     if format == "json":

@@ -54,6 +54,16 @@ def test_json_and_the_file_are_the_same_report(capsys) -> None:
     assert data["versions"]["torch"]
 
 
+def test_engines_are_rows_of_ours_in_inference_alone(capsys) -> None:
+    out, err = bench(capsys, *TINY, "--peers", "none", "--engines", "plain", "--format", "json")
+    report = Report.from_json(json.loads(out))
+    assert [(row.what, row.who) for row in report.rows] == [
+        ("inference", OURS), ("inference", f"{OURS} (plain)"), ("training", OURS)
+    ]  # fmt: skip
+    assert report.settings[f"{OURS} (plain)"] == "the network itself"
+    assert err == ""
+
+
 def test_several_networks_sizes_and_batches(capsys) -> None:
     words = "mu/16 mu/8 --image-size 16 32 --batch 1 2 --rounds 1 --peers none --what inference --precision fp32"
     out, _ = bench(capsys, *words.split(), "--format", "json", "--device", "cpu")
@@ -85,6 +95,10 @@ def test_training_from_files(capsys, make_pictures: MakePictures) -> None:
         (["S/16x"], "unknown model 'S/16x'"),
         (["Z/16"], "nearest: "),
         (["--peers", "tim"], "nearest: timm"),
+        (["--engines", "openvin"], "nearest: openvino"),
+        (["--engines", "all", "plain"], "--engines all stands alone"),
+        (["--engines", "plain", "--what", "training"], "try: --what inference"),
+        (["BiT-R50x1", "--engines", "int8", "--device", "cpu"], "only a ViT computes in int8"),
         (["--what", "jpeg"], "try: --data photos/"),
         (["--data", "photos"], "try: --what jpeg"),
         (["--what", "sleeping"], "error"),

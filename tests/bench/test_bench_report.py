@@ -78,8 +78,12 @@ def test_seconds_of_the_first_call_are_shown_where_there_are_some() -> None:
     assert "first s" in printed(report(OURS, dataclasses.replace(ROW, first=2.0)))
 
 
-def test_memory_that_is_not_known_is_a_dash() -> None:
+def test_what_is_not_known_is_a_dash() -> None:
     assert printed(report(dataclasses.replace(OURS, memory=None))).splitlines()[2].split()[-1] == "–"
+    found = report(OURS, dataclasses.replace(OURS, who="vitral (int8)", precision="int8", matrix_rate=None))
+    assert printed(found).splitlines()[3].split()[-2:] == ["–", "3.0"]
+    assert "matrix products: bf16 8 GFLOP/s\n" in printed(found), "no rate in integers"
+    assert Report.from_json(json.loads(json.dumps(found.to_json()))).rows[1].share is None
 
 
 def test_nothing_is_cut_off_in_a_narrow_terminal() -> None:

@@ -4,6 +4,7 @@ timing.py      A B A B …: what is timed, and how
 machine.py     what a figure was measured on
 memory.py      what a call needs above what is there
 peers.py       the other libraries: how each is built and called
+engines.py     our other engines: which can compute here, and a predictor of each
 subject.py     the network that all build
 files.py       training from files: the pictures, and who reads them how
 measure.py     inference, training, training from files: what is timed of each, and into rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitral.bench import machine, peers
+from vitral.bench import engines, machine, peers
 from vitral.bench.measure import WHAT, Case, measure
 from vitral.bench.report import OURS, Report, Row
 from vitral.bench.subject import Subject, subject
@@ -38,6 +38,7 @@ class Asked:
     precisions: Sequence[str] = ("auto",)
     device: str = "auto"
     peers: Sequence[str] = ("all",)
+    engines: Sequence[str] = (engines.DEFAULT,)
     compile: bool = False
     rounds: int = 5
     data: str | None = None
@@ -60,6 +61,8 @@ class Asked:
             raise UsageError("--what jpeg trains from picture files", why="none are named", hint="--data photos/")
         if self.data and "jpeg" not in self.what:
             raise UsageError("--data is what --what jpeg trains from", hint="--what jpeg")
+        if set(self.engines) - {engines.DEFAULT} and "inference" not in self.what:
+            raise UsageError("--engines are what computes in inference", hint="--what inference")
 
 
 Progress = Callable[[str, int, int], None]
@@ -104,12 +107,13 @@ def _cases(asked: Asked) -> tuple[list[Case], list[str]]:
     notes: list[str] = []
     for found in _subjects(asked):
         some, left_out = peers.chosen(asked.peers, found.config)
-        notes += left_out
+        ours, refused = engines.chosen(asked.engines, found, device)
+        notes += left_out + refused
         precisions = tuple(
             dict.fromkeys(choose(device, p, found.config.dim).precision for p in asked.precisions or ("auto",))
         )
         cases += [
-            Case(found, what, batch, device, precisions, some, asked.compile, dataset if what == "jpeg" else None)
+            Case(found, what, batch, device, precisions, some, asked.compile, dataset if what == "jpeg" else None, ours)
             for what in asked.what
             for batch in dict.fromkeys(asked.batches or _batches(what, device))
         ]
@@ -130,6 +134,8 @@ def _settings(cases: Sequence[Case]) -> dict[str, str]:
     """How each was built and called; the machine's part of it is told elsewhere."""
     whats = dict.fromkeys(case.what for case in cases)
     found = {OURS: "; ".join(f"{what}: {_OURS[what]}" for what in whats)}
+    for name in dict.fromkeys(name for case in cases for name in case.engines):
+        found[f"{OURS} ({name})"] = engines.ENGINES[name].settings
     known = {name: peer for case in cases for name, peer in case.peers.items()}
     if known:
         found["every peer"] = "; ".join(peers.SETTINGS[what] for what in whats)

@@ -13,7 +13,7 @@ import torch
 from vitral import device as ours
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "bf16")
-_PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pytorch", "numpy", "pillow")
+_PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "numpy", "pillow")
 
 
 def describe(device: str) -> dict[str, Any]:

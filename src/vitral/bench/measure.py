@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.bench import peers as theirs
+from vitral.bench.engines import ENGINES, Engine, predictor_by
 from vitral.bench.files import AUGMENTATION, Ours, Theirs, some_pictures
 from vitral.bench.memory import growth
 from vitral.bench.peers import Peer
@@ -26,6 +27,7 @@ from vitral.data.transforms import Augmentation
 from vitral.device import Machine, choose, cores, memory_bytes
 from vitral.errors import UsageError
 from vitral.model import summarize
+from vitral.model.quantized import observe
 from vitral.predict import Predictor
 from vitral.training.compiling import keep_code
 from vitral.training.objective import Objective, classification
@@ -54,10 +56,17 @@ class Case:
     peers: Mapping[str, Peer]
     compile: bool = False
     dataset: DataSet | None = None  # for what trains from files
+    engines: Sequence[str] = ()  # of ours, in inference, beside the one that is chosen by itself
 
     @property
     def title(self) -> str:
         return f"{self.subject.name}, {self.what}, batch {self.batch}"
+
+    @property
+    def usual(self) -> str:
+        """The precision that ours takes by itself, or the first where that is not measured: what integers replace."""
+        by_itself = choose(self.device, dim=self.subject.config.dim).precision
+        return by_itself if by_itself in self.precisions else self.precisions[0]
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,12 @@ class Way:
     """One library's way of doing it."""
 
     who: str
-    precision: str
+    precision: str  # bf16, fp32, int8
     compiled: bool
     program: Callable[[], object]
     pictures: int  # of one call
     via: str = ""  # how a precision is reached, where there are several ways: cast, autocast
+    engine: Engine | None = None  # of ours, where it is not the one that is taken by itself
 
     @property
     def key(self) -> str:
@@ -92,6 +102,7 @@ def inference(case: Case) -> Iterator[Way]:
         machine = choose(case.device, precision)
         predictor = Predictor(network, subject.preprocessing, subject.classes, machine=machine)
         yield Way(OURS, precision, False, partial(predictor._forward, pixels), case.batch)
+        yield from _engines(case, predictor, pixels)
     for who, compiled, build in _networks(case):
         if who == OURS and not compiled:
             continue
@@ -101,6 +112,28 @@ def inference(case: Case) -> Iterator[Way]:
                 model, images = model.bfloat16(), floats.bfloat16()
             program = partial(theirs.logits, model, images, "bf16" if via == "autocast" else "fp32")
             yield Way(who, precision, compiled, program, case.batch, via)
+
+
+def _engines(case: Case, ours: Predictor, pixels: Tensor) -> Iterator[Way]:
+    """Our other engines at the precision of `ours`, whose network they share; integers once, at the usual one."""
+    precision, network = ours.machine.precision, ours.model
+    named = {name: ENGINES[name] for name in case.engines}
+    if precision != case.usual:
+        named = {name: engine for name, engine in named.items() if not engine.integers}
+    ranges = None
+    if any(engine.integers for engine in named.values()):
+        images = ours.preprocessing.standardise(pixels).to(next(network.parameters()).dtype)
+        ranges = observe(network, [images])  # type: ignore[arg-type]  # it is a ViT: others are refused
+    for name, engine in named.items():
+        program = _prepared(partial(predictor_by, engine, ours, ranges), pixels)
+        label = "int8" if engine.integers else precision
+        yield Way(f"{OURS} ({name})", label, False, program, case.batch, engine=engine)
+
+
+def _prepared(make: Callable[[], Predictor], pixels: Tensor) -> Callable[[], object]:
+    """Predict; the first call makes the predictor."""
+    made = cache(make)
+    return lambda: made()._forward(pixels)
 
 
 def _networks(case: Case) -> Iterator[tuple[str, bool, Callable[[], nn.Module]]]:
@@ -249,12 +282,13 @@ def measure(
     flops = passes * case.subject.flops
     kept = _best_ways(samples)
     reference = {way.precision: sample for way, sample in kept.items() if way.who == OURS and not way.compiled}
+    reference["int8"] = reference[case.usual]
     rows = [
         Row(
             model=case.subject.name, image_size=case.subject.size, what=case.what, who=way.who, compiled=way.compiled,
             precision=way.precision, via=way.via, batch=case.batch, pictures=way.pictures, seconds=sample.seconds,
-            ours=reference[way.precision].median, flops=flops * way.pictures, matrix_rate=rates[way.precision],
-            memory=memory[way], first=first[way] if way.compiled or case.what == "jpeg" else None,
+            ours=reference[way.precision].median, flops=flops * way.pictures, matrix_rate=rates.get(way.precision),
+            memory=memory[way], first=first[way] if way.compiled or way.engine or case.what == "jpeg" else None,
         )
         for way, sample in kept.items()
     ]  # fmt: skip
@@ -282,8 +316,9 @@ def _warm(way: Way, case: Case) -> tuple[int | None, int]:
         way.program()  # what is compiled loads the last of its code in the second call
     taken: list[float] = []
     memory = growth(lambda: taken.append(timed(way.program, case.device)), case.device)
-    seen = case.what != "jpeg" or case.device == "cuda"  # on a CPU the workers' memory is not this process's
-    return memory if seen else None, _repeats(taken[0])
+    elsewhere = case.what == "jpeg" and case.device != "cuda"  # on a CPU the workers' memory is not this process's
+    held = way.engine is not None and way.engine.name == "openvino"  # it keeps its workspace from call to call
+    return None if elsewhere or held else memory, _repeats(taken[0])
 
 
 def _repeats(seconds: float) -> int:

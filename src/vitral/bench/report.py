@@ -25,18 +25,18 @@ class Row:
     model: str
     image_size: tuple[int, int]
     what: str  # inference, training, jpeg
-    who: str  # vitral, or the name of a peer
+    who: str  # vitral, with another engine than its own choice in brackets, or the name of a peer
     compiled: bool
-    precision: str
+    precision: str  # bf16, fp32, int8
     via: str  # how a peer came to bf16 in inference: cast, autocast
     batch: int
     pictures: int  # of one call
     seconds: tuple[float, ...]  # of one call, round by round
-    ours: float  # median seconds of ours, not compiled, at the same precision
+    ours: float  # median seconds of ours, not compiled, at the same precision; beside int8, at the usual one
     flops: int  # operations of one call; a multiply-add is two
-    matrix_rate: float  # the machine's own, FLOP/s, in the same rounds
+    matrix_rate: float | None  # the machine's own, FLOP/s, in the same rounds; not measured in integers
     memory: int | None  # bytes that a call needs above what is there before
-    first: float | None  # seconds of the first call, where it compiles or opens files
+    first: float | None  # seconds of the first call, where it compiles, lays weights out or opens files
 
     @property
     def sample(self) -> Sample:
@@ -48,9 +48,9 @@ class Row:
         return self.pictures / self.sample.median
 
     @property
-    def share(self) -> float:
+    def share(self) -> float | None:
         """FLOP/s as a share of the machine's matrix-product rate."""
-        return self.flops / self.sample.median / self.matrix_rate
+        return None if self.matrix_rate is None else self.flops / self.sample.median / self.matrix_rate
 
     @property
     def times(self) -> float:
@@ -81,7 +81,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "greatest": lambda row: _milliseconds(max(row.seconds)),
     "pictures/s": lambda row: f"{row.rate:,.1f}",
     "× ours": lambda row: f"{row.times:.2f}",
-    "of matrix rate": lambda row: f"{row.share:.0%}",
+    "of matrix rate": lambda row: "–" if row.share is None else f"{row.share:.0%}",
     "memory MB": lambda row: "–" if row.memory is None else f"{row.memory / 1e6:,.1f}",
     "first s": lambda row: "" if row.first is None else f"{row.first:.1f}",
 }
@@ -128,15 +128,16 @@ class Report:
         yield "; ".join([*place, machine["system"], self.date])
         rates: dict[str, set[float]] = {}
         for row in self.rows:
-            rates.setdefault(row.precision, set()).add(row.matrix_rate)
+            if row.matrix_rate is not None:
+                rates.setdefault(row.precision, set()).add(row.matrix_rate)
         yield "matrix products: " + "; ".join(f"{precision} {_rates(found)}" for precision, found in rates.items())
         load = " → ".join("?" if one is None else f"{one:.1f}" for one in self.load_average)
         yield f"load average {load}; " + ", ".join(f"{name} {number}" for name, number in self.versions.items())
         for who, settings in self.settings.items():
             yield f"{who}: {settings}"
         yield (
-            "× ours: median ÷ vitral's at the same precision, not compiled; memory: above weights and optimizer, "
-            "at the peak of a call"
+            "× ours: median ÷ vitral's at the same precision, of int8 at its default, not compiled; memory: above "
+            "weights and optimizer, at the peak of a call"
         )
 
 
