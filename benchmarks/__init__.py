@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
     "write_up_loop": "MNIST by the write-up's own loop and by ours",
-    "peers": "ViT-S/16 beside timm, transformers, torchvision and vit-pytorch",
+    "peers": "Vision Transformers beside timm, transformers, torchvision and vit-pytorch",
     "decode": "From JPEG to pixels of one size",
     "datapath": "From files to batches: decoding, the cache, cropping",
     "loading": "From a file of weights to a network",

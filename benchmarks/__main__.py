@@ -58,7 +58,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("program", nargs="?", choices=[*PROGRAMS, "report"])
-    parser.add_argument("parts", nargs="*", help="what of it: `accuracy mnist cifar10`, `peers timm`")
+    parser.add_argument("parts", nargs="*", help="what of it: `accuracy mnist cifar10`, `peers B/16 timm`")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that it works; nothing is kept")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, help="repeat whole runs with seeds 0 … N-1")

@@ -1,5 +1,6 @@
-"""ViT-S/16 at 224 pixels, 1000 classes, the same random pictures for all, everything in turn: the
-same as `vitral bench S/16 --precision bf16 fp32`.
+"""ViT-S/16 at 224 pixels, 1000 classes, the same random pictures for all, everything in turn: the same as
+`vitral bench S/16 --precision bf16 fp32 --engines all`. `python -m benchmarks peers S/16 B/16` measures these networks
+instead, one after the other; a name among them that begins names of peers (`timm`) leaves out the other peers.
 
 A training step is forward, cross-entropy, backward and AdamW. Ours goes through the library's own parts: precision
 from `vitral.device.choose`, the objective on uint8 pictures, its parameter groups and optimizer. The others get
@@ -8,46 +9,55 @@ On a CPU the process keeps freed memory, as our trainer has it; the others gain 
 no bias in attention and computes attention explicitly, in the same few products as ours.
 
 Inference of ours is `Predictor` from uint8 pictures to probabilities; the others compute logits from standardised
-pictures, in bf16 both by casting the module and by autocast, of which the faster counts. "Defaults" is fp32 for the
-others, which is what they compute in when nothing is said, and what the machine can do best for ours. The share is
-that of the machine's own matrix-product rate at the same precision, measured in the same rounds, with the operations
-of the network counted once (a multiply-add is two; a training step is three forward passes).
+pictures, in bf16 both by casting the module and by autocast, of which the faster counts. The engine that `Predictor`
+takes by itself is `vitral`; others of ours stand in brackets, from the same weights, and what is compiled or laid out
+for them is ready before the rounds. Integers are compared with ours by default; their ranges are those of the random
+pictures, so that they show speed alone. "Defaults" is fp32 for the others, which is what they compute in when nothing
+is said, and what the machine can do best for ours. The share is that of the machine's own matrix-product rate at the
+same precision, measured in the same rounds, with the operations of the network counted once (a multiply-add is two; a
+training step is three forward passes); there is no such rate for integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import vitral
 from benchmarks.results import Options, Table
+from vitral.bench import engines
 from vitral.bench.measure import Case, measure
 from vitral.bench.peers import PEERS, chosen
 from vitral.bench.report import OURS, Row
-from vitral.bench.subject import of_config
+from vitral.bench.subject import Subject, of_config, subject
 from vitral.device import choose, keep_freed_memory
 from vitral.model import ViTConfig
 
 QUICK = ViTConfig(image_size=32, patch_size=16, dim=64, depth=1, heads=1, mlp_dim=128)
 PRECISIONS = ("bf16", "fp32")
+ORDER = (*PRECISIONS, "int8")
 
 
 def run(options: Options) -> list[Table]:
-    """A table for the training step, and one for each batch size of inference."""
+    """Of each network a table for the training step, and one for each batch size of inference."""
     if options.device != "cuda":
         keep_freed_memory()  # as our trainer does; it holds for the whole process
-    network = of_config("S/16", QUICK if options.quick else vitral.create("S/16").config)
-    asked = [name for name in PEERS if not options.names or name.startswith(options.names)]
-    peers, notes = chosen(asked, network.config)
-    for note in notes:
+    some = tuple(name for name in options.names if any(peer.startswith(name) for peer in PEERS))
+    models = [name for name in options.names if name not in some] or ["S/16"]
+    subjects = [of_config(name, QUICK) if options.quick else subject(name) for name in models]
+    asked = [name for name in PEERS if not some or name.startswith(some)]
+    return [table for network in subjects for table in _tables(network, asked, options)]
+
+
+def _tables(network: Subject, asked: Sequence[str], options: Options) -> Iterator[Table]:
+    peers, left_out = chosen(asked, network.config)
+    ours, refused = engines.chosen(["all"], network, options.device)
+    for note in [*left_out, *refused]:
         print(note)
-    tables = []
     for what, batch in _shapes(options):
-        case = Case(network, what, batch, options.device, PRECISIONS, peers)
+        case = Case(network, what, batch, options.device, PRECISIONS, peers, engines=ours)
         rows, notes = measure(case, rounds=1 if options.quick else 9 if options.device == "cuda" else 5)
         for note in notes:
             print(note)
-        tables.append(_table(rows, options))
-    return tables
+        yield _table(rows, options)
 
 
 def _shapes(options: Options) -> list[tuple[str, int]]:
@@ -67,7 +77,7 @@ def _table(rows: Sequence[Row], options: Options) -> Table:
             **row.sample.columns(1000), "rate": row.rate, "share": row.share, "same": row.times,
             "default": row.sample.median / default,
         }
-        for row in sorted(rows, key=lambda row: PRECISIONS.index(row.precision))
+        for row in sorted(rows, key=lambda row: ORDER.index(row.precision))
     ]  # fmt: skip
     columns = {
         "name": "", "precision": "precision", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
@@ -75,8 +85,9 @@ def _table(rows: Sequence[Row], options: Options) -> Table:
         "same": "time : ours, same precision|.2f", "default": "time : ours, by default|.2f",
     }  # fmt: skip
     rates = ", ".join(
-        f"{p} {rate / 1e9:,.0f} GFLOP/s" for p, rate in {r.precision: r.matrix_rate for r in rows}.items()
+        f"{p} {rate / 1e9:,.0f} GFLOP/s" for p, rate in {r.precision: r.matrix_rate for r in rows}.items() if rate
     )
-    what = {"training": "Training step", "inference": "Inference"}[rows[0].what]
-    name = "cuda" if options.device == "cuda" else ""
-    return Table(f"{what}, batch {rows[0].batch} (matrix products: {rates})", columns, cells, name=name)
+    one, height, width = rows[0], *rows[0].image_size
+    what = {"training": "training step", "inference": "inference"}[one.what]
+    caption = f"{one.model} at {height}×{width}, {what}, batch {one.batch} (matrix products: {rates})"
+    return Table(caption, columns, cells, name="cuda" if options.device == "cuda" else "")

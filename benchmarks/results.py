@@ -24,7 +24,7 @@ class Options:
     """What was asked of a program."""
 
     command: str
-    names: tuple[str, ...] = ()  # what of it, where a program has parts (accuracy)
+    names: tuple[str, ...] = ()  # what of it, where a program has parts (accuracy), or of what (peers)
     quick: bool = False  # tiny shapes, few rounds: shows that the program works, is not kept
     device: str = "cpu"
     seeds: int = 1
