@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import importlib.util
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -130,6 +131,19 @@ class TestInstalled:
         engine = openvino.compiled(model, FP32)
         assert "cannot write" in engine.note
         assert engine(pictures(VARIANTS["paper"]).float()).isfinite().all()
+
+    def test_signals_arrive_when_networks_are_gone(self):
+        """Were each to end a core of its own, the second would put back the stack for signals of the first, now gone."""
+        engines = [openvino.compiled(moderate(VARIANTS["paper"]).float(), machine) for machine in (FP32, BF16)]
+        while engines:
+            del engines[0]
+        seen: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert seen == [signal.SIGTERM]
 
     def test_a_predictor_by_it(self, trained, tmp_path):
         files = [tmp_path / f"{number}.png" for number in range(5)]

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
         raise UsageError("only a ViT computes in int8", hint="--precision auto")
     started = time.perf_counter()
     ov = package()
-    core = ov.Core()
+    core = _core()
     settings = _settings(core, machine)
     file = cache_folder("openvino") / f"{_key(ov, core, network, settings, ranges)}.blob"
     model, done = _read(core, file, settings), "read from"
@@ -96,6 +97,17 @@ def package() -> Any:
         hint = "pip install 'vitral[openvino]'"
         raise MissingExtraError("OpenVINO is not installed", why=str(error), hint=hint) from error
     return openvino
+
+
+@cache
+def _core() -> Any:
+    """What OpenVINO does everything by: one for the process, and never ended.
+
+    A core gives the thread that makes it another stack for signals, and takes it away at its end. Where two end in the
+    order in which they were made, or one in another thread, that thread is left with a stack that is gone, and the next
+    signal (a worker of a loader has ended) is a segmentation fault.
+    """
+    return package().Core()
 
 
 def _version(ov: Any) -> str:
