@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,13 +72,27 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
     core = _core()
     settings = _settings(core, machine)
     file = cache_folder("openvino") / f"{_key(ov, core, network, settings, ranges)}.blob"
-    model, done = _read(core, file, settings), "read from"
+    model, done = None if _anew.get() else _read(core, file, settings), f"read from {file.parent}"
     if model is None:
-        model = core.compile_model(_converted(network, ranges), "CPU", settings)
-        done = "compiled and kept in" if _keep(file, model) else "compiled; cannot write to"
+        model, done = core.compile_model(_converted(network, ranges), "CPU", settings), "compiled"
+        if not _anew.get():
+            done += f" and kept in {file.parent}" if _keep(file, model) else f"; cannot write to {file.parent}"
     precision = "int8" if ranges is not None else settings["INFERENCE_PRECISION_HINT"]
     seconds = time.perf_counter() - started
-    return Compiled(model, f"OpenVINO {_version(ov)}, {precision}, {done} {file.parent} in {seconds:.1f} s")
+    return Compiled(model, f"OpenVINO {_version(ov)}, {precision}, {done} in {seconds:.1f} s")
+
+
+_anew: ContextVar[bool] = ContextVar("anew", default=False)
+
+
+@contextlib.contextmanager
+def anew() -> Iterator[None]:
+    """Within, networks are compiled whatever the user's cache has, and it stays as it is."""
+    token = _anew.set(True)
+    try:
+        yield
+    finally:
+        _anew.reset(token)
 
 
 def package() -> Any:

@@ -5,10 +5,8 @@ All compute from the one network that they are given: what each adds is weights 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from unittest import mock
 
 from vitral import openvino, predict
 from vitral.bench.subject import Subject
@@ -90,7 +88,7 @@ def predictor_by(engine: Engine, ours: Predictor, ranges: Ranges | None) -> Pred
     What OpenVINO compiles is neither read from the user's cache nor kept there: measured, it shall be compiled, and a
     network with random weights must not take the place of one in use.
     """
-    with mock.patch.dict(os.environ, XDG_CACHE_HOME=os.devnull):
+    with openvino.anew():
         return Predictor(
             ours.model, ours.preprocessing, ours.classes, machine=ours.machine, engine=engine.name,
             ranges=ranges if engine.integers else None,
