@@ -133,7 +133,7 @@ class TestInstalled:
         assert engine(pictures(VARIANTS["paper"]).float()).isfinite().all()
 
     def test_signals_arrive_when_networks_are_gone(self):
-        """Were each to end a core of its own, the second would put back the stack for signals of the first, now gone."""
+        """Were each to end a core of its own, the second would put back the first one's stack for signals, now gone."""
         engines = [openvino.compiled(moderate(VARIANTS["paper"]).float(), machine) for machine in (FP32, BF16)]
         while engines:
             del engines[0]
