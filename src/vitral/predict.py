@@ -229,7 +229,7 @@ def find_pictures(paths: Iterable[str | Path], command: str = "predict") -> list
         elif path.exists():
             found.append(path)
         else:
-            raise DataError("no such picture or folder", where=path)
+            raise DataError("no such picture or folder", where=path, hint=f"vitral {command} RUN IMAGE_OR_FOLDER …")
     if not found:
         where = ", ".join(map(str, paths)) or None
         raise DataError(f"no pictures to {command}", where=where, hint=f"vitral {command} RUN IMAGE_OR_FOLDER …")

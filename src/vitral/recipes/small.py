@@ -56,7 +56,8 @@ def small(facts: Facts, machine: Machine) -> Plan:
         Choice("smoothing", "0.1, weights averaged", "both steady a network that sees each picture often"),
     )
     if facts.images < _FEW:
-        why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init timm:NAME"
+        name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
+        why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init {name}"
         choices = (*choices, Choice("init", "none", why))
     return Plan(run, choices)
 
