@@ -104,8 +104,8 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    small = max(facts.size) <= 40  # behind a deep stem, which learns more of each
-    pictures = (720_000 if facts.channels == 1 else 600_000 if small else 900_000) * (20 if gpu else 1)
+    deep = max(facts.size) <= 40 and not gpu  # the stem, which learns more of each picture
+    pictures = (720_000 if facts.channels == 1 else 600_000 if deep else 900_000) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 25
     if facts.epochs is not None:
         return min(most, facts.epochs), ""  # the plan says why
