@@ -183,8 +183,8 @@ def of_cifar(**changes: Any) -> Facts:
 @pytest.mark.parametrize(
     ("changes", "epochs", "augment", "erase", "value"),
     [
-        ({}, 12, "none", 0.5, "erasing a part of 50%"),
-        ({"epochs": 19}, 19, "none", 0.5, "erasing a part of 50%"),
+        ({}, 12, "none", 0.5, "random erasing, 0.5"),
+        ({"epochs": 19}, 19, "none", 0.5, "random erasing, 0.5"),
         ({"epochs": 20}, 20, "trivialaugment", 0.0, "trivialaugment"),
         ({"images": 60_000, "channels": 1, "size": (28, 28)}, 12, "none", 0.0, "none"),
         ({"images": 60_000, "channels": 1, "size": (28, 28), "epochs": 25}, 25, "none", 0.0, "none"),
@@ -202,7 +202,7 @@ def test_augmentation_follows_from_the_length(changes, epochs, augment, erase, v
     ("typed", "value"),
     [
         ({}, "trivialaugment"),
-        ({"epochs": 5}, "erasing a part of 50%"),
+        ({"epochs": 5}, "random erasing, 0.5"),
         ({"epochs": 5, "erase": 0.0}, None),
         ({"augment": "none"}, None),
     ],

@@ -71,7 +71,7 @@ def _augmentation(run: Run) -> Choice:
         return Choice("augmentation", run.augment, f"{run.epochs} epochs are enough to learn from it")
     if run.erase:
         why = "keeps a short run from learning small pictures by heart"
-        return Choice("augmentation", f"erasing a part of {run.erase:.0%}", why)
+        return Choice("augmentation", f"random erasing, {run.erase:g}", why)
     return Choice("augmentation", "none", "too short a run to learn from more" if run.flip else "grey may be writing")
 
 
