@@ -35,9 +35,9 @@ LAYERS = [
 def test_importing_is_light():
     """Torch takes seconds to import; a person who types `vitral --help` should not wait for it."""
     code = (
-        "import time, sys; t = time.perf_counter(); import vitral, vitral.errors; t = time.perf_counter() - t\n"
+        "import sys; import vitral, vitral.errors\n"
         "heavy = {'torch', 'torchvision', 'numpy', 'matplotlib', 'sklearn', 'PIL'} & set(sys.modules)\n"
-        "assert not heavy, heavy\nassert t < 0.3, t"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
