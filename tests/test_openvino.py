@@ -183,3 +183,6 @@ class TestInstalled:
         quantize(run, pictures=8, judged=8)
         assert main(["predict", str(run), str(picture), "--engine", "openvino", "--precision", "int8"]) == 0
         assert ", int8, " in capsys.readouterr().err
+        engines = {name: vitral.load(run, precision="int8", engine=name).engine for name in ("auto", "packed")}
+        assert engines == {"auto": "openvino", "packed": "int8"}, "for integers it is chosen by itself"
+        assert vitral.load(run, precision="int8", merge=1).engine == "int8", "it merges no tokens"

@@ -117,6 +117,8 @@ def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
         logits = plain.model(plain.preprocessing.standardise(images).bfloat16())
     assert (plain.probabilities(files) == logits.float().softmax(1).numpy()).all()
     assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < 0.02
+    with pytest.raises(UsageError, match="nothing can be packed here"):
+        vitral.load(trained.folder, precision="fp32", engine="packed")
     with pytest.raises(UsageError, match="unknown engine 'quick'"):
         vitral.load(trained.folder, engine="quick")
 

@@ -127,7 +127,7 @@ def evaluate(
     cache: Annotated[str | None, _help("where features are kept; else in the user's cache")] = None,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
-    engine: Annotated[str, _help("auto, plain (the module itself), or openvino where that is installed")] = "auto",
+    engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
     merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
     format: Format = "text",
 ) -> int:
@@ -198,7 +198,7 @@ def predict(
     batch_size: Annotated[int, _help("pictures computed together")] = 32,
     device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
-    engine: Annotated[str, _help("auto, plain (the module itself), or openvino where that is installed")] = "auto",
+    engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
     merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
     format: Format = "text",
 ) -> int:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,11 @@ def anew() -> Iterator[None]:
         yield
     finally:
         _anew.reset(token)
+
+
+def installed() -> bool:
+    """Whether OpenVINO is there, without importing it."""
+    return find_spec("openvino") is not None
 
 
 def package() -> Any:

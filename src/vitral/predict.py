@@ -22,7 +22,7 @@ from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores
 from vitral.errors import DataError, ImageError, UsageError, unknown
-from vitral.model import Network
+from vitral.model import Network, ViT
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed
 from vitral.model.quantized import Ranges, quantizable, quantized
@@ -34,7 +34,7 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
 
 
-Engine = Literal["auto", "plain", "openvino"]
+Engine = Literal["auto", "plain", "packed", "openvino"]
 """What computes a prediction: `plain` the network itself, `auto` what of ours is fastest on this machine and equals it
 up to rounding, `openvino` the network as OpenVINO compiles it (`vitral[openvino]`).
 """
@@ -101,7 +101,7 @@ class Predictor:
         """What became of the tensors of the file that the network came from."""
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
-        self.engine = "openvino" if engine == "openvino" else self._own_engine(engine, ranges)
+        self.engine = self._engine(engine, ranges, merge)
         """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, `int8`, its dense
         layers in integers, and `openvino` call no hooks."""
         self.merge = merge
@@ -111,16 +111,31 @@ class Predictor:
         self._asked, self._ranges = engine, ranges
         self._made: tuple[list[tuple[int, int]], nn.Module] | None = None
         self._parameters = list(self.model.parameters())
-        if merge or engine == "openvino":
+        if merge or self.engine == "openvino":
             self._network()  # what cannot be is said now
 
-    def _own_engine(self, engine: Engine, ranges: Ranges | None) -> str:
-        if ranges is None:
-            return "packed" if engine == "auto" and packable(self.model) else "plain"
-        if not quantizable(self.model):
-            hint = "--precision bf16, or --device cpu"
-            raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
-        return "int8"
+    def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
+        """What computes where this was asked for. Integers are OpenVINO's where it is installed: it is as fast for one
+        picture and a fifth faster in batches (docs/log.md); in bf16 it is faster in batches alone, and not taken.
+        """
+        if engine == "openvino" or (engine == "auto" and ranges and not merge and self._by_openvino()):
+            return "openvino"
+        if ranges:
+            if engine == "plain":
+                raise UsageError("the module itself does not compute in int8", hint="--engine auto, or no int8")
+            if not quantizable(self.model):
+                hint = "--precision bf16, or --device cpu"
+                raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
+            return "int8"
+        if engine != "plain" and packable(self.model):
+            return "packed"
+        if engine == "packed":
+            why = "it is for a ViT in bf16 on a CPU with torch's oneDNN"
+            raise UsageError("nothing can be packed here", why=why, hint="--engine auto")
+        return "plain"
+
+    def _by_openvino(self) -> bool:
+        return openvino.installed() and isinstance(self.model, ViT) and self.machine.device.type == "cpu"
 
     def without_merging(self) -> Predictor:
         """The same network on the same machine with all its tokens."""
@@ -268,9 +283,10 @@ def load(
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
     the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
-    `engine="openvino"` OpenVINO computes; with `precision="int8"` dense layers are integers, for weights that
-    `vitral quantize` has measured; `merge` tokens become one with another in each block. Raises
-    `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
+    `engine="openvino"` OpenVINO computes, with `engine="packed"` torch's oneDNN from weights that are laid out once;
+    with `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured; `merge` tokens
+    become one with another in each block. Raises `RunError` for a folder that is no run, `WeightsError` for what is
+    damaged or of another kind.
     """
     loaded = read(source, **options)
     weights = loaded.weights

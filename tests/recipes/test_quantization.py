@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vitral
+from vitral import openvino
 from vitral.cli import main
 from vitral.errors import UsageError, WeightsError
 from vitral.model import quantized
@@ -18,6 +19,12 @@ from vitral.recipes.evaluation import evaluate
 from vitral.recipes.quantization import Quantized, quantize
 
 pytestmark = pytest.mark.skipif(not quantized._works(), reason="this torch has no integer layers here")
+
+
+@pytest.fixture(autouse=True)
+def _without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers by torch; by OpenVINO: tests/test_openvino.py."""
+    monkeypatch.setattr(openvino, "installed", lambda: False)
 
 
 @pytest.fixture
@@ -41,6 +48,8 @@ def test_a_run_is_measured_and_then_loads_as_integers(run):
     plain, integers = (evaluate(run, precision=precision) for precision in ("fp32", "int8"))
     assert abs(plain.accuracy - integers.accuracy) <= 0.1
     assert vitral.load(run / "model.safetensors", precision="int8").engine == "int8"
+    with pytest.raises(UsageError, match="the module itself does not compute in int8"):
+        vitral.load(run, precision="int8", engine="plain")
 
 
 def test_ranges_of_other_weights_are_refused(run):

@@ -31,7 +31,7 @@ _INTEGERS = "dense layers in int8, ranges from the pictures of the measurement, 
 
 ENGINES: dict[str, Engine] = {
     "plain": Engine("plain", False, "the network itself"),
-    "int8": Engine("auto", True, _INTEGERS),
+    "int8": Engine("packed", True, _INTEGERS),
     "openvino": Engine("openvino", False, "compiled by OpenVINO, anew each time"),
     "openvino-int8": Engine("openvino", True, f"compiled by OpenVINO, anew each time; {_INTEGERS}"),
 }
