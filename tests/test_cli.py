@@ -452,3 +452,27 @@ def test_numbers_of_predict_are_those_of_python(capsys, trained, photos):
     found = as_json(capsys, "predict", str(trained.folder), photos)["predictions"]
     mine = vitral.load(trained.folder)([one["image"] for one in found])
     assert np.allclose([one["confidence"] for one in found], [one.confidence for one in mine], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "digits", "--minutes", "two"], "--minutes takes a number, not 'two'"),
+        (["train", "digits", "--epochs", "1.5"], "--epochs takes a whole number, not '1.5'"),
+        (["predict", "demo", "x.jpg", "--top", "x"], "--top takes a whole number, not 'x'"),
+        (["evaluate", "demo", "--data", "digits"], "DATA is typed without --data"),
+        (["train", "--data", "digits"], "DATA is typed without --data"),
+        (["summary", "--model=S/16"], "MODEL is typed without --model"),
+    ],
+)
+def test_mistakes_are_told_in_words_of_the_command_line(words, said, capsys):
+    assert main(words) == 2
+    assert f"error: {said}\n" in capsys.readouterr().err
+
+
+def test_a_misspelt_run_has_a_nearest_one(tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    picture = tmp_path / "x.png"
+    picture.touch()
+    assert main(["predict", str(tmp_path / "phots"), str(picture)]) == 2
+    assert f"nearest: {tmp_path / 'photos'}" in capsys.readouterr().err

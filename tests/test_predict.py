@@ -16,6 +16,7 @@ from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
 from vitral.model import packed, quantized
 from vitral.predict import Predictor, find_pictures, logits_of
+from vitral.recipes.evaluation import evaluate
 from vitral.weights.load import locate
 
 
@@ -216,3 +217,19 @@ def test_logits_of_leaves_the_mode(predictor, training):
         assert model.training is training
     finally:
         model.eval()
+
+
+def test_views_are_averaged_by_every_way_to_a_prediction(trained, files):
+    plain = vitral.load(trained.folder, precision="fp32")
+    both = vitral.load(trained.folder, precision="fp32", tta="mirror")
+    images = torch.stack([plain.prepare(file) for file in files])
+    wanted = (plain.logits(images).softmax(1) + plain.logits(images.flip(-1)).softmax(1)) / 2
+    assert np.abs(both.probabilities(files) - wanted.numpy()).max() < 1e-6
+    merged = vitral.load(trained.folder, precision="fp32", tta="mirror", merge=1)
+    assert merged.without_merging().tta == "mirror"
+    measured = evaluate(trained.folder, precision="fp32", tta="mirror")
+    assert measured.images > 0
+    assert measured.loss != evaluate(trained.folder, precision="fp32").loss
+    assert not both.model.training
+    with pytest.raises(UsageError, match="unknown choice of views"):
+        vitral.load(trained.folder, tta="twice")

@@ -16,6 +16,7 @@ import itertools
 import json
 import operator
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -129,14 +130,18 @@ def evaluate(
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
     engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
     merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
+    tta: Annotated[
+        str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")
+    ] = "none",
     format: Format = "text",
 ) -> int:
     """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
     if few_shot is not None or knn is not None:
         if report:
             raise UsageError("--report shows what the head says; --few-shot and --knn do not use it")
-        if merge or engine != "auto":
-            raise UsageError("--merge and --engine are for the head; --few-shot and --knn read features of the network")
+        if merge or engine != "auto" or tta != "none":
+            why = "--few-shot and --knn read features of the network"
+            raise UsageError("--merge, --engine and --tta are for the head", why=why)
         options = {"split": split, "data_root": data_root, "bad_images": bad_images, "cache": cache}
         return _evaluate_features(run, data, few_shot, knn, format, device=device, precision=precision, **options)
     if cache:
@@ -147,7 +152,7 @@ def evaluate(
     with counting(stderr(), "reading", 0) as progress:
         found = evaluate_pictures(
             run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
-            engine=engine, merge=merge, progress=progress,  # type: ignore[arg-type]  # loading checks the name
+            engine=engine, merge=merge, tta=tta, progress=progress,  # type: ignore[arg-type]  # loading checks the name
         )  # fmt: skip
     if found.predictor.note:
         _say(f"Engine   {found.predictor.note}")
@@ -200,6 +205,9 @@ def predict(
     precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
     engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
     merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
+    tta: Annotated[
+        str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")
+    ] = "none",
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
@@ -209,7 +217,8 @@ def predict(
     if top < 1 or batch_size < 1:
         raise UsageError("--top and --batch-size must be at least 1")
     paths = find_pictures(images)
-    predictor = load(run, device=device, precision=precision, engine=engine, merge=merge)  # type: ignore[arg-type]  # it checks
+    options: Any = {"engine": engine, "merge": merge, "tta": tta}  # it checks the names
+    predictor = load(run, device=device, precision=precision, **options)
     if predictor.note:
         _say(f"Engine   {predictor.note}")
     results, failures = [], []
@@ -668,8 +677,8 @@ def _dispatch(words: list[str]) -> int:
     command = COMMANDS[name]
     if command is train:
         return train(**_train_options(rest))
-    names = inspect.signature(command).parameters
-    _refuse_unknown_options(rest, names, name)
+    parameters = inspect.signature(command).parameters.values()
+    _refuse_unknown_options(rest, [one.name for one in parameters if one.kind is one.KEYWORD_ONLY], name)
     return _parse(command, rest, name)
 
 
@@ -702,7 +711,7 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
         fields.append((name, Annotated[kind, _help(text)], dataclasses.field(default=default)))
     options = dataclasses.make_dataclass("TrainOptions", fields, frozen=True)
     options.__doc__ = train.__doc__
-    _refuse_unknown_options(words, [name for name, *_ in fields], "train")
+    _refuse_unknown_options(words, [name for name, *_ in fields if name != "data"], "train")
     parsed = _parse(options, words, "train")
     typed = {_option_name(word) for word in words if word.startswith("--")}
     return {name: getattr(parsed, name) for name, *_ in fields if name in typed or (name == "data" and parsed.data)}
@@ -735,9 +744,17 @@ def _option_name(word: str) -> str:
 def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command: str) -> None:
     known = {*(name.rstrip("_") for name in names), "help"}  # `from_`, where Python has the word for itself
     for word in words:
-        if word.startswith("--") and len(word) > 2 and _option_name(word) not in known:
-            flags = [f"--{name.replace('_', '-')}" for name in known]
-            raise unknown("option", word.partition("=")[0], flags, hint=f"vitral {command} --help")
+        name = _option_name(word)
+        if not word.startswith("--") or len(word) == 2 or name in known:
+            continue
+        hint = f"vitral {command} --help"
+        if name in _PLACED:
+            raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=hint)
+        raise unknown("option", word.partition("=")[0], [f"--{one.replace('_', '-')}" for one in known], hint=hint)
+
+
+_PLACED = {"data": "DATA", "run": "RUN", "model": "MODEL", "images": "IMAGES"}
+"""What has no flag where it stands first; `--data` is an option of commands that have it."""
 
 
 def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
@@ -751,7 +768,7 @@ def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        what = _first_paragraph(complaint.getvalue())
+        what = _readable(_first_paragraph(complaint.getvalue()))
         raise UsageError(what or "cannot read the command", hint=f"vitral {name} --help") from None
     return call()
 
@@ -764,6 +781,16 @@ def _first_paragraph(panel: str) -> str:
     paragraphs = [list(lines) for rule, lines in itertools.groupby(lines, _is_rule) if not rule]
     told = paragraphs[0 if panel.startswith("╭") else 1 :]
     return " ".join(" ".join(told[0]).split()) if told else ""
+
+
+def _readable(complaint: str) -> str:
+    """tyro's complaint without Python's words for numbers."""
+    option, value = re.match(r"Error parsing (\S+):", complaint), re.search(r"'([^']*)'", complaint)
+    kind = re.search(r"\b(float|int)\b", complaint)
+    if option is None or value is None or kind is None:
+        return complaint
+    number = "a number" if kind[1] == "float" else "a whole number"
+    return f"{option[1]} takes {number}, not '{value[1]}'"
 
 
 def _is_rule(line: str) -> bool:

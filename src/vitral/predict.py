@@ -26,6 +26,7 @@ from vitral.model import Network, ViT
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed
 from vitral.model.quantized import Ranges, quantizable, quantized
+from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
 from vitral.weights.load import locate, read
 from vitral.weights.ranges import ranges_file, read_ranges
@@ -87,10 +88,12 @@ class Predictor:
         engine: Engine = "auto",
         ranges: Ranges | None = None,
         merge: int = 0,
+        tta: Views = "none",
     ):
         """`ranges` (`vitral.model.quantized.observe`) make the dense layers integers: `UsageError` where that cannot
         be, for a ResNet and on a GPU. `merge` is how many tokens become one with another in each block
-        (`vitral.model.merging`). `MissingExtraError` for an engine that is not installed.
+        (`vitral.model.merging`), `tta` which views of a picture are averaged (`vitral.model.views`).
+        `MissingExtraError` for an engine that is not installed.
         """
         self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=model.config.dim)
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
@@ -106,12 +109,14 @@ class Predictor:
         layers in integers, and `openvino` call no hooks."""
         self.merge = merge
         """Tokens that are merged in each block."""
+        self.tta = tta
+        """Views that are averaged."""
         self.note = ""
         """What was done before the engine could compute, where it is worth a word."""
         self._asked, self._ranges = engine, ranges
         self._made: tuple[list[tuple[int, int]], nn.Module] | None = None
         self._parameters = list(self.model.parameters())
-        if merge or self.engine == "openvino":
+        if merge or tta != "none" or self.engine == "openvino":
             self._network()  # what cannot be is said now
 
     def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
@@ -141,7 +146,7 @@ class Predictor:
         """The same network on the same machine with all its tokens."""
         return Predictor(
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
-            engine=self._asked, ranges=self._ranges,
+            engine=self._asked, ranges=self._ranges, tta=self.tta,
         )  # fmt: skip
 
     @overload
@@ -207,11 +212,11 @@ class Predictor:
 
     def _network(self) -> nn.Module:
         """What computes, anew where `model` was changed since the last time."""
-        if self.engine == "plain" and not self.merge:
+        if self.engine == "plain" and not self.merge and self.tta == "none":
             return self.model
         state = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._parameters]
         if self._made is None or self._made[0] != state:
-            self._made = state, self._make()
+            self._made = state, averaged(self._make(), self.tta)
         return self._made[1]
 
     def _make(self) -> nn.Module:
@@ -275,6 +280,7 @@ def load(
     precision: str = "auto",
     engine: Engine = "auto",
     merge: int = 0,
+    tta: Views = "none",
     **options: Any,
 ) -> Predictor:
     """A predictor from a run folder, a weights file of any known format, or a hub: `timm:NAME`, `hf:ORG/NAME`; or from
@@ -285,8 +291,8 @@ def load(
     the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
     `engine="openvino"` OpenVINO computes, with `engine="packed"` torch's oneDNN from weights that are laid out once;
     with `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured; `merge` tokens
-    become one with another in each block. Raises `RunError` for a folder that is no run, `WeightsError` for what is
-    damaged or of another kind.
+    become one with another in each block; `tta` ("mirror", "shifts") averages over views of a picture. Raises
+    `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
     """
     loaded = read(source, **options)
     weights = loaded.weights
@@ -298,7 +304,7 @@ def load(
         ranges = read_ranges(ranges_file(locate(source)[0]), network, source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=str(source), engine=engine, ranges=ranges, merge=merge,
+        source=str(source), engine=engine, ranges=ranges, merge=merge, tta=tta,
     )  # fmt: skip
     predictor.account = loaded.account
     return predictor

@@ -18,6 +18,7 @@ from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
+from vitral.model.views import Views, averaged
 from vitral.predict import Engine, Predictor, load, logits_of
 from vitral.recipes.looking import look_inside
 from vitral.recipes.planning import reopen
@@ -81,17 +82,18 @@ def evaluate(
     precision: str = "auto",
     engine: Engine = "auto",
     merge: int = 0,
+    tta: Views = "none",
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measure `model` (a run folder, weights file or predictor) on `data`, by default the data of its own run.
 
     `split` is by default the one furthest from training that there is: test, else val, else all the pictures. Classes
     are matched by name: the data may lack some of the network's, and may not have others (`DataError`). `precision`,
-    `engine` and `merge` are those of `vitral.load`, for a model that is no predictor yet.
+    `engine`, `merge` and `tta` are those of `vitral.load`, for a model that is no predictor yet.
     """
     return evaluate_pictures(
         model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
-        engine=engine, merge=merge, progress=progress,
+        engine=engine, merge=merge, tta=tta, progress=progress,
     ).evaluation  # fmt: skip
 
 
@@ -106,6 +108,7 @@ def evaluate_pictures(
     precision: str,
     engine: Engine = "auto",
     merge: int = 0,
+    tta: Views = "none",
     progress: Progress | None,
 ) -> Evaluated:
     """`evaluate`, with the predictions beside the figures."""
@@ -114,10 +117,10 @@ def evaluate_pictures(
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
     elif precision == "int8" or merge or engine == "openvino":
-        predictor = load(model, device=device, precision=precision, engine=engine, merge=merge)
+        predictor = load(model, device=device, precision=precision, engine=engine, merge=merge, tta=tta)
         machine = predictor.machine
     else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture
-        predictor = load(model, device=device, precision="fp32", engine=engine)
+        predictor = load(model, device=device, precision="fp32", engine=engine, tta=tta)
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
@@ -135,7 +138,7 @@ def evaluate_pictures(
     elif predictor.engine in ("int8", "openvino"):
         logits = torch.cat([predictor.logits(batch.images) for batch in batches.epoch()])
     else:
-        logits = logits_of(predictor.model, batches, machine)
+        logits = logits_of(averaged(predictor.model, predictor.tta), batches, machine)
     probabilities = logits.softmax(1).cpu().numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, merging)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,8 +106,18 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if path.is_dir() and not holds_weights(path):
         raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
     if not path.exists():
-        raise WeightsError("no such run or weights", where=path, hint=_KINDS)
+        raise WeightsError("no such run or weights", where=path, why=_nearest(path), hint=_KINDS)
     return path, [], text
+
+
+def _nearest(path: Path) -> str | None:
+    """What lies beside it under a name that is nearly the same; None where nothing does."""
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=3)
+    return f"nearest: {', '.join(str(path.parent / name) for name in near)}" if near else None
 
 
 def _native(path: Path, source: Source) -> tuple[Weights, Account]:

@@ -1,0 +1,47 @@
+"""Averaging over views of a picture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import VARIANTS, moderate, pictures
+
+from vitral.errors import UsageError
+from vitral.model.views import averaged, views_of
+
+
+@pytest.mark.parametrize("count", [("mirror", 2), ("shifts", 6)])
+def test_probabilities_are_the_mean_over_views(count):
+    views, number = count
+    network = moderate(VARIANTS["paper"]).float().eval()
+    images = pictures(VARIANTS["paper"]).float()
+    seen = list(views_of(images, views))
+    assert len(seen) == number
+    assert len({view.numpy().tobytes() for view in seen}) == number
+    with torch.no_grad():
+        wanted = sum(network(view).softmax(-1) for view in seen) / number
+        found = averaged(network, views)(images).softmax(-1)
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_of_a_picture_and_its_mirror_image_the_same_is_said():
+    network = averaged(moderate(VARIANTS["paper"]).float().eval(), "mirror")
+    images = pictures(VARIANTS["paper"]).float()
+    with torch.no_grad():
+        assert torch.allclose(network(images), network(images.flip(-1)), atol=1e-5)
+
+
+def test_shifts_move_by_a_pixel_and_mirror_what_comes_in():
+    image = torch.arange(16.0).view(1, 1, 4, 4)
+    _, _, upper_left, _, lower_right, _ = views_of(image, "shifts")
+    assert upper_left[0, 0, 1:, 1:].equal(image[0, 0, :3, :3]), "the window moves, and the picture in it the other way"
+    assert lower_right[0, 0, :3, :3].equal(image[0, 0, 1:, 1:])
+    assert upper_left[0, 0, 0, 1:].equal(image[0, 0, 1, :3])
+
+
+def test_the_network_itself_where_nothing_is_averaged():
+    network = moderate(VARIANTS["paper"])
+    assert averaged(network, "none") is network
+    assert not averaged(network.eval(), "mirror").training
+    with pytest.raises(UsageError, match="unknown choice of views 'mirrors'"):
+        averaged(network, "mirrors")
