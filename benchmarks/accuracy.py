@@ -20,6 +20,7 @@ import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
+from vitral.model.views import Views
 from vitral.recipes.execute import command
 from vitral.training.run import RunFolder
 
@@ -35,6 +36,8 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "cifar10-hour": ({"data": "cifar10", "minutes": 60.0}, "cifar10.tar"),
 }
 CURVES = ("mnist", "cifar10", "cifar10-hour")
+VIEWS: dict[str, tuple[Views, ...]] = {"cifar10": ("mirror", "shifts"), "cifar10-hour": ("mirror", "shifts")}
+"""Of which runs it is measured, too, what `vitral evaluate RUN --tta VIEWS` says of the test pictures."""
 IMAGES = ROOT / "docs" / "images"
 
 Result = Mapping[str, Any]
@@ -67,7 +70,11 @@ def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tup
             **given, seed=seed, data_root=str(options.data_root), out=str(out), device=options.device,
             quiet=options.quick, resume=RunFolder(out).exists(),
         )  # fmt: skip
-        return run.result, read_history(out / "metrics.jsonl")
+        views = {
+            f"test, --tta {tta}": vitral.evaluate(out, device=options.device, tta=tta).to_json()
+            for tta in VIEWS.get(name, ())
+        }
+        return {**run.result, **views}, read_history(out / "metrics.jsonl")
 
 
 def read_history(path: Path) -> History:
@@ -78,8 +85,10 @@ def read_history(path: Path) -> History:
 def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Table:
     last = "test" if "test" in results[0] else "val"
     rows = [
-        {"what": split, **_accuracy(results, split)} for split in ("val", "test") if split in results[0]
-    ]  # fmt: skip
+        {"what": split, **_accuracy(results, split)}
+        for split in ("val", "test", *(split for split in results[0] if split.startswith("test, ")))
+        if split in results[0]
+    ]
     first = results[0]
     seconds = [result["seconds"] for result in results]
     caption = (
