@@ -90,11 +90,9 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
         if split in results[0]
     ]
     first = results[0]
-    seconds = [result["seconds"] for result in results]
     caption = (
         f"`{command(given)}`: {first['model']}, {first['parameters']:,} parameters, {first['epochs']} epochs, "
-        f"{first['precision']}, {statistics.median(seconds):.0f} s, "
-        f"{statistics.median(r['images_per_second'] for r in results):,.0f} pictures/s in training; "
+        f"{first['precision']}, {_speed(results)}; "
         f"best epoch {first['best_epoch']}, {'test set kept to the end' if last == 'test' else 'validated on test'}"
     )
     columns = {
@@ -104,6 +102,19 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
     if len(results) == 1:
         del columns["least"], columns["greatest"]
     return Table(caption, columns, rows, name=name)
+
+
+def _speed(results: Sequence[Result]) -> str:
+    """Seconds and pictures a second, medians, by device: seeds may have been run on fewer threads, side by side."""
+    told = []
+    for device in dict.fromkeys(result["device"] for result in results):
+        seeds = [seed for seed, result in enumerate(results) if result["device"] == device]
+        seconds, rate = (
+            statistics.median(results[seed][key] for seed in seeds) for key in ("seconds", "images_per_second")
+        )
+        which = f" (seeds {', '.join(map(str, seeds))})" if len(seeds) < len(results) else ""
+        told.append(f"{seconds:.0f} s, {rate:,.0f} pictures/s in training on {device}{which}")
+    return "; ".join(told)
 
 
 def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:

@@ -72,6 +72,6 @@ def test_seeded_leaves_the_outer_generator_alone():
 
 
 def test_the_machine_is_described():
-    assert "1 threads" in choose("cpu").name
+    assert "1 thread" in choose("cpu").name
     assert cores() >= 1
     assert memory_bytes() > 1 << 28

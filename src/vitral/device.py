@@ -43,7 +43,8 @@ class Machine:
             return torch.cuda.get_device_name(self.device)
         if self.device.type == "mps":
             return "Apple GPU"
-        return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"{_cpu_name()}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def choose(device: str = "auto", precision: str = "auto", dim: int | None = None) -> Machine:
