@@ -75,7 +75,14 @@ def test_every_column_is_in_the_table() -> None:
 
 def test_seconds_of_the_first_call_are_shown_where_there_are_some() -> None:
     assert "first s" not in printed(report(OURS, ROW))
-    assert "first s" in printed(report(OURS, dataclasses.replace(ROW, first=2.0)))
+    text = printed(report(OURS, dataclasses.replace(ROW, first=2.0)))
+    assert "first s" in text.splitlines()[1]
+    assert "first s: the first call" in text
+
+
+def test_few_rounds_are_said_to_be_few() -> None:
+    assert "--rounds 7" not in printed(report(OURS, ROW))
+    assert "n is 1: such medians" in printed(report(OURS, dataclasses.replace(ROW, seconds=(0.5,))))
 
 
 def test_what_is_not_known_is_a_dash() -> None:

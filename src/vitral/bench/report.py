@@ -136,9 +136,17 @@ class Report:
         for who, settings in self.settings.items():
             yield f"{who}: {settings}"
         yield (
-            "× ours: median ÷ vitral's at the same precision, of int8 at its default, not compiled; memory: above "
-            "weights and optimizer, at the peak of a call"
+            "× ours: median ÷ vitral's at the same precision, of int8 at its default, not compiled: above 1 is slower "
+            "than ours; memory: above weights and optimizer, at the peak of a call"
         )
+        if any(row.first is not None for row in self.rows):
+            yield "first s: the first call, which compiles, lays weights out or opens files; it is not in the median"
+        if (fewest := min(row.sample.n for row in self.rows)) < _FEW_ROUNDS:
+            yield f"n is {fewest}: such medians tell large differences alone; --rounds 7 tells more"
+
+
+_FEW_ROUNDS = 3
+"""Below so many rounds a median says little on a machine that does other things, too."""
 
 
 def _print_rows(title: str, rows: list[Row], console: Console) -> None:

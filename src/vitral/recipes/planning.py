@@ -359,6 +359,10 @@ def _with_compiling(run: Run, config: ModelConfig, machine: Machine, pictures: i
     return dataclasses.replace(run, compile=on)
 
 
+_FEW_TO_JUDGE, _WIDER_FRACTION = 20, 0.3
+"""Validation pictures below which a wider share is recommended, and that share."""
+
+
 def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
     """The data with the validation split that the run asks for."""
     found = set(dataset.splits)
@@ -377,6 +381,8 @@ def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
             if "test" in counts
             else "cut from train, the same share of each class"
         )
+        if counts["val"] < _FEW_TO_JUDGE and run.val_fraction < _WIDER_FRACTION:
+            why += f"; so few say little of the accuracy: --val-fraction {_WIDER_FRACTION}"
         reasons.append(Choice("validation", f"{counts['val']:,} pictures", why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
