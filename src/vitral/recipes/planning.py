@@ -381,7 +381,7 @@ def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
             if "test" in counts
             else "cut from train, the same share of each class"
         )
-        if counts["val"] < _FEW_TO_JUDGE and run.val_fraction < _WIDER_FRACTION:
+        if counts["val"] < _FEW_TO_JUDGE and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; so few say little of the accuracy: --val-fraction {_WIDER_FRACTION}"
         reasons.append(Choice("validation", f"{counts['val']:,} pictures", why))
     elif "test" in counts:
