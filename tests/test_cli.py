@@ -89,6 +89,14 @@ def test_options_reach_the_run(capsys, photos):
     assert (run["image_size"], run["flip"], run["cls_token"], run["ema"]) == ([8, 12], True, False, 0.5)
 
 
+def test_evaluating_on_what_it_learned_from_is_said(capsys, trained):
+    data = str(Path(trained.folder).parents[1] / "sky")
+    said = "note: it learned from these pictures; on others: vitral evaluate "
+    for words, warned in ([data], False), (["--split", "train"], True), ([data, "--split", "train"], True):
+        assert main(["evaluate", str(trained.folder), *words]) == 0
+        assert (said in capsys.readouterr().err) == warned
+
+
 def test_evaluate(capsys, trained):
     found = as_json(capsys, "evaluate", str(trained.folder))
     assert (found["split"], found["images"], found["accuracy"]) == ("test", 12, trained.result["test_accuracy"])

@@ -164,6 +164,8 @@ def evaluate(
         found.evaluation.print_table(stdout())
         if found.merging is not None:
             print(found.merging)
+        if found.note:
+            _say(f"note: {found.note}")
     if report:
         found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
         _say(f"Report   {report}")

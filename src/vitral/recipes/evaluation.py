@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,14 @@ class Evaluated:
     probabilities: np.ndarray
     merging: Merging | None = None
     """Where tokens were merged: what that costs."""
+
+    @property
+    def note(self) -> str | None:
+        """A word of warning where the run learned from these very pictures."""
+        folder = RunFolder(self.predictor.source)
+        if self.split != "train" or not folder.is_run() or not _same(folder.read_plan().run.data, self.source):
+            return None
+        return f"it learned from these pictures; on others: vitral evaluate {shlex.quote(self.predictor.source)}"
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
@@ -142,6 +152,10 @@ def evaluate_pictures(
     probabilities = logits.softmax(1).cpu().numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, merging)
+
+
+def _same(data: str, other: str) -> bool:
+    return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
 
 
 def _merging(predictor: Predictor, batches: Batches, labels: np.ndarray) -> tuple[torch.Tensor, Merging]:
