@@ -35,9 +35,9 @@ def test_a_tenth_of_every_class_by_default() -> None:
     assert list(dataset["test"].names) == list(made({"test": [5, 5, 5]})["test"].names)
 
 
-def test_at_most_5000_by_default_but_any_share_when_asked() -> None:
+def test_at_most_2500_by_default_but_any_share_when_asked() -> None:
     large = made({"train": [40_000, 40_000]})
-    assert per_class(with_validation(large)["val"], 2) == [2500, 2500]
+    assert per_class(with_validation(large)["val"], 2) == [1250, 1250]
     assert per_class(with_validation(large, 0.25)["val"], 2) == [10_000, 10_000]
 
 

@@ -20,7 +20,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.explanation.figure7 import patch_filters
 from vitral.model import ViT, ViTConfig, config, create, summarize
-from vitral.model.conv_stem import conv_layers, deep_layers
+from vitral.model.conv_stem import ConvStem, conv_layers, deep_layers, whiten
 from vitral.training.optimizers import OptimizerSet, parameter_groups
 from vitral.training.run import Run
 from vitral.weights import native
@@ -199,3 +199,27 @@ def test_the_state_of_kernels_is_saved_and_restored():
 
     straight, paused = three_steps(False), three_steps(True)
     assert all(np.array_equal(straight[name].numpy(), paused[name].numpy()) for name in straight)
+
+
+def test_a_whitened_layer_sees_variations_of_equal_size_and_without_correlation():
+    torch.manual_seed(0)
+    mixing = torch.randn(3, 3)
+    images = F.avg_pool2d(torch.einsum("cd,ndhw->nchw", mixing, torch.randn(64, 3, 18, 18)), 3, 1)
+    stem = ConvStem(3, ((24, 1), (32, 2)), pool=True)
+    whiten(stem, images)
+    kernels = stem.layers[0].conv.weight.detach()
+    assert kernels[12:].equal(-kernels[:12])
+    seen = F.conv2d(images, kernels[:12]).transpose(0, 1).flatten(1)
+    covariance = seen @ seen.T / seen.shape[1]
+    assert (covariance - torch.diag(covariance.diagonal())).abs().max() < 1e-3
+    assert covariance.diagonal().max() < 1
+    assert covariance.diagonal()[0] > 0.95, "the first varies most, and is not held back"
+
+
+def test_whitening_leaves_kernels_for_which_there_is_no_direction():
+    stem = ConvStem(1, ((24, 1), (32, 2)), pool=True)
+    before = stem.layers[0].conv.weight.detach().clone()
+    whiten(stem, torch.randn(4, 1, 8, 8))
+    after = stem.layers[0].conv.weight.detach()
+    assert after[18:].equal(before[18:])
+    assert not after[:18].equal(before[:18])

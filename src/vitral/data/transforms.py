@@ -225,6 +225,7 @@ class Augmentation:
 
     crop: Crop = "none"
     crop_area: float = 0.08  # the smallest share of the picture that a random-resized crop keeps
+    shift: float = 1 / 8  # the farthest that a shift goes, as a share of the width
     flip: bool = False
     augment: Augment = "none"
     randaugment: tuple[int, int] = (2, 10)  # operations, magnitude of 0..30
@@ -244,7 +245,7 @@ class Augmentation:
     def pixels(self, images: Tensor) -> Tensor:
         """A batch of uint8 (B, C, H, W), on any device: shift, flip, RandAugment or TrivialAugment."""
         if self.crop == "shift":
-            images = random_shift(images, max(1, images.shape[-1] // 8))
+            images = random_shift(images, max(1, int(images.shape[-1] * self.shift)))
         if self.flip:
             flipped = torch.rand(len(images), device=images.device) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(-1), images)

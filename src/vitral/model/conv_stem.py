@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,25 @@ class ConvStem(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+@torch.no_grad()
+def whiten(stem: ConvStem, images: Tensor) -> None:
+    """Make the first layer's kernels the directions in which patches of these images (n, C, H, W), standardised, vary,
+    those first in which they vary most: scaled to equal variance, uncorrelated, each also with the other sign (arXiv
+    2404.00498, section 3.1). Kernels for which there is no direction left stay as they are.
+    """
+    layer: Any = stem.layers[0]
+    weight = layer.conv.weight
+    patches = F.unfold(images.float(), 3).transpose(1, 2).flatten(0, 1)  # (n · places, C · 9)
+    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+    kernels = (directions / (variances.clamp_min(0) + _LEAST_VARIANCE).sqrt()).T.flip(0)
+    half = kernels[: len(weight) // 2].reshape(-1, *weight.shape[1:]).to(weight)
+    weight[: 2 * len(half)] = torch.cat([half, -half])
+
+
+_LEAST_VARIANCE = 1e-2
+"""Added to each, lest what is hardly there, noise and traces of compression, becomes as loud as the rest."""
 
 
 def conv_layers(dim: int, patch: int) -> ConvLayers:

@@ -57,13 +57,13 @@ CONV_PATCHES = (2, 4, 8, 16, 32)
 """Pixels of a token behind one."""
 MOSTLY_STEM = ("Femto", "Micro")
 """Sizes whose stem does most of the work; before the others it is a few layers (Xiao et al.)."""
-DEEP_PATCH = 4
+DEEP_PATCH = 8
 """Pixels of a token up to which theirs is deep: that is for small pictures, and for others it would take hours."""
 
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
 
-CONV_STEMMED = ("C+Femto/4", "C+Micro/4", "C+S/16")
+CONV_STEMMED = ("C+Femto/4", "C+Micro/8", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
 """The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
@@ -198,7 +198,7 @@ NOTES = {
     "L": "paper, Table 1",
     "H": "paper, Table 1",
     "C+Femto/4": "convolutional stem: small grey pictures on a laptop",
-    "C+Micro/4": "convolutional stem: small colour pictures on a laptop",
+    "C+Micro/8": "convolutional stem: small colour pictures on a laptop",
     "C+S/16": "convolutional stem (arXiv 2106.14881)",
     "R+Ti/16": "hybrid; its tokens are 32 pixels",
     "R26+S/32": "hybrid: ResNet before the patches (AugReg)",

@@ -29,19 +29,19 @@ from vitral.device import keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.evaluation.metrics import measure
 from vitral.evaluation.report import ReportContent, write_report
-from vitral.model import ViT, network
+from vitral.model import ViT
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import confident_mistakes
 from vitral.recipes.features import FeatureCache
-from vitral.recipes.learning import objective_of
+from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.looking import Looks, look_inside
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
 from vitral.training.compiling import Stopwatch, compiled, compiler_timed
 from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import balanced_weights
-from vitral.training.optimizers import OptimizerSet, freeze
+from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, RunFolder, checked_options
 from vitral.training.schedule import image_size
@@ -253,10 +253,7 @@ def _set_up(job: Job, folder: RunFolder, console: Console, typed: str) -> _Runni
     if machine.device.type == "cpu":
         keep_freed_memory()
     seed_everything(run.seed)
-    model = network(job.config).to(machine.device)
-    if job.init:
-        native.load_state(model, job.init.weights.state)
-    freeze(model, run.freeze)
+    model = begin(job)
     model.checkpointing = run.checkpointing
     if isinstance(model, ViT):
         model.any_size = run.start_size is not None

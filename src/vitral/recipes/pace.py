@@ -13,9 +13,8 @@ from torch import nn
 
 from vitral.data.loader import Batch
 from vitral.device import keep_freed_memory
-from vitral.model import network
-from vitral.recipes.learning import objective_of
-from vitral.training.optimizers import OptimizerSet, freeze
+from vitral.recipes.learning import begin, objective_of
+from vitral.training.optimizers import OptimizerSet
 from vitral.training.schedule import computed_share
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ def seconds_a_picture(job: Job) -> tuple[float, float]:
     if machine.device.type == "cpu":
         keep_freed_memory()
     with torch.random.fork_rng():
-        model = network(job.config).to(machine.device)
-        freeze(model, run.freeze)
+        model = begin(job, whitened=False)
         optimizer, objective = OptimizerSet(model, run), objective_of(job)
         optimizer.set_lr(0.0)
         batch = _noise(job)

@@ -123,6 +123,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
+    run = _whitened(run, config, given, reasons)
     run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
     run = _with_compiling(run, config, machine, len(dataset["train"]), reasons)
@@ -141,7 +142,7 @@ TOLD_BY: dict[str, tuple[str, ...]] = {
     "augmentation": ("augment", "randaugment", "erase", "epochs"),
     "batch": ("batch_size", "accumulate"),
     "crop": ("crop", "crop_area", "flip"),
-    "geometry": ("crop", "crop_area"),
+    "geometry": ("crop", "crop_area", "shift"),
     "mirror": ("flip",),
     "optimizer": ("optimizer", "lr"),
     "pooling": ("pool",),
@@ -306,6 +307,19 @@ def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]
     if size != run.size:
         reasons.append(Choice("image size", _shown(size), f"rounded up to whole patches of {model}"))
     return {"image_size": size}
+
+
+def _whitened(run: Run, config: ModelConfig, given: dict[str, Any], reasons: list[Choice]) -> Run:
+    """A first layer is whitened where there is one that begins anew; `UsageError` where it is asked for and is not."""
+    stem = getattr(config, "conv_stem", ())
+    if run.whiten and stem and not run.init:
+        why = "a first layer that tells pixels' variations apart need not be learned (arXiv 2404.00498)"
+        reasons.append(Choice("first layer", "whitened", why))
+        return run
+    if given.get("whiten"):
+        why = f"{run.init} has learned it already" if stem else f"{run.model} has no convolutional stem"
+        raise UsageError("there is no layer to whiten", why=why, hint="--model C+Micro/8, or leave it out")
+    return dataclasses.replace(run, whiten=False)
 
 
 def _without_shifts(run: Run, config: ModelConfig, given: dict[str, Any], reasons: list[Choice]) -> Run:

@@ -24,14 +24,16 @@ def small(facts: Facts, machine: Machine) -> Plan:
     colour = facts.channels == 3
     photographs = shape.crop == "random-resized"
     long = epochs >= _LONG and colour
-    erase = 0.5 if colour and not photographs and not long else 0.0
+    quick = colour and _deep(facts, gpu)
+    erase = 0.0 if photographs or long else 0.5 if colour else 0.3
     batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
     lr = 6e-3 if colour else 1e-2
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
         drop_path=0.1 if long else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=lr, momentum=0.9,
-        beta2=0.99, weight_decay=0.05, schedule="cosine", warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1,
-        crop=shape.crop, crop_area=0.3, flip=colour, augment="trivialaugment" if long else "none", erase=erase,
+        beta2=0.99, weight_decay=0.05, schedule="linear" if quick else "cosine", warmup=max(1.0, epochs / 20), clip=1.0,
+        label_smoothing=0.2 if quick else 0.1, whiten=quick, crop=shape.crop, crop_area=0.3,
+        shift=1 / 16 if quick else 1 / 8, flip=colour, augment="trivialaugment" if long else "none", erase=erase,
         ema=0.998,
     )  # fmt: skip
     height, width = facts.size
@@ -48,12 +50,16 @@ def small(facts: Facts, machine: Machine) -> Plan:
         Choice("optimizer", f"muon, {lr:g}", "learns in fewer passes than AdamW (docs/log.md)"),
         Choice(
             "geometry",
-            "crops of 30 to 100 %" if photographs else "shifts by up to 1/8",
+            "crops of 30 to 100 %" if photographs else f"shifts by up to 1/{16 if quick else 8}",
             "the object may be anywhere in a photograph" if photographs else "the object fills a small picture",
         ),
         Choice("mirror", "yes" if colour else "no", "photographs stay true" if colour else "grey may be writing"),
         _augmentation(run),
-        Choice("smoothing", "0.1, weights averaged", "both steady a network that sees each picture often"),
+        Choice(
+            "smoothing",
+            f"{run.label_smoothing:g}, weights averaged",
+            "both steady a network that sees each picture often",
+        ),
     )
     if facts.images < _FEW:
         name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
@@ -79,6 +85,11 @@ _FEW = 1_000
 """Training pictures, below which starting from published weights is recommended."""
 
 
+def _deep(facts: Facts, gpu: bool) -> bool:
+    """Whether the stem is a deep one, which learns more of each picture."""
+    return max(facts.size) <= 40 and not gpu
+
+
 class _Shape(NamedTuple):
     image_size: tuple[int, int]
     model: str
@@ -92,8 +103,10 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
     machine = "on a GPU" if gpu else "for a processor"
     convolutions = "convolutions before them learn faster than patches"
     largest = max(facts.size)
-    for limit, patch in ((16, 2), (40, 4), (96, 8)):
+    for limit, patch in ((16, 2), (40, 4), (96, 8 if gpu else 16)):
         if largest <= limit:
+            if patch == 4 and facts.channels == 3 and not gpu and all(n % 8 == 0 for n in facts.size):
+                patch = 8  # one more halving makes a deep stem deeper
             image_size = tuple(max(patch, round(n / patch) * patch) for n in facts.size)
             why = f"tokens of {patch} pixels for small pictures, {convolutions}; width and depth {machine}"
             return _Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
@@ -104,8 +117,8 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    deep = max(facts.size) <= 40 and not gpu  # the stem, which learns more of each picture
-    pictures = (720_000 if facts.channels == 1 else 600_000 if deep else 900_000) * (20 if gpu else 1)
+    colourful = 500_000 if _deep(facts, gpu) else 900_000
+    pictures = (720_000 if facts.channels == 1 else colourful) * (20 if gpu else 1)
     most = 200 if facts.channels == 3 else 25
     if facts.epochs is not None:
         return min(most, facts.epochs), ""  # the plan says why

@@ -46,7 +46,7 @@ class Run:
 
     # The network
     model: str = option(
-        "Pico/2", "size and patch (Ti/16, S/4), with a stem (C+Micro/4), or a write-up; see `vitral models`"
+        "Pico/2", "size and patch (Ti/16, S/4), with a stem (C+Micro/8), or a write-up; see `vitral models`"
     )
     init: str | None = option(
         None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, demo"
@@ -70,6 +70,9 @@ class Run:
     dropout: float | None = option(None, "dropout after dense layers and positions, instead of the model's")
     drop_path: float | None = option(None, "stochastic depth of the last block, growing linearly")
     patch_dropout: float | None = option(None, "random share of its patches that a training picture loses")
+    whiten: bool = option(
+        False, "before training, make a convolutional stem's first layer decorrelate the pictures' pixels; it stays so"
+    )
     freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
 
     # What it sees
@@ -81,8 +84,9 @@ class Run:
     antialias: bool = option(True, "smooth what is made smaller")
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one a channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels")
-    crop: Crop = option("none", "random geometry in training: none, shift by up to 1/8, or random-resized")
+    crop: Crop = option("none", "random geometry in training: none, shift or random-resized")
     crop_area: float = option(0.08, "smallest share of the picture that random-resized keeps")
+    shift: float = option(0.125, "farthest that shift goes, as a share of the width")
     flip: bool = option(False, "mirror half of the training pictures")
     augment: Augment = option("none", "none, randaugment or trivialaugment")
     randaugment: tuple[int, int] = option((2, 10), "operations a picture, and their magnitude (0..30)")
@@ -209,7 +213,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         "0 or more",
     ),
     (("erase", "label_smoothing", "val_share", "min_lr", "distill_weight"), lambda v: 0 <= v <= 1, "from 0 to 1"),
-    (("train_share", "crop_area", "crop_fraction"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    (("train_share", "crop_area", "crop_fraction", "shift"), lambda v: 0 < v <= 1, "above 0 and at most 1"),
     (("momentum", "beta2", "val_fraction", "ema"), lambda v: 0 <= v < 1, "from 0 to below 1"),
     (("layer_decay",), lambda v: 0 <= v <= 1, "from 0 to 1"),
     (("logit_scale", "distill_temperature", "minutes"), lambda v: 0 < v < math.inf, "above 0"),
