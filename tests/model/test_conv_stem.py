@@ -45,6 +45,7 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
     [
         (2, (1, 2, 1, 1), (16, 32, 32, 128)),
         (4, (1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128)),
+        (8, (1, 2, 1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128, 128, 128)),
     ],
 )
 def test_for_small_pictures_a_network_that_is_mostly_stem_halves_by_maxima(patch, strides, widths):
@@ -55,8 +56,8 @@ def test_for_small_pictures_a_network_that_is_mostly_stem_halves_by_maxima(patch
     layers = ViT(dataclasses.replace(shape, image_size=32)).patch_embed.backbone.layers
     assert [layer.conv.stride[0] * layer.pool for layer in layers] == [*strides]
     assert {layer.conv.stride[0] for layer in layers[1:]} == {1}
-    larger = config("C+Femto/8")
-    assert (larger.conv_stem, larger.conv_pool) == (conv_layers(64, 8), False)
+    larger = config("C+Femto/16")
+    assert (larger.conv_stem, larger.conv_pool) == (conv_layers(64, 16), False)
 
 
 def test_the_summary_counts_its_operations():

@@ -47,7 +47,7 @@ STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 100
 }
 STEMS = {
     "C+Femto/4": 721_144,
-    "C+Micro/4": 2_345_480,
+    "C+Micro/8": 3_225_096,
     "C+S/16": 24_396_616,
 }  # ours, of the kind of ViT_C (arXiv 2106.14881)
 CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3

@@ -11,6 +11,7 @@ from running import TINY
 from vitral.device import choose
 from vitral.errors import UsageError
 from vitral.recipes.facts import Facts
+from vitral.recipes.learning import begin
 from vitral.recipes.planning import Job, plan_run, reopen
 from vitral.recipes.small import small
 from vitral.training.run import Run
@@ -187,11 +188,11 @@ def of_cifar(**changes: Any) -> Facts:
 @pytest.mark.parametrize(
     ("changes", "epochs", "augment", "erase", "value"),
     [
-        ({}, 12, "none", 0.5, "random erasing, 0.5"),
+        ({}, 10, "none", 0.5, "random erasing, 0.5"),
         ({"epochs": 19}, 19, "none", 0.5, "random erasing, 0.5"),
         ({"epochs": 20}, 20, "trivialaugment", 0.0, "trivialaugment"),
-        ({"images": 60_000, "channels": 1, "size": (28, 28)}, 12, "none", 0.0, "none"),
-        ({"images": 60_000, "channels": 1, "size": (28, 28), "epochs": 25}, 25, "none", 0.0, "none"),
+        ({"images": 60_000, "channels": 1, "size": (28, 28)}, 12, "none", 0.3, "random erasing, 0.3"),
+        ({"images": 60_000, "channels": 1, "size": (28, 28), "epochs": 25}, 25, "none", 0.3, "random erasing, 0.3"),
         ({"images": 300, "size": (400, 300)}, 200, "trivialaugment", 0.0, "trivialaugment"),
         ({"images": 300, "size": (400, 300), "epochs": 9}, 9, "none", 0.0, "none"),
     ],
@@ -215,3 +216,38 @@ def test_the_plan_tells_of_augmentation_as_it_is_done(make_pictures, typed, valu
     photos = make_pictures({"cat": 12, "dog": 8}, size=(32, 32))
     job = plan_run({"data": str(photos), "device": "cpu", **typed})
     assert reasons(job).get("augmentation", (None,))[0] == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "whiten", "shift"),
+    [
+        ({}, "C+Micro/8", True, 1 / 16),
+        ({"size": (28, 28)}, "C+Micro/4", True, 1 / 16),
+        ({"size": (12, 12)}, "C+Micro/2", True, 1 / 16),
+        ({"size": (64, 64)}, "C+Micro/16", False, 1 / 8),
+        ({"channels": 1}, "C+Femto/4", False, 1 / 8),
+    ],
+)
+def test_small_colour_pictures_have_a_deep_stem_that_begins_whitened(changes, model, whiten, shift):
+    run = small(of_cifar(**changes), choose("cpu")).run
+    assert (run.model, run.whiten, run.shift) == (model, whiten, shift)
+    assert run.schedule == ("linear" if whiten else "cosine")
+
+
+def test_a_first_layer_is_whitened_where_there_is_one(make_pictures):
+    photos = make_pictures({"cat": 6, "dog": 6}, size=(32, 32))
+    job = plan_run({"data": str(photos), "device": "cpu"})
+    assert job.run.whiten
+    assert reasons(job)["first layer"][0] == "whitened"
+    model = begin(job)
+    layer = model.patch_embed.backbone.layers[0].conv.weight
+    assert not layer.requires_grad
+    assert layer[16:].equal(-layer[:16])
+    again = begin(job, whitened=False).patch_embed.backbone.layers[0].conv.weight
+    assert not again.requires_grad
+    assert not again[16:].equal(-again[:16])
+    patches = plan_run({"data": str(photos), "device": "cpu", "model": "Nano/4"})
+    assert not patches.run.whiten
+    assert "first layer" not in reasons(patches)
+    with pytest.raises(UsageError, match="no convolutional stem"):
+        plan_run({"data": str(photos), "device": "cpu", "model": "Nano/4", "whiten": True})

@@ -34,7 +34,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
         beta2=0.99, weight_decay=0.05, schedule="linear" if quick else "cosine", warmup=max(1.0, epochs / 20), clip=1.0,
         label_smoothing=0.2 if quick else 0.1, whiten=quick, crop=shape.crop, crop_area=0.3,
         shift=1 / 16 if quick else 1 / 8, flip=colour, augment="trivialaugment" if long else "none", erase=erase,
-        ema=0.998,
+        ema=0.99 if quick else 0.998,
     )  # fmt: skip
     height, width = facts.size
     same = "" if facts.uniform else f" (median of {facts.sampled} looked at)"
