@@ -137,7 +137,7 @@ def test_convolutional_stem(name, count):
     patch, dim = shape.patch[0], shape.dim
     widths = {
         64: (3, 16, 32, 32, 128, 128, 128),
-        128: (3, 32, 64, 64, 256, 256, 256),
+        128: (3, 32, 64, 64, 256, 256, 256, 256, 256),
         384: (3, 96, 192, 192, 384, 384),
     }[dim]
     stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
