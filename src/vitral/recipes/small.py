@@ -8,7 +8,8 @@ accuracies and times in benchmarks/RESULTS.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from vitral.data.transforms import Crop
 from vitral.device import Machine
@@ -21,51 +22,69 @@ def small(facts: Facts, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     shape = _shape(facts, gpu)
     epochs, why_epochs = _epochs(facts, gpu)
-    colour = facts.channels == 3
-    photographs = shape.crop == "random-resized"
-    long = epochs >= _LONG and colour
-    quick = colour and _deep(facts, gpu)
-    erase = 0.0 if photographs or long else 0.5 if colour else 0.3
     batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
-    lr = 6e-3 if colour else 1e-2
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
-        drop_path=0.1 if long else 0.0, epochs=epochs, batch_size=batch, optimizer="muon", lr=lr, momentum=0.9,
-        beta2=0.99, weight_decay=0.05, schedule="linear" if quick else "cosine", warmup=max(1.0, epochs / 20), clip=1.0,
-        label_smoothing=0.2 if quick else 0.1, whiten=quick, crop=shape.crop, crop_area=0.3,
-        shift=1 / 16 if quick else 1 / 8, flip=colour, augment="trivialaugment" if long else "none", erase=erase,
-        ema=0.99 if quick else 0.998,
+        epochs=epochs, batch_size=batch, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, weight_decay=0.05,
+        schedule="cosine", warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1, ema=0.998, crop=shape.crop,
+        crop_area=0.3, flip=facts.channels == 3,
     )  # fmt: skip
+    run = replace(run, **_of_kind(facts, gpu, shape.crop, epochs))
+    return Plan(run, (*_seen(facts, shape), *_learned(run, why_epochs), *_advice(facts, gpu)))
+
+
+def _of_kind(facts: Facts, gpu: bool, crop: Crop, epochs: int) -> dict[str, Any]:
+    """What pictures of a kind want otherwise: grey ones, small ones with colour, and a run that is long."""
+    photographs = crop == "random-resized"
+    if facts.channels == 1:
+        return {"lr": 1e-2, "erase": 0.0 if photographs else 0.3}
+    changes: dict[str, Any] = {}
+    if _deep(facts, gpu):
+        changes = {"schedule": "linear", "label_smoothing": 0.2, "whiten": True, "shift": 1 / 16, "ema": 0.99}
+    if epochs >= _LONG:
+        return {**changes, "augment": "trivialaugment", "drop_path": 0.1}
+    return {**changes, "erase": 0.0 if photographs else 0.5}
+
+
+def _seen(facts: Facts, shape: _Shape) -> tuple[Choice, ...]:
+    """What the network is, and how it sees pictures."""
     height, width = facts.size
     same = "" if facts.uniform else f" (median of {facts.sampled} looked at)"
-    choices: tuple[Choice, ...] = (
+    colour = "pictures have colour" if facts.channels == 3 else "every picture looked at is grey"
+    return (
         Choice("image size", "×".join(map(str, shape.image_size)), f"pictures are {height}×{width}{same}"),
-        Choice(
-            "channels", str(facts.channels), "pictures have colour" if colour else "every picture looked at is grey"
-        ),
+        Choice("channels", str(facts.channels), colour),
         Choice("model", shape.model, shape.why),
         Choice("pooling", "mean", "learns faster than a class token on little data (arXiv 2205.01580)"),
-        Choice("epochs", str(epochs), why_epochs),
-        Choice("batch", str(batch), "small for a small set: more steps" if batch <= 64 else "keeps the processor busy"),
-        Choice("optimizer", f"muon, {lr:g}", "learns in fewer passes than AdamW (docs/log.md)"),
-        Choice(
-            "geometry",
-            "crops of 30 to 100 %" if photographs else f"shifts by up to 1/{16 if quick else 8}",
-            "the object may be anywhere in a photograph" if photographs else "the object fills a small picture",
-        ),
-        Choice("mirror", "yes" if colour else "no", "photographs stay true" if colour else "grey may be writing"),
-        _augmentation(run),
-        Choice(
-            "smoothing",
-            f"{run.label_smoothing:g}, weights averaged",
-            "both steady a network that sees each picture often",
-        ),
     )
-    if facts.images < _FEW:
-        name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
-        why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init {name}"
-        choices = (*choices, Choice("init", "none", why))
-    return Plan(run, choices)
+
+
+def _learned(run: Run, why_epochs: str) -> tuple[Choice, ...]:
+    """How it learns, and what from."""
+    few = run.batch_size <= 64
+    if run.crop == "random-resized":
+        geometry = "crops of 30 to 100 %", "the object may be anywhere in a photograph"
+    else:
+        geometry = f"shifts by up to 1/{1 / run.shift:.0f}", "the object fills a small picture"
+    smoothing = f"{run.label_smoothing:g}, weights averaged"
+    return (
+        Choice("epochs", str(run.epochs), why_epochs),
+        Choice("batch", str(run.batch_size), "more steps for a small set" if few else "keeps the processor busy"),
+        Choice("optimizer", f"muon, {run.lr:g}", "learns in fewer passes than AdamW (docs/log.md)"),
+        Choice("geometry", *geometry),
+        Choice("mirror", "yes" if run.flip else "no", "photographs stay true" if run.flip else "grey may be writing"),
+        _augmentation(run),
+        Choice("smoothing", smoothing, "both steady a network that sees each picture often"),
+    )
+
+
+def _advice(facts: Facts, gpu: bool) -> tuple[Choice, ...]:
+    """What would help more than any of this."""
+    if facts.images >= _FEW:
+        return ()
+    name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
+    why = f"{facts.images:,} pictures are few: weights that have learned would help most, --init {name}"
+    return (Choice("init", "none", why),)
 
 
 _LONG = 20
