@@ -20,8 +20,8 @@ import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
-from vitral.model.views import Views
 from vitral.recipes.execute import command
+from vitral.recipes.quantization import quantize
 from vitral.training.run import RunFolder
 
 # name → the options, and the data that must be there
@@ -36,8 +36,11 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "cifar10-hour": ({"data": "cifar10", "minutes": 60.0}, "cifar10.tar"),
 }
 CURVES = ("mnist", "cifar10", "cifar10-hour")
-VIEWS: dict[str, tuple[Views, ...]] = {"cifar10": ("mirror", "shifts"), "cifar10-hour": ("mirror", "shifts")}
-"""Of which runs it is measured, too, what `vitral evaluate RUN --tta VIEWS` says of the test pictures."""
+_VIEWS: list[dict[str, Any]] = [{"tta": "mirror"}, {"tta": "shifts"}]
+_INTEGERS: list[dict[str, Any]] = [{"precision": "int8"}]
+OTHERWISE = {"mnist": _INTEGERS, "cifar10": [*_VIEWS, *_INTEGERS], "cifar10-hour": [*_VIEWS, *_INTEGERS]}
+"""Of which runs it is measured, too, what `vitral evaluate RUN` says of the test pictures with other options, of integers
+after `vitral quantize RUN`."""
 IMAGES = ROOT / "docs" / "images"
 
 Result = Mapping[str, Any]
@@ -70,11 +73,19 @@ def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tup
             **given, seed=seed, data_root=str(options.data_root), out=str(out), device=options.device,
             quiet=options.quick, resume=RunFolder(out).exists(),
         )  # fmt: skip
-        views = {
-            f"test, --tta {tta}": vitral.evaluate(out, device=options.device, tta=tta).to_json()
-            for tta in VIEWS.get(name, ())
-        }
-        return {**run.result, **views}, read_history(out / "metrics.jsonl")
+        otherwise = {} if options.quick else {_flags(how): _evaluated(out, how) for how in OTHERWISE.get(name, ())}
+        return {**run.result, **otherwise}, read_history(out / "metrics.jsonl")
+
+
+def _flags(how: Mapping[str, Any]) -> str:
+    return f"test, {' '.join(f'--{option} {value}' for option, value in how.items())}"
+
+
+def _evaluated(run: Path, how: Mapping[str, Any]) -> dict[str, Any]:
+    """A finished run on its test pictures, in another way than at its end."""
+    if how.get("precision") == "int8":
+        quantize(run)
+    return vitral.evaluate(run, split="test", **how).to_json()
 
 
 def read_history(path: Path) -> History:
