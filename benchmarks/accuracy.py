@@ -39,8 +39,8 @@ CURVES = ("mnist", "cifar10", "cifar10-hour")
 _VIEWS: list[dict[str, Any]] = [{"tta": "mirror"}, {"tta": "shifts"}]
 _INTEGERS: list[dict[str, Any]] = [{"precision": "int8"}]
 OTHERWISE = {"mnist": _INTEGERS, "cifar10": [*_VIEWS, *_INTEGERS], "cifar10-hour": [*_VIEWS, *_INTEGERS]}
-"""Of which runs it is measured what `vitral evaluate RUN` says of the test pictures with other options, of integers after
-`vitral quantize RUN`.
+"""Of which runs it is measured what `vitral evaluate RUN` says of the test pictures with other options, of integers
+after `vitral quantize RUN`.
 """
 IMAGES = ROOT / "docs" / "images"
 
