@@ -5,14 +5,18 @@ The write-up names Adam and cross-entropy; its loop is `DataLoader(TensorDataset
 standardised pictures that lie in memory, Adam at torch's default rate, fp32. Both train the same module. Seconds are
 those of the training pass; what ours spends on validating 10,000 digits stands apart, and the write-up's loop has
 none. Accuracy is that on the 10,000 test digits after the last epoch.
+
+*To 96 %*, the accuracy that the write-up tells: seconds of training until the first epoch after which so many of the
+test digits are right, by ours as good as it gets in a few epochs (`--recipe mnist-7562-minute --epochs 8`), in turn
+with the write-up's loop, which goes on alone where it takes longer.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +28,10 @@ from benchmarks.results import Options, Table
 from vitral.bench.timing import Sample, ratio
 from vitral.data.loader import Batch, Batches
 from vitral.device import choose, seed_everything
-from vitral.model import ViT
 from vitral.predict import logits_of
+from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.planning import Job, plan_run
-from vitral.training.loop import Epoch, Listener, State, fit
-from vitral.training.objective import classification
+from vitral.training.loop import Averaged, Epoch, Listener, State, fit
 from vitral.training.optimizers import OptimizerSet
 
 
@@ -41,6 +44,8 @@ class WriteUp(Listener):
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)
         self.seconds: list[float] = []
+        self.look: Callable[[], object] = lambda: None
+        """Called after each epoch, which it is no part of."""
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         started = time.perf_counter()
@@ -51,6 +56,7 @@ class WriteUp(Listener):
             loss.backward()
             self.optimizer.step()
         self.seconds.append(time.perf_counter() - started)
+        self.look()
 
 
 def run(options: Options) -> list[Table]:
@@ -79,7 +85,7 @@ def run(options: Options) -> list[Table]:
         "what": "an epoch", "n": "n|d", "median": "seconds|.2f", "least": "least|.2f", "greatest": "greatest|.2f",
         "ratio": "times as fast|.2f",
     }  # fmt: skip
-    return [Table("Seconds an epoch", columns, rows), _accuracies(runs)]
+    return [Table("Seconds an epoch", columns, rows), _accuracies(runs), _to_target(given, options.seeds)]
 
 
 def _accuracies(runs: Sequence[Mapping[str, list[float]]]) -> Table:
@@ -98,20 +104,66 @@ def _accuracies(runs: Sequence[Mapping[str, list[float]]]) -> Table:
     return Table("Accuracy after the last epoch", columns, rows)
 
 
+TARGET, FEW, MOST = 0.96, 8, 60
+"""An accuracy on test, epochs of ours to it, and the epochs after which the write-up's loop has failed."""
+
+
+def _to_target(given: dict[str, Any], seeds: int) -> Table:
+    """Epochs and seconds of training of both until the accuracy is reached."""
+    few = {"recipe": "mnist-7562-minute", "val_fraction": 0.0, "device": "cpu"}
+    found: dict[str, list[_Way]] = {"the write-up's loop": [], "vitral": []}
+    for seed in range(seeds):
+        job = plan_run({"epochs": FEW, **given, **few, "seed": seed})
+        train, val = (_batches(job, split) for split in ("train", "val"))
+        theirs = WriteUp(*_everything(train), seed=seed)
+        reached: list[float] = []
+
+        def look(theirs: WriteUp = theirs, reached: list[float] = reached, job: Job = job, val: Batches = val) -> None:
+            reached.append(_accuracy(theirs.model, val, job, "fp32"))
+
+        theirs.look = look
+        state, training = _trained(job, train, val, theirs)
+        while reached[-1] < TARGET and len(reached) < MOST and "epochs" not in given:
+            theirs.on_epoch_end({}, best=False)
+        found["the write-up's loop"].append(_until(theirs.seconds, reached))
+        found["vitral"].append(_until(training, [line["val_accuracy"] for line in state.history]))
+    seconds = {what: Sample(tuple(way.seconds for way in ways)) for what, ways in found.items()}
+    rows = [
+        {
+            "what": what, "n": seeds, "epochs": statistics.median(way.epochs for way in ways),
+            "accuracy": min(way.accuracy for way in ways), **seconds[what].columns(),
+            "ratio": ratio(seconds["the write-up's loop"], seconds[what]),
+        }
+        for what, ways in found.items()
+    ]  # fmt: skip
+    columns = {
+        "what": "", "n": "seeds|d", "epochs": "epochs, median|.0f", "accuracy": "accuracy then, least|.2%",
+        "median": "seconds of training|.1f",
+        "least": "least|.1f", "greatest": "greatest|.1f", "ratio": "times as fast|.2f",
+    }  # fmt: skip
+    return Table(f"To {TARGET:.0%} of the test digits", columns, rows)
+
+
+class _Way(NamedTuple):
+    """To the target, or to the end where it was not reached."""
+
+    epochs: int
+    seconds: float
+    accuracy: float
+
+
+def _until(seconds: Sequence[float], accuracies: Sequence[float]) -> _Way:
+    """What it took to the first epoch that reaches the target."""
+    epochs = next((i for i, accuracy in enumerate(accuracies, 1) if accuracy >= TARGET), len(accuracies))
+    return _Way(epochs, sum(seconds[:epochs]), accuracies[epochs - 1])
+
+
 def _alternate(given: dict[str, Any]) -> dict[str, list[float]]:
     """Both trainings from start to end, epoch by epoch in turn."""
     job = plan_run(given)
     train, val = (_batches(job, split) for split in ("train", "val"))
     theirs = WriteUp(*_everything(train), seed=job.run.seed)
-    seed_everything(job.run.seed)
-    model = ViT(job.config)
-    state = State(model, OptimizerSet(model, job.run))
-    objective = classification(job.run.preprocessing, job.run.augmentation, job.config.classes)
-    fit(
-        state, job.run, job.machine, train, objective, lambda model: {"val_accuracy": _accuracy(model, val, job)},
-        save=lambda state, best: None, listener=theirs,
-    )  # fmt: skip
-    training = [len(train) * train.batch_size / line["images_per_second"] for line in state.history]
+    state, training = _trained(job, train, val, theirs)
     return {
         "ours": training,
         "validation": [line["seconds"] - taken for line, taken in zip(state.history, training, strict=True)],
@@ -119,6 +171,20 @@ def _alternate(given: dict[str, Any]) -> dict[str, list[float]]:
         "ours_accuracy": [state.history[-1]["val_accuracy"]],
         "theirs_accuracy": [_accuracy(theirs.model, val, job, "fp32")],
     }
+
+
+def _trained(job: Job, train: Batches, val: Batches, listener: Listener) -> tuple[State, list[float]]:
+    """Ours from start to end, and the seconds of each epoch's training pass."""
+    seed_everything(job.run.seed)
+    model = begin(job)
+    state = State(model, OptimizerSet(model, job.run))
+    if job.run.ema:
+        state.averaged = Averaged(model, job.run.ema)
+    fit(
+        state, job.run, job.machine, train, objective_of(job),
+        lambda model: {"val_accuracy": _accuracy(model, val, job)}, save=lambda state, best: None, listener=listener,
+    )  # fmt: skip
+    return state, [len(train) * train.batch_size / line["images_per_second"] for line in state.history]
 
 
 def _batches(job: Job, split: str) -> Batches:
