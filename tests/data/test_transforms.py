@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from pictures import noise
-from vitral.data.transforms import Augmentation, Preprocessing, random_erase, random_shift
+from vitral.data.transforms import Augmentation, Preprocessing, random_affine, random_erase, random_shift
 from vitral.errors import UsageError
 
 
@@ -206,7 +206,7 @@ def test_random_erase_fills_rectangles_of_the_right_area():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("augment", ["randaugment", "trivialaugment"])
+@pytest.mark.parametrize("augment", ["affine", "randaugment", "trivialaugment"])
 def test_augmentation_changes_pictures(channels, augment):
     torch.manual_seed(0)
     images = torch.from_numpy(np.stack([noise(s, (16, 16)) for s in range(40)])).permute(0, 3, 1, 2)[:, :channels]
@@ -267,3 +267,28 @@ def test_random_resized_crop_keeps_at_least_its_area():
         areas.append((bottom - top) / 250 * (right - left) / 250)
     assert 0.35 < min(areas) < 0.6
     assert max(areas) > 0.75
+
+
+def test_affine_turns_and_scales_within_its_bounds():
+    torch.manual_seed(0)
+    H, W = 40, 60  # a turned picture of unequal sides stays undistorted
+    images = torch.zeros(200, 1, H, W, dtype=torch.uint8)
+    images[..., 18:22, 10:50] = 200  # a bar of 40 × 4 across the middle
+    y, x = torch.meshgrid(torch.arange(H) - (H - 1) / 2, torch.arange(W) - (W - 1) / 2, indexing="ij")
+
+    def angles_and_lengths(pictures):
+        weight = pictures[:, 0].float()
+        total = weight.sum((1, 2))
+        xx, yy, xy = ((weight * part).sum((1, 2)) / total for part in (x * x, y * y, x * y))
+        return torch.rad2deg(0.5 * torch.atan2(2 * xy, xx - yy)), (12 * xx).sqrt()
+
+    turned, length = angles_and_lengths(random_affine(images, 10.0, 0.0))
+    assert turned.abs().max() < 10.5
+    assert turned.min() < -8
+    assert turned.max() > 8
+    assert (length / length.mean() - 1).abs().max() < 0.03, "nothing is stretched"
+    still, length = angles_and_lengths(random_affine(images, 0.0, 0.1))
+    assert still.abs().max() < 0.5
+    assert 35 < length.min() < 38
+    assert 42 < length.max() < 45
+    assert random_affine(images, 0.0, 0.0).equal(images)

@@ -171,7 +171,7 @@ def test_a_stem_and_a_teacher_do_not_wait():
     assert len(found) == 1, "of the epoch's order, copied at its start"
 
 
-@pytest.mark.parametrize("augment", ["trivialaugment", "randaugment"])
+@pytest.mark.parametrize("augment", ["affine", "trivialaugment", "randaugment"])
 def test_torchvisions_operations_do_not_wait(augment):
     images = torch.zeros(32, 3, 8, 8, dtype=torch.uint8, device=GPU)
     seed_everything(0)

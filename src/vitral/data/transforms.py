@@ -29,7 +29,7 @@ from vitral.errors import UsageError, unknown
 Resize = Literal["stretch", "crop", "letterbox"]
 Centre = Literal["round", "floor"]
 Crop = Literal["none", "shift", "random-resized"]
-Augment = Literal["none", "randaugment", "trivialaugment"]
+Augment = Literal["none", "affine", "randaugment", "trivialaugment"]
 
 INTERPOLATIONS: dict[str, InterpolationMode | Image.Resampling] = {
     "bilinear": InterpolationMode.BILINEAR,
@@ -243,13 +243,15 @@ class Augmentation:
         return preprocessing.resized(image[:, top : top + height, left : left + width], preprocessing.image_size)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """A batch of uint8 (B, C, H, W), on any device: shift, flip, RandAugment or TrivialAugment."""
+        """A batch of uint8 (B, C, H, W), on any device: shift, flip, then what `augment` says."""
         if self.crop == "shift":
             images = random_shift(images, max(1, int(images.shape[-1] * self.shift)))
         if self.flip:
             flipped = torch.rand(len(images), device=images.device) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(-1), images)
-        if self.augment != "none":
+        if self.augment == "affine":
+            images = random_affine(images)
+        elif self.augment != "none":
             images = _in_groups(self._operations(), images)
         return images
 
@@ -282,6 +284,24 @@ def random_shift(images: Tensor, most: int) -> Tensor:
     places = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, row, column, H, W), a view
     row, column = (torch.randint(2 * way + 1, (B,), device=images.device) for way in (down, across))
     return places[torch.arange(B, device=images.device), :, row, column]
+
+
+def random_affine(images: Tensor, degrees: float = 10.0, zoom: float = 0.1) -> Tensor:
+    """Turn each uint8 picture (B, C, H, W) by up to `degrees`, and stretch each of its sides by up to a factor of
+    1 + `zoom` either way; what comes in at the edges is the outermost pixels again.
+    """
+    B, _, H, W = images.shape
+    angle = math.radians(degrees) * (2 * torch.rand(B, device=images.device) - 1)
+    down, across = torch.exp(math.log1p(zoom) * (2 * torch.rand(2, B, device=images.device) - 1))
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    # From places of the result to places of the picture, each from -1 to 1 across a side, however long that is.
+    rows = [
+        torch.stack([cos * across, -sin * across * H / W, zero]),
+        torch.stack([sin * down * W / H, cos * down, zero]),
+    ]
+    grid = F.affine_grid(torch.stack(rows).permute(2, 0, 1), list(images.shape), align_corners=False)
+    moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return moved.round().to(images.dtype)
 
 
 def random_erase(images: Tensor, probability: float, area: tuple[float, float] = (0.02, 1 / 3)) -> Tensor:

@@ -88,7 +88,7 @@ class Run:
     crop_area: float = option(0.08, "smallest share of the picture that random-resized keeps")
     shift: float = option(0.125, "farthest that shift goes, as a share of the width")
     flip: bool = option(False, "mirror half of the training pictures")
-    augment: Augment = option("none", "none, randaugment or trivialaugment")
+    augment: Augment = option("none", "none, affine (turned and scaled a little), randaugment or trivialaugment")
     randaugment: tuple[int, int] = option((2, 10), "operations a picture, and their magnitude (0..30)")
     erase: float = option(0.0, "probability of random erasing")
     mixup: float = option(0.0, "mixup's α; 0 is off")
