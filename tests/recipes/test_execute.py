@@ -40,7 +40,7 @@ def test_the_run_folder(trained):
     for line in history:
         assert set(line) == {
             "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
-            "images_per_second", "seconds",
+            "images_per_second", "waited", "seconds",
         }  # fmt: skip
     config = json.loads((folder / "config.json").read_text("utf-8"))
     assert set(config) == {"command", "run", "plan", "versions"}

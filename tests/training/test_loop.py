@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 import signal
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from pictures import noise
 from vitral.data import Split
-from vitral.data.loader import Batches
+from vitral.data.loader import Batch, Batches
 from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
@@ -22,6 +27,7 @@ from vitral.model import ViT, ViTConfig
 from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
+from vitral.training.progress import ConsoleListener
 from vitral.training.run import Run
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, depth=2, heads=2, mlp_dim=8)
@@ -172,7 +178,7 @@ def test_the_line_of_an_epoch():
     line = state.history[1]
     assert set(line) == {
         "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
-        "images_per_second", "seconds",
+        "images_per_second", "waited", "seconds",
     }  # fmt: skip
     assert (line["epoch"], line["step"], line["images_seen"]) == (2, 4, 48)
     assert (line["val_loss"], line["val_accuracy"]) == (0.25, 0.75)
@@ -254,6 +260,26 @@ def test_the_listener_is_told():
 
     trained(run_of(epochs=2), listener=Ears())
     assert told == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
+
+
+def test_waiting_for_pictures_is_counted_and_told_once():
+    slow = batches(run_of())
+    whole = slow.epoch
+
+    def slowly(*arguments: Any, **options: Any) -> Iterator[Batch]:
+        for batch in whole(*arguments, **options):
+            time.sleep(0.3)
+            yield batch
+
+    slow.epoch = slowly
+    screen = Console(file=io.StringIO(), width=200)
+    with ConsoleListener(screen, 2) as listener:
+        state = trained(run_of(epochs=2), train=slow, listener=listener)
+    assert all(0.5 < line["waited"] <= 1 for line in state.history)
+    told = screen.file.getvalue()
+    assert len(re.findall(r"waited \d+% for pictures", told)) == 2
+    assert told.count("more slowly than this network learns") == 1
+    assert trained(run_of()).history[0]["waited"] < 0.5
 
 
 def test_a_state_comes_back_whole(tmp_path):

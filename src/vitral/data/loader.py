@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,8 +162,9 @@ class Batches:
                 return self._built(pictures, cache, key, progress)
             room_needed = f"{_mib(pictures.kept_bytes)} needed, {_mib(cache.free_bytes)} free"
             self.residency += f": no room for the cache in {cache.folder} ({room_needed})"
-        for _ in self._decoded(pictures.decode, progress):
-            pass
+        started = time.perf_counter()
+        count = sum(1 for _ in self._decoded(pictures.decode, progress))
+        self.residency += f"; {count / (time.perf_counter() - started):,.0f} a second are decoded by all cores"
         return pictures
 
     def _tensor(self, pictures: _Pictures, shape: tuple[int, int, int], progress: Progress) -> Tensor:

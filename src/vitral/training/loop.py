@@ -122,13 +122,13 @@ def fit(
     with stop_requested() as stopped:
         while state.epoch < run.epochs and not _no_better(state, run.early_stop):
             before = compiling()
-            _epoch(state, run, machine, train, objective, listener, stopped)
+            waited = _epoch(state, run, machine, train, objective, listener, stopped)
             state.compile_seconds += compiling() - before
             _check_weights(state)
             if stopped.is_set():
                 save(state, False)
                 raise KeyboardInterrupt
-            line = _close_epoch(state, run, train, validate, size)
+            line = _close_epoch(state, run, train, validate, size, waited)
             best = state.best is line
             save(state, best)
             listener.on_epoch_end(line, best)
@@ -142,14 +142,15 @@ def _epoch(
     objective: Objective,
     listener: Listener,
     stopped: threading.Event,
-) -> None:
+) -> float:
+    """Train to the end of the epoch; the seconds in which the step waited for its pictures."""
     model, optimizer = state.model, state.optimizer
     model.train()
     watch = _FiniteWatch(train, machine.device)
     steps = math.ceil(len(train) / run.accumulate)
     listener.on_epoch_start(state.epoch, len(train), state.batch)
-    started = time.perf_counter()
-    for batch in train.epoch(state.epoch, start=state.batch):
+    started, waiting = time.perf_counter(), _Waiting(train.epoch(state.epoch, start=state.batch))
+    for batch in waiting:
         seed_everything(run.seed, state.epoch, state.batch)
         with machine.autocast():
             loss, metrics = objective(model, batch)
@@ -172,6 +173,21 @@ def _epoch(
         listener.on_batch(loss)
     watch.close()
     state.seconds += time.perf_counter() - started
+    return waiting.seconds
+
+
+class _Waiting(Iterator[Batch]):
+    """Batches, and the seconds that were waited for them."""
+
+    def __init__(self, batches: Iterator[Batch]):
+        self.batches, self.seconds = batches, 0.0
+
+    def __next__(self) -> Batch:
+        started = time.perf_counter()
+        try:
+            return next(self.batches)
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 def _parts(batch: int, batches: int, accumulate: int) -> int:
@@ -192,6 +208,7 @@ def _close_epoch(
     train: Batches,
     validate: Callable[[nn.Module], dict[str, float]],
     size: Callable[[int], tuple[int, int]] | None,
+    waited: float,
 ) -> Epoch:
     """Validate, write the epoch's line into the history, and stand at the start of the next epoch."""
     started = time.perf_counter()
@@ -211,6 +228,7 @@ def _close_epoch(
         "lr": learning_rate(run, state.step - 1, steps),
         **({"image_size": list(size(state.step - 1))} if size else {}),
         "images_per_second": images / max(training_seconds, 1e-9),
+        "waited": min(1.0, waited / max(training_seconds, 1e-9)),
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),
         **({"compile_seconds": compiling} if compiling else {}),
     }

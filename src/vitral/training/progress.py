@@ -43,6 +43,7 @@ class ConsoleListener(Listener):
         self.task = self.bar.add_task("", total=1, note="")
         self.read = 0.0
         self.took: list[float] = []  # seconds of each epoch in this process
+        self.warned = False
 
     def __enter__(self) -> ConsoleListener:
         self.bar.start()
@@ -74,6 +75,8 @@ class ConsoleListener(Listener):
         if "image_size" in line:
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
+        if line.get("waited", 0.0) > _NOTICED:
+            parts.append(f"waited {line['waited']:.0%} for pictures")
         compiling = line.get("compile_seconds", 0.0)
         if compiling:
             parts.append(f"compiled in {_duration(compiling)}")
@@ -81,6 +84,17 @@ class ConsoleListener(Listener):
         if left := self.epochs - line["epoch"]:
             parts.append(f"{_duration(left * median(self.took[-5:]))} left")
         self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
+        if line.get("waited", 0.0) > _NOTICED and not self.warned:
+            self.warned = True
+            self.console.print(SLOW_PICTURES, style="dim", highlight=False, soft_wrap=True)
+
+
+_NOTICED = 0.1
+"""Share of an epoch's training from which on waiting for pictures is told."""
+SLOW_PICTURES = (
+    "  the cores decode or crop pictures more slowly than this network learns from them: decoded once and kept, "
+    "--residency memory or cache, --crop none, or more cores make it faster"
+)
 
 
 def _duration(seconds: float) -> str:
