@@ -43,6 +43,13 @@ def _default_hint(default: str) -> str:
 
 
 Format = Annotated[Literal["text", "json"], _help("how results are printed")]
+Device = Annotated[str, _help("auto, cpu, cuda or mps")]
+DataRoot = Annotated[str, _help("where named sets are looked for")]
+# how predictions are computed, wherever some are
+Precision = Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")]
+Engine = Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")]
+Merge = Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")]
+Tta = Annotated[str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")]
 
 
 def demo(
@@ -118,7 +125,7 @@ def evaluate(
     split: Annotated[
         str | None, _help("train, val or test; by default the furthest from training that there is")
     ] = None,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    data_root: DataRoot = "data",
     bad_images: Annotated[Literal["error", "skip"], _help("unreadable pictures: stop, or leave them out")] = "error",
     report: Annotated[str | None, _help("also write a page with confusion matrix and mistakes to this file")] = None,
     few_shot: Annotated[
@@ -126,13 +133,11 @@ def evaluate(
     ] = None,
     knn: Annotated[int | None, _help("instead of the head: nearest neighbours on the features; 20 is usual")] = None,
     cache: Annotated[str | None, _help("where features are kept; else in the user's cache")] = None,
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
-    precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
-    engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
-    merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
-    tta: Annotated[
-        str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")
-    ] = "none",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
+    merge: Merge = 0,
+    tta: Tta = "none",
     format: Format = "text",
 ) -> int:
     """Measure a run or weights file on its own held-out pictures, or on other data with the same classes."""
@@ -203,13 +208,11 @@ def predict(
     *,
     top: Annotated[int, _help("how many classes to show for each picture")] = 3,
     batch_size: Annotated[int, _help("pictures computed together")] = 32,
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
-    precision: Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")] = "auto",
-    engine: Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")] = "auto",
-    merge: Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")] = 0,
-    tta: Annotated[
-        str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")
-    ] = "none",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
+    merge: Merge = 0,
+    tta: Tta = "none",
     format: Format = "text",
 ) -> int:
     """Name what is in pictures, or in all the pictures of folders."""
@@ -264,8 +267,8 @@ def explain(
     benchmark: Annotated[str | None, _help("instead: measure the methods on labelled pictures of this data")] = None,
     pictures: Annotated[int, _help("how many of them --benchmark takes: more are surer, and take longer")] = 20,
     masks: Annotated[str | None, _help("for --benchmark: folder of masks, or .csv of boxes, of its pictures")] = None,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    data_root: DataRoot = "data",
+    device: Device = "auto",
     precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
     format: Format = "text",
 ) -> int:
@@ -371,8 +374,8 @@ def look_inside(
     ] = "drop",
     components: Annotated[int, _help("principal components of the patch filters")] = 28,
     out: Annotated[str | None, _help("folder; else RUN/inspect or ./inspect/NAME")] = None,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    data_root: DataRoot = "data",
+    device: Device = "auto",
     precision: Annotated[str, _help("auto, bf16 or fp32")] = "fp32",
     format: Format = "text",
 ) -> int:
@@ -456,7 +459,7 @@ def quantize(
     *,
     pictures: Annotated[int, _help("how many training pictures the ranges are measured on")] = 256,
     judged: Annotated[int, _help("how many held-out pictures show what it costs and gains")] = 1000,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
     """Make --precision int8 possible for a network on a CPU, and measure whether it pays."""
@@ -477,7 +480,7 @@ def data_check(
     data: str,
     /,
     *,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
     """Look through a data set: counts, sizes, unreadable files, duplicates, leaks between splits."""
@@ -568,7 +571,7 @@ def bench(
         tuple[int, ...], _help("pictures, one or several; by default 1 and 32, in training 32, on a GPU 256")
     ] = (),
     precision: Annotated[tuple[str, ...], _help("auto, bf16, fp32, or both of them")] = ("auto",),
-    device: Annotated[str, _help("auto, cpu, cuda or mps")] = "auto",
+    device: Device = "auto",
     peers: Annotated[
         tuple[str, ...], _help("timm, transformers, torchvision, vit-pytorch, vit-pytorch-flash; or all, or none")
     ] = ("all",),
@@ -578,7 +581,7 @@ def bench(
     compile: Annotated[bool, _help("also under torch.compile, ours and each peer")] = False,
     rounds: Annotated[int, _help("turns that everyone takes")] = 5,
     data: Annotated[str | None, _help("folder or archive of pictures that jpeg trains from")] = None,
-    data_root: Annotated[str, _help("where named sets are looked for")] = "data",
+    data_root: DataRoot = "data",
     out: Annotated[str | None, _help("also write everything that was measured to this JSON file")] = None,
     format: Format = "text",
 ) -> int:
