@@ -471,6 +471,7 @@ def test_numbers_of_predict_are_those_of_python(capsys, trained, photos):
         (["evaluate", "demo", "--data", "digits"], "DATA is typed without --data"),
         (["train", "--data", "digits"], "DATA is typed without --data"),
         (["summary", "--model=S/16"], "MODEL is typed without --model"),
+        (["train", "digits", "--augment", "affines"], "unknown value of --augment: 'affines'\n  why: nearest: affine"),
     ],
 )
 def test_mistakes_are_told_in_words_of_the_command_line(words, said, capsys):
@@ -482,5 +483,6 @@ def test_a_misspelt_run_has_a_nearest_one(tmp_path, capsys):
     (tmp_path / "photos").mkdir()
     picture = tmp_path / "x.png"
     picture.touch()
-    assert main(["predict", str(tmp_path / "phots"), str(picture)]) == 2
-    assert f"nearest: {tmp_path / 'photos'}" in capsys.readouterr().err
+    for words in (["predict", str(tmp_path / "phots"), str(picture)], ["summary", str(tmp_path / "phots")]):
+        assert main(words) == 2
+        assert f"nearest: {tmp_path / 'photos'}" in capsys.readouterr().err

@@ -169,6 +169,8 @@ def evaluate(
         found.evaluation.print_table(stdout())
         if found.merging is not None:
             print(found.merging)
+        if tta != "none":
+            print(f"answers averaged over {'2' if tta == 'mirror' else '6'} views of each picture")
         if found.note:
             _say(f"note: {found.note}")
     if report:
@@ -194,7 +196,8 @@ def _evaluate_features(
     if format == "json":
         _print_json({"model": run, **found.to_json()})
     else:
-        print(f"features of {run} on the {found.split} pictures of {found.source}")
+        which = "pictures cut from train" if found.split == "cut from train" else f"{found.split} pictures"
+        print(f"features of {run} on the {which} of {found.source}")
         found.print_table(stdout())
     for note in found.notes:
         _say(f"note: {note}")
@@ -417,7 +420,8 @@ def summary(
 
     given = {"image_size": image_size, "channels": channels, "classes": classes}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if is_weights(model):
+    beside_runs = len(Path(model).parts) > 1 and Path(model).parent.is_dir()  # a run, though misspelt
+    if is_weights(model) or beside_runs:
         from vitral.weights.load import read
 
         shape = dataclasses.replace(read(model).weights.config, **changes)
@@ -754,7 +758,8 @@ def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command:
             continue
         hint = f"vitral {command} --help"
         if name in _PLACED:
-            raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=hint)
+            where = " ".join(["RUN"] * (command == "evaluate" and name == "data") + [_PLACED[name]])
+            raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=f"vitral {command} {where}")
         raise unknown("option", word.partition("=")[0], [f"--{one.replace('_', '-')}" for one in known], hint=hint)
 
 
@@ -773,8 +778,7 @@ def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        what = _readable(_first_paragraph(complaint.getvalue()))
-        raise UsageError(what or "cannot read the command", hint=f"vitral {name} --help") from None
+        raise _readable(_first_paragraph(complaint.getvalue()), f"vitral {name} --help") from None
     return call()
 
 
@@ -788,14 +792,16 @@ def _first_paragraph(panel: str) -> str:
     return " ".join(" ".join(told[0]).split()) if told else ""
 
 
-def _readable(complaint: str) -> str:
-    """tyro's complaint without Python's words for numbers."""
+def _readable(complaint: str, hint: str) -> UsageError:
+    """tyro's complaint without Python's words for numbers and choices."""
+    if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)", complaint):
+        return unknown(f"value of {found[2]}:", found[1], re.findall(r"'([^']*)'", found[3]), hint=hint)
     option, value = re.match(r"Error parsing (\S+):", complaint), re.search(r"'([^']*)'", complaint)
     kind = re.search(r"\b(float|int)\b", complaint)
     if option is None or value is None or kind is None:
-        return complaint
+        return UsageError(complaint or "cannot read the command", hint=hint)
     number = "a number" if kind[1] == "float" else "a whole number"
-    return f"{option[1]} takes {number}, not '{value[1]}'"
+    return UsageError(f"{option[1]} takes {number}, not '{value[1]}'", hint=hint)
 
 
 def _is_rule(line: str) -> bool:

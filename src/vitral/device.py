@@ -55,7 +55,11 @@ def choose(device: str = "auto", precision: str = "auto", dim: int | None = None
     """
     if precision not in ("auto", "fp32", "bf16"):
         why = "fp16 needs loss scaling, and a CPU is about 100 times slower at it" if precision == "fp16" else None
-        raise UsageError(f"unknown precision '{precision}'", why=why, hint="--precision bf16, fp32 or auto")
+        raise UsageError(
+            f"unknown precision '{precision}'",
+            why=why,
+            hint="--precision bf16, fp32 or auto; int8 is for predictions, after vitral quantize",
+        )
     target = _device(device)
     if precision == "fp32":
         return Machine(target, "fp32", "you asked")

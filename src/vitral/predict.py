@@ -135,8 +135,8 @@ class Predictor:
         if engine != "plain" and packable(self.model):
             return "packed"
         if engine == "packed":
-            why = "it is for a ViT in bf16 on a CPU with torch's oneDNN"
-            raise UsageError("nothing can be packed here", why=why, hint="--engine auto")
+            why = f"it is for a ViT in bf16 on a CPU with torch's oneDNN; this is {self.machine.precision}"
+            raise UsageError("nothing can be packed here", why=why, hint="--precision bf16, or --engine plain")
         return "plain"
 
     def _by_openvino(self) -> bool:

@@ -68,7 +68,7 @@ def test_ranges_of_other_weights_are_refused(run):
 
 def test_what_pays_is_faster_and_no_worse():
     def result(accuracy: float, speed: float) -> Quantized:
-        return Quantized(Path("x"), 1, "1 test picture", "bf16", 0.9, accuracy, 1.0, speed)
+        return Quantized(Path("x"), 1, 1, "1 test picture", "bf16", 0.9, accuracy, 1.0, speed)
 
     assert result(0.8971, 1.06).pays
     assert not result(0.8969, 2.0).pays

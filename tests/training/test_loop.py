@@ -24,6 +24,7 @@ from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
+from vitral.training import progress
 from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
@@ -262,7 +263,8 @@ def test_the_listener_is_told():
     assert told == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
 
 
-def test_waiting_for_pictures_is_counted_and_told_once():
+def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "_WORTH_A_WORD", 0.5)
     slow = batches(run_of())
     whole = slow.epoch
 

@@ -318,7 +318,7 @@ def _whitened(run: Run, config: ModelConfig, given: dict[str, Any], reasons: lis
         return run
     if given.get("whiten"):
         why = f"{run.init} has learned it already" if stem else f"{run.model} has no convolutional stem"
-        raise UsageError("there is no layer to whiten", why=why, hint="--model C+Micro/8, or leave it out")
+        raise UsageError("there is no layer to whiten", why=why, hint="leave out --whiten, or --model C+Micro/8")
     return dataclasses.replace(run, whiten=False)
 
 

@@ -25,6 +25,8 @@ from vitral.weights.load import locate
 from vitral.weights.ranges import ranges_file, write_ranges
 from vitral.weights.references import is_demo
 
+FEW_TO_JUDGE = 100
+"""Pictures below which a share of them that is right tells too little."""
 AT_ONCE = 32
 """Pictures computed together."""
 
@@ -36,6 +38,8 @@ class Quantized:
     file: Path
     pictures: int
     """That the ranges were measured on."""
+    judged: int
+    """Pictures that accuracies are of."""
     judged_on: str
     """Which pictures accuracies are of: "1,000 test pictures"."""
     plain: str
@@ -66,6 +70,9 @@ class Quantized:
         console.print(found)
         verdict = "it pays: --precision int8" if self.pays else f"it does not pay: stay with --precision {self.plain}"
         console.print(f"of {self.judged_on}, {self.agree:.1%} answered alike; {verdict}", highlight=False)
+        if self.judged < FEW_TO_JUDGE:
+            few = f"{self.judged} pictures are too few to tell what integers cost in accuracy"
+            console.print(f"{few}: name more, vitral quantize RUN DATA", highlight=False)
 
 
 def quantize(
@@ -105,8 +112,9 @@ def quantize(
     answers, seconds = _in_turn((plain, integers), _batches(plain, held_out, tell))
     right = [float((answer == held_out.labels).mean()) for answer in answers]
     return Quantized(
-        file, len(training), f"{len(held_out):,} {last} pictures", plain.machine.precision, right[0], right[1],
-        float((answers[0] == answers[1]).mean()), float(np.median(seconds[0]) / np.median(seconds[1])),
+        file, len(training), len(held_out), f"{len(held_out):,} {last} pictures", plain.machine.precision,
+        right[0], right[1], float((answers[0] == answers[1]).mean()),
+        float(np.median(seconds[0]) / np.median(seconds[1])),
     )  # fmt: skip
 
 

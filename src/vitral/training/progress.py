@@ -84,16 +84,18 @@ class ConsoleListener(Listener):
         if left := self.epochs - line["epoch"]:
             parts.append(f"{_duration(left * median(self.took[-5:]))} left")
         self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
-        if line.get("waited", 0.0) > _NOTICED and not self.warned:
+        if line.get("waited", 0.0) > _NOTICED and line["seconds"] > _WORTH_A_WORD and not self.warned:
             self.warned = True
             self.console.print(SLOW_PICTURES, style="dim", highlight=False, soft_wrap=True)
 
 
 _NOTICED = 0.1
 """Share of an epoch's training from which on waiting for pictures is told."""
+_WORTH_A_WORD = 5.0
+"""Seconds of an epoch below which waiting is no matter."""
 SLOW_PICTURES = (
-    "  the cores decode or crop pictures more slowly than this network learns from them: decoded once and kept, "
-    "--residency memory or cache, --crop none, or more cores make it faster"
+    "  pictures come more slowly than this network learns from them. Where they are streamed, --residency memory or "
+    "cache keeps them decoded; where they are cropped at random, --crop none or more cores are what helps"
 )
 
 
