@@ -87,7 +87,8 @@ def whiten(stem: ConvStem, images: Tensor) -> None:
     layer: Any = stem.layers[0]
     weight = layer.conv.weight
     patches = F.unfold(images.float(), 3).transpose(1, 2).flatten(0, 1)  # (n · places, C · 9)
-    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+    covariance = patches.T @ patches / len(patches)
+    variances, directions = torch.linalg.eigh(covariance.cpu())  # Apple GPUs have no such function
     kernels = (directions / (variances.clamp_min(0) + _LEAST_VARIANCE).sqrt()).T.flip(0)
     half = kernels[: len(weight) // 2].reshape(-1, *weight.shape[1:]).to(weight)
     weight[: 2 * len(half)] = torch.cat([half, -half])
