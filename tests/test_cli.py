@@ -472,6 +472,9 @@ def test_numbers_of_predict_are_those_of_python(capsys, trained, photos):
         (["train", "--data", "digits"], "DATA is typed without --data"),
         (["summary", "--model=S/16"], "MODEL is typed without --model"),
         (["train", "digits", "--augment", "affines"], "unknown value of --augment: 'affines'\n  why: nearest: affine"),
+        (["train", "digits", "--lerning-rate", "1"], "unknown option '--lerning-rate'\n  why: nearest: --lr"),
+        (["train", "digits", "--img_size=32"], "unknown option '--img_size'\n  why: nearest: --image-size"),
+        (["evaluate"], "Missing from vitral evaluate: RUN run folder or weights file (required)"),
     ],
 )
 def test_mistakes_are_told_in_words_of_the_command_line(words, said, capsys):

@@ -141,6 +141,8 @@ def test_an_error_is_at_most_five_lines_whatever_it_holds():
 
 def test_unknown_names_show_the_nearest():
     assert "nearest: cosine" in str(errors.unknown("schedule", "Cosin", ["cosine", "linear"]))
+    assert errors.nearest("momentun", ["momentum", "moment", "amount"]) == ["momentum", "moment"]
+    assert errors.nearest("epoch", ["epochs", "each", "echo"]) == ["epochs"]  # others are far behind
     told = str(errors.unknown("thing", "zzz", [f"n{i:02}" for i in range(20)]))
     assert "known: n00, n01" in told
     assert told.endswith("…")

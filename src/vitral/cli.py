@@ -33,8 +33,9 @@ from vitral.console import stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, VitralError, unknown
 
 
-def _help(text: str, name: str | None = None) -> Any:
-    return tyro.conf.arg(help=text, help_behavior_hint=_default_hint, name=name)
+def _help(text: str, name: str | None = None, shown: str | None = None) -> Any:
+    """What help says of an option; `shown` stands for the value of what is typed without a flag."""
+    return tyro.conf.arg(help=text, help_behavior_hint=_default_hint, name=name, metavar=shown)
 
 
 def _default_hint(default: str) -> str:
@@ -118,8 +119,10 @@ def _print_result(folder: Path, result: Any) -> None:
 
 
 def evaluate(
-    run: Annotated[str, _help("run folder or weights file")],
-    data: Annotated[str | None, _help("pictures to measure on; by default the run's own held-out ones")] = None,
+    run: Annotated[str, _help("run folder or weights file", shown="RUN")],
+    data: Annotated[
+        str | None, _help("pictures to measure on; by default the run's own held-out ones", shown="[DATA]")
+    ] = None,
     /,
     *,
     split: Annotated[
@@ -205,8 +208,8 @@ def _evaluate_features(
 
 
 def predict(
-    run: Annotated[str, _help("run folder or weights file")],
-    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures")] = (),
+    run: Annotated[str, _help("run folder or weights file", shown="RUN")],
+    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures", shown="IMAGE …")] = (),
     /,
     *,
     top: Annotated[int, _help("how many classes to show for each picture")] = 3,
@@ -255,8 +258,8 @@ def _print_prediction(found: Any, top: int) -> None:
 
 
 def explain(
-    run: Annotated[str, _help("run folder or weights file")],
-    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures")] = (),
+    run: Annotated[str, _help("run folder or weights file", shown="RUN")],
+    images: Annotated[tuple[str, ...], _help("picture files, and folders of pictures", shown="IMAGE …")] = (),
     /,
     *,
     target: Annotated[tuple[str, ...], _help("classes by name or number; else the one that is answered")] = (),
@@ -365,10 +368,12 @@ def _draw_heatmaps(
 
 
 def look_inside(
-    model: Annotated[str, _help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16")],
+    model: Annotated[
+        str, _help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16", shown="MODEL")
+    ],
     /,
     *,
-    data: Annotated[str | None, _help("pictures to measure on; by default the run's own")] = None,
+    data: Annotated[str | None, _help("pictures to measure on; by default the run's own", shown="[DATA]")] = None,
     split: Annotated[str | None, _help("train, val or test; by default val, else test, else train")] = None,
     pictures: Annotated[int, _help("how many to measure on, evenly spread over the split")] = 128,
     layers: Annotated[tuple[int, ...], _help("which, from 0; -1 is the last; by default all")] = (),
@@ -404,7 +409,7 @@ def look_inside(
 
 
 def summary(
-    model: Annotated[str, _help("a name (S/16, mnist-7562), a run folder or a weights file")],
+    model: Annotated[str, _help("a name (S/16, mnist-7562), a run folder or a weights file", shown="MODEL")],
     /,
     *,
     image_size: Annotated[int | tuple[int, int] | None, _help("pixels: one number, or height and width")] = None,
@@ -457,8 +462,8 @@ def models(*, format: Format = "text") -> int:
 
 
 def quantize(
-    run: Annotated[str, _help("run folder or weights file")],
-    data: Annotated[str | None, _help("pictures to measure on; by default the run's own")] = None,
+    run: Annotated[str, _help("run folder or weights file", shown="RUN")],
+    data: Annotated[str | None, _help("pictures to measure on; by default the run's own", shown="[DATA]")] = None,
     /,
     *,
     pictures: Annotated[int, _help("how many training pictures the ranges are measured on")] = 256,
@@ -481,7 +486,7 @@ def quantize(
 
 
 def data_check(
-    data: str,
+    data: Annotated[str, _help("folder, .csv, .tar, .zip, IDX folder, or a name", shown="DATA")],
     /,
     *,
     data_root: DataRoot = "data",
@@ -530,8 +535,8 @@ def data_cache(
 
 
 def convert(
-    source: Annotated[str, _help("run, weights file, folder, timm:NAME or hf:ORG/NAME")],
-    target: Annotated[str, _help("file or folder to write; it must not exist")],
+    source: Annotated[str, _help("run, weights file, folder, timm:NAME or hf:ORG/NAME", shown="SOURCE")],
+    target: Annotated[str, _help("file or folder to write; it must not exist", shown="TARGET")],
     /,
     *,
     to: Annotated[Literal["native", "timm", "hf", "torchvision", "jax"], _help("whose format to write")] = "native",
@@ -563,7 +568,9 @@ def convert(
 
 
 def bench(
-    models: Annotated[tuple[str, ...], _help("names such as S/16, run folders, weights files; by default S/16")] = (),
+    models: Annotated[
+        tuple[str, ...], _help("names such as S/16, run folders, weights files; by default S/16", shown="[MODEL …]")
+    ] = (),
     /,
     *,
     what: Annotated[
@@ -710,6 +717,7 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
         default = False if kind is bool and item.default is None else item.default
         if item.name == "data":
             kind, default = Annotated[kind, tyro.conf.Positional], None
+            about = dataclasses.replace(about, metavar="[DATA]")
         fields.append((item.name, Annotated[kind, about], dataclasses.field(default=default)))
     for name, kind, default, text in (
         ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits"),
@@ -760,7 +768,26 @@ def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command:
         if name in _PLACED:
             where = " ".join(["RUN"] * (command == "evaluate" and name == "data") + [_PLACED[name]])
             raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=f"vitral {command} {where}")
-        raise unknown("option", word.partition("=")[0], [f"--{one.replace('_', '-')}" for one in known], hint=hint)
+        flags = [_flag(one) for one in known]
+        meant = {_flag(other): _flag(ours) for other, ours in _CALLED.items() if ours in known}
+        raise unknown("option", word.partition("=")[0], flags, hint=hint, elsewhere=meant)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+_CALLED = {
+    "learning_rate": "lr", "batch": "batch_size", "bs": "batch_size", "wd": "weight_decay", "opt": "optimizer",
+    "optim": "optimizer", "img_size": "image_size", "input_size": "image_size", "size": "image_size",
+    "num_epochs": "epochs", "sched": "schedule", "scheduler": "schedule", "lr_scheduler": "schedule",
+    "warmup_epochs": "warmup", "clip_grad": "clip", "grad_clip": "clip", "grad_accum_steps": "accumulate",
+    "smoothing": "label_smoothing", "reprob": "erase", "random_erasing": "erase", "model_ema": "ema",
+    "num_workers": "workers", "pretrained": "init", "checkpoint": "init", "weights": "init", "output": "out",
+    "output_dir": "out", "save_dir": "out", "val_split": "val_fraction", "patience": "early_stop",
+    "random_seed": "seed", "dtype": "precision", "amp": "precision", "arch": "model", "topk": "top", "k": "top",
+}  # fmt: skip
+"""What others call our options: found where they are typed, not understood."""
 
 
 _PLACED = {"data": "DATA", "run": "RUN", "model": "MODEL", "images": "IMAGES"}

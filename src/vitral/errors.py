@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class VitralError(Exception):
@@ -76,12 +76,29 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
         super().__init__(command)
 
 
-def unknown(kind: str, name: object, known: Iterable[str], hint: str | None = None) -> UsageError:
-    """The error for a name that is in no table, with the nearest names that are."""
+def unknown(
+    kind: str, name: object, known: Iterable[str], hint: str | None = None, elsewhere: Mapping[str, str] | None = None
+) -> UsageError:
+    """The error for a name that is in no table, with the nearest names that are. `elsewhere` has names that other
+    programs give to what is in the table.
+    """
     names = sorted(known)
-    lower = {n.lower(): n for n in names}
-    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.6)]
+    meant = {**(elsewhere or {}), **{one: one for one in names}}
+    near = dict.fromkeys(meant[one] for one in nearest(str(name), meant))
     shown = (
         f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
     )
     return UsageError(f"unknown {kind} '{name}'", why=shown, hint=hint)
+
+
+def nearest(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
+    """Up to three known names that look like this one, the most alike first; none that is far behind it. Capitals do
+    not count. `least` is the likeness, 0 to 1, below which a name is no candidate.
+    """
+    lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=least)
+    alike = [difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in found]  # in this order: it matters
+    return [lower[one] for one, ratio in zip(found, alike, strict=True) if ratio >= alike[0] - _FAR_BEHIND]
+
+
+_FAR_BEHIND = 0.15

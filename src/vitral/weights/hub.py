@@ -7,7 +7,6 @@ network is missing, or `HF_HUB_OFFLINE` is set, a cached copy serves. Only weigh
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitral.errors import UsageError, VitralError, WeightsError
+from vitral.errors import UsageError, VitralError, WeightsError, nearest
 
 CONFIGS = ("config.json", "preprocessor_config.json")
 EXAMPLE = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k or hf:google/vit-base-patch16-224"
@@ -188,7 +187,7 @@ def _nearest(repository: str) -> list[str]:
     owner, name = repository.split("/")
     with suppress(Exception):  # help for an error must not become another one
         found = [model.id for model in HfApi().list_models(author=owner, search=name.split(".")[0], limit=100)]
-        near = difflib.get_close_matches(repository, found, n=3, cutoff=0.5)
+        near = nearest(repository, found, least=0.5)
         return [f"timm:{full.split('/')[1]}" if owner == "timm" else f"hf:{full}" for full in near]
     return []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
-from vitral.errors import RunError, UsageError, WeightsError, unknown
+from vitral.errors import RunError, UsageError, WeightsError, nearest, unknown
 from vitral.model import ModelConfig, Network, ViTConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
@@ -116,7 +115,7 @@ def _nearest(path: Path) -> str | None:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:
         return None
-    near = difflib.get_close_matches(path.name, names, n=3)
+    near = nearest(path.name, names)
     return f"nearest: {', '.join(str(path.parent / name) for name in near)}" if near else None
 
 

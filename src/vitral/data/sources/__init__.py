@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Protocol
 
 from vitral.data.dataset import DataSet, some
 from vitral.data.sources import archive, digits, folder, named, planted, table
-from vitral.errors import DataError, VitralError, unknown
+from vitral.errors import DataError, VitralError, nearest, unknown
 
 
 class Source(Protocol):
@@ -72,7 +71,7 @@ def _refusal(data: str) -> VitralError:
             parent = parent.parent
         inside = sorted(one.name for one in parent.iterdir() if not one.name.startswith(".") and _is_data(one))
         missing = Path(data).relative_to(parent).parts[0]
-        near = difflib.get_close_matches(missing, inside, n=3) or inside
+        near = nearest(missing, inside) or inside
         why = f"'{parent}' holds {some(near, 6)}" if inside else f"there are no data in '{parent}'"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", "planted", *named.NAMED)
