@@ -712,7 +712,9 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
     hints = typing.get_type_hints(Run)
     fields: list[Any] = []
     for item in dataclasses.fields(Run):
-        about = tyro.conf.arg(help=item.metadata["help"], help_behavior_hint=_SETTLED.get(item.name, "(by the plan)"))
+        about: Any = tyro.conf.arg(
+            help=item.metadata["help"], help_behavior_hint=_SETTLED.get(item.name, "(by the plan)")
+        )
         kind = _without_none(hints[item.name])
         default = False if kind is bool and item.default is None else item.default
         if item.name == "data":
