@@ -135,7 +135,7 @@ def test_merging_is_off_unless_asked_for(trained, predictor, files):
         assert np.abs(found - predictor.probabilities(files)).max() > 1e-6
         alone = np.concatenate([merging.probabilities([file]) for file in files])
         assert np.allclose(found, alone, atol=0.02)
-        whole = merging.without_merging().probabilities(files)
+        whole = merging.plainly().probabilities(files)
         assert np.allclose(whole, predictor.probabilities(files), atol=1e-6 if precision == "fp32" else 0.03)
     with pytest.raises(UsageError, match="-1 tokens cannot be merged"):
         vitral.load(trained.folder, merge=-1)
@@ -226,7 +226,7 @@ def test_views_are_averaged_by_every_way_to_a_prediction(trained, files):
     wanted = (plain.logits(images).softmax(1) + plain.logits(images.flip(-1)).softmax(1)) / 2
     assert np.abs(both.probabilities(files) - wanted.numpy()).max() < 1e-6
     merged = vitral.load(trained.folder, precision="fp32", tta="mirror", merge=1)
-    assert merged.without_merging().tta == "mirror"
+    assert merged.plainly().tta == "none"
     measured = evaluate(trained.folder, precision="fp32", tta="mirror")
     assert measured.images > 0
     assert measured.loss != evaluate(trained.folder, precision="fp32").loss

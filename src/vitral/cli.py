@@ -50,7 +50,7 @@ DataRoot = Annotated[str, _help("where named sets are looked for")]
 Precision = Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")]
 Engine = Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")]
 Merge = Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")]
-Tta = Annotated[str, _help("mirror (2 views of a picture) or shifts (6): their answers averaged; surer, slower")]
+Tta = Annotated[str, _help("mirror (2 views of a picture), shifts (3) or both (6): answers averaged; surer, slower")]
 
 
 def demo(
@@ -166,14 +166,12 @@ def evaluate(
         _say(f"Engine   {found.predictor.note}")
     if format == "json":
         about = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
-        _print_json(about if found.merging is None else {**about, "merging": dataclasses.asdict(found.merging)})
+        _print_json(about if found.beside is None else {**about, "beside": dataclasses.asdict(found.beside)})
     else:
         print(f"{run} on the {found.split} pictures of {found.source}")
         found.evaluation.print_table(stdout())
-        if found.merging is not None:
-            print(found.merging)
-        if tta != "none":
-            print(f"answers averaged over {'2' if tta == 'mirror' else '6'} views of each picture")
+        if found.beside is not None:
+            print(found.beside)
         if found.note:
             _say(f"note: {found.note}")
     if report:

@@ -142,11 +142,11 @@ class Predictor:
     def _by_openvino(self) -> bool:
         return openvino.installed() and isinstance(self.model, ViT) and self.machine.device.type == "cpu"
 
-    def without_merging(self) -> Predictor:
-        """The same network on the same machine with all its tokens."""
+    def plainly(self) -> Predictor:
+        """The same network on the same machine with all its tokens and one view of each picture."""
         return Predictor(
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
-            engine=self._asked, ranges=self._ranges, tta=self.tta,
+            engine=self._asked, ranges=self._ranges,
         )  # fmt: skip
 
     @overload
@@ -291,7 +291,7 @@ def load(
     the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
     `engine="openvino"` OpenVINO computes, with `engine="packed"` torch's oneDNN from weights that are laid out once;
     with `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured; `merge` tokens
-    become one with another in each block; `tta` ("mirror", "shifts") averages over views of a picture. Raises
+    become one with another in each block; `tta` ("mirror", "shifts", "both") averages over views of a picture. Raises
     `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.
     """
     loaded = read(source, **options)

@@ -7,10 +7,10 @@ import torch
 from tiny import VARIANTS, moderate, pictures
 
 from vitral.errors import UsageError
-from vitral.model.views import averaged, views_of
+from vitral.model.views import COUNTS, averaged, views_of
 
 
-@pytest.mark.parametrize("count", [("mirror", 2), ("shifts", 6)])
+@pytest.mark.parametrize("count", list(COUNTS.items())[1:])
 def test_probabilities_are_the_mean_over_views(count):
     views, number = count
     network = moderate(VARIANTS["paper"]).float().eval()
@@ -33,10 +33,12 @@ def test_of_a_picture_and_its_mirror_image_the_same_is_said():
 
 def test_shifts_move_by_a_pixel_and_mirror_what_comes_in():
     image = torch.arange(16.0).view(1, 1, 4, 4)
-    _, _, upper_left, _, lower_right, _ = views_of(image, "shifts")
+    _, upper_left, lower_right = views_of(image, "shifts")
     assert upper_left[0, 0, 1:, 1:].equal(image[0, 0, :3, :3]), "the window moves, and the picture in it the other way"
     assert lower_right[0, 0, :3, :3].equal(image[0, 0, 1:, 1:])
     assert upper_left[0, 0, 0, 1:].equal(image[0, 0, 1, :3])
+    seen = list(views_of(image, "both"))
+    assert all(view.flip(-1).equal(mirrored) for view, mirrored in zip(seen[::2], seen[1::2], strict=True))
 
 
 def test_the_network_itself_where_nothing_is_averaged():

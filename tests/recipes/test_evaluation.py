@@ -13,6 +13,7 @@ from PIL import Image
 import vitral
 from vitral.cli import main
 from vitral.errors import DataError, UsageError
+from vitral.model.views import COUNTS
 from vitral.recipes.evaluation import evaluate_pictures
 
 OPTIONS = {"split": None, "data_root": "data", "bad_images": "error", "device": "cpu", "precision": "fp32",
@@ -45,20 +46,34 @@ def test_its_own_test_pictures_by_default(trained):
 def test_merging_is_told_beside_the_network_without(trained, capsys):
     found = evaluate_pictures(trained.folder, None, **OPTIONS, merge=1)
     plain = evaluate_pictures(trained.folder, None, **OPTIONS)
-    assert plain.merging is None
-    assert found.merging.tokens == 1
-    assert found.merging.accuracy == found.evaluation.accuracy
-    assert found.merging.accuracy_without == plain.evaluation.accuracy
+    assert plain.beside is None
+    assert (found.beside.merged, found.beside.views) == (1, 1)
+    assert found.beside.accuracy == found.evaluation.accuracy
+    assert found.beside.accuracy_without == plain.evaluation.accuracy
     alike = found.probabilities.argmax(1) == plain.probabilities.argmax(1)
-    assert found.merging.agree == alike.mean()
+    assert found.beside.agree == alike.mean()
     assert not np.array_equal(found.probabilities, plain.probabilities)
     run = str(trained.folder)
     assert main(["evaluate", run, "--merge", "1"]) == 0
     assert "1 token merged in each block" in capsys.readouterr().out
     assert main(["evaluate", run, "--merge", "2", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["merging"]["tokens"] == 2
+    assert json.loads(capsys.readouterr().out)["beside"]["merged"] == 2
     for words in (["--merge", "-1"], ["--knn", "3", "--merge", "1"], ["--engine", "quick"]):
         assert main(["evaluate", run, *words]) == 2
+
+
+def test_views_are_told_beside_the_picture_alone(trained, capsys):
+    for views, merge in (("both", 0), ("shifts", 1)):
+        found = evaluate_pictures(trained.folder, None, **OPTIONS, tta=views, merge=merge)
+        plain = evaluate_pictures(trained.folder, None, **OPTIONS)
+        assert (found.beside.merged, found.beside.views) == (merge, COUNTS[views])
+        assert found.beside.accuracy_without == plain.evaluation.accuracy
+        assert found.beside.accuracy == found.evaluation.accuracy
+        assert not np.array_equal(found.probabilities, plain.probabilities)
+    assert main(["evaluate", str(trained.folder), "--tta", "shifts", "--merge", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "2 tokens merged in each block and averaged over 3 views of each picture: " in told
+    assert f"without {plain.evaluation.accuracy:.2%}" in told
 
 
 def test_other_pictures_with_the_same_classes(trained, sky):

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 from vitral.errors import unknown
 
-Views = Literal["none", "mirror", "shifts"]
-"""`mirror`: 2 views, the picture and its mirror image. `shifts`: 6, both as they are and moved by 1/32 of the sides to
-the upper left and the lower right."""
+Views = Literal["none", "mirror", "shifts", "both"]
+"""`mirror`: the picture and its mirror image. `shifts`: the picture as it is and moved by 1/32 of the sides to the
+upper left and to the lower right. `both`: these three and their mirror images."""
+
+COUNTS: dict[Views, int] = {"none": 1, "mirror": 2, "shifts": 3, "both": 6}
+"""How many views of a picture each of them computes."""
 
 
 def averaged(network: nn.Module, views: Views) -> nn.Module:
@@ -51,9 +54,9 @@ class Averaged(nn.Module):
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
     """The views of images (B, C, H, W), the images themselves first."""
-    for moved in [images, *_moved(images)] if views == "shifts" else [images]:
+    for moved in [images, *_moved(images)] if views in ("shifts", "both") else [images]:
         yield moved
-        if views != "none":
+        if views in ("mirror", "both"):
             yield moved.flip(-1)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +22,8 @@ from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
-from vitral.model.views import Views, averaged
-from vitral.predict import Engine, Predictor, load, logits_of
+from vitral.model.views import COUNTS, Views
+from vitral.predict import Engine, Predictor, load
 from vitral.recipes.looking import look_inside
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
@@ -31,20 +33,23 @@ _MISTAKES = 96  # pictures that a report may show
 
 
 @dataclass(frozen=True)
-class Merging:
-    """An evaluation with merged tokens beside the same network without."""
+class Beside:
+    """An evaluation with merged tokens, or over several views, beside the same network without either."""
 
-    tokens: int
-    """Merged in each block."""
+    merged: int
+    """Tokens merged in each block."""
+    views: int
+    """Views of each picture."""
     accuracy: float
     accuracy_without: float
     agree: float
     """The share of pictures that are answered alike."""
 
     def __str__(self) -> str:
-        merged = f"{self.tokens} {'token' if self.tokens == 1 else 'tokens'} merged in each block"
-        compared = f"{self.accuracy:.2%} right, without merging {self.accuracy_without:.2%}"
-        return f"{merged}: {compared}; {self.agree:.1%} answered alike"
+        merged = f"{self.merged} {'token' if self.merged == 1 else 'tokens'} merged in each block"
+        views = f"averaged over {self.views} views of each picture"
+        done = " and ".join([merged] * bool(self.merged) + [views] * (self.views > 1))
+        return f"{done}: {self.accuracy:.2%} right, without {self.accuracy_without:.2%}; {self.agree:.1%} alike"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,8 @@ class Evaluated:
     source: str
     split: str
     probabilities: np.ndarray
-    merging: Merging | None = None
-    """Where tokens were merged: what that costs."""
+    beside: Beside | None = None
+    """Where tokens were merged or views averaged: what that changes."""
 
     @property
     def note(self) -> str | None:
@@ -142,30 +147,29 @@ def evaluate_pictures(
         own = dataclasses.replace(dataset, splits={chosen: pictures})
         pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
         batches = _batches(predictor, pictures, progress)
-    merging = None
-    if predictor.merge:
-        logits, merging = _merging(predictor, batches, pictures.labels)
-    elif predictor.engine in ("int8", "openvino"):
-        logits = torch.cat([predictor.logits(batch.images) for batch in batches.epoch()])
-    else:
-        logits = logits_of(averaged(predictor.model, predictor.tta), batches, machine)
-    probabilities = logits.softmax(1).cpu().numpy()
+    changed = predictor.merge or predictor.tta != "none"
+    with nullcontext() if machine is predictor.machine else machine.autocast():
+        logits, *plain = _logits([predictor, *[predictor.plainly()] * bool(changed)], batches)
+    probabilities = logits.softmax(1).numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
-    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, merging)
+    beside = _beside(predictor, logits, plain[0], pictures.labels) if plain else None
+    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, beside)
 
 
 def _same(data: str, other: str) -> bool:
     return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
 
 
-def _merging(predictor: Predictor, batches: Batches, labels: np.ndarray) -> tuple[torch.Tensor, Merging]:
-    """Logits (n, K) with merged tokens, and what they cost."""
-    without = predictor.without_merging()
-    pairs = [(predictor.logits(batch.images), without.logits(batch.images)) for batch in batches.epoch()]
-    logits, whole = (torch.cat(part).cpu() for part in zip(*pairs, strict=True))
-    answers, others = logits.argmax(1).numpy(), whole.argmax(1).numpy()
+def _logits(predictors: Sequence[Predictor], batches: Batches) -> list[torch.Tensor]:
+    """Logits (n, K) by each of them on the CPU; pictures are read once."""
+    rows = [[predictor.logits(batch.images) for predictor in predictors] for batch in batches.epoch()]
+    return [torch.cat(column).cpu() for column in zip(*rows, strict=True)]
+
+
+def _beside(predictor: Predictor, logits: torch.Tensor, plain: torch.Tensor, labels: np.ndarray) -> Beside:
+    answers, others = logits.argmax(1).numpy(), plain.argmax(1).numpy()
     shares = (float(np.mean(same)) for same in (answers == labels, others == labels, answers == others))
-    return logits, Merging(predictor.merge, *shares)
+    return Beside(predictor.merge, COUNTS[predictor.tta], *shares)
 
 
 def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -> Batches:
