@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.model.linear import sample
 from vitral.model.vit import MLP, Block, ViT, masked
 
 
@@ -51,14 +52,6 @@ def _works() -> bool:
     plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
     wanted = torch.stack([plain, F.gelu(plain), F.gelu(plain, approximate="tanh"), plain + other.float()])
     return torch.allclose(found.float(), wanted, rtol=0.02, atol=0.02)
-
-
-def sample(kind: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
-    """A dense layer from 64 to 32, something to put in and something to add: always the same, to try operators with."""
-    with torch.random.fork_rng(devices=[]):  # who predicts must not move anyone's random numbers
-        torch.default_generator.manual_seed(0)
-        linear = nn.Linear(64, 32).requires_grad_(False)
-        return linear.to(kind), torch.randn(5, 64).to(kind), torch.randn(5, 32).to(kind)
 
 
 _Module = TypeVar("_Module", bound=nn.Module)

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
-from vitral.model.packed import attend, sample, sharing
+from vitral.model.linear import sample
+from vitral.model.packed import attend, sharing
 from vitral.model.vit import Block, ViT
 
 Ranges = Mapping[str, tuple[float, float]]

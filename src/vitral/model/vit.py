@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, unknown
 from vitral.model.conv_stem import ConvLayers, ConvStem
+from vitral.model.linear import Linear, linear
 from vitral.model.position import POSITIONS, Grid, rotate
 from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
 from vitral.model.schema import Schema, pair
@@ -220,11 +221,11 @@ class Attention(nn.Module):
         self.heads, self.head_dim = config.heads, config.dim // config.heads
         self.scale = (self.head_dim if config.attention_scale == "head" else config.dim) ** -0.5
         self.attention_dropout = config.attention_dropout
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
+        self.qkv = Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
         if config.qk_norm:
             self.q_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
             self.k_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
-        self.proj = nn.Linear(config.dim, config.dim, bias=config.proj_bias)
+        self.proj = Linear(config.dim, config.dim, bias=config.proj_bias)
         self.qk_norm, self.dropout = config.qk_norm, config.dropout
 
     def forward(
@@ -255,8 +256,8 @@ class Attention(nn.Module):
             return self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
         weight, bias = self.qkv.weight, self.qkv.bias
         parts = (None, None) if bias is None else (bias[:D], bias[D:])
-        q = F.linear(x[:, :read], weight[:D], parts[0]).view(B, read, 1, self.heads, self.head_dim)
-        kv = F.linear(x, weight[D:], parts[1]).view(B, N, 2, self.heads, self.head_dim)
+        q = linear(x[:, :read], weight[:D], parts[0]).view(B, read, 1, self.heads, self.head_dim)
+        kv = linear(x, weight[D:], parts[1]).view(B, N, 2, self.heads, self.head_dim)
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -266,7 +267,8 @@ class Attention(nn.Module):
         """
         dropout = self.attention_dropout if self.training else 0.0
         if explicit_is_faster(q, k):
-            scores = (q * self.scale) @ k.transpose(-2, -1)
+            q, k, v = (q * self.scale).contiguous(), k.contiguous(), v.contiguous()  # cheaper than what a product does
+            scores = q @ k.transpose(-2, -1)
             return F.dropout(masked(scores, mask).softmax(dim=-1), dropout) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
 
@@ -291,8 +293,8 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.activation, self.dropout = config.activation, config.dropout
-        self.fc1 = nn.Linear(config.dim, config.mlp_dim * (2 if config.activation == "swiglu" else 1))
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.fc1 = Linear(config.dim, config.mlp_dim * (2 if config.activation == "swiglu" else 1))
+        self.fc2 = Linear(config.mlp_dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.dropout(self.hidden(x), self.dropout, self.training)
@@ -382,8 +384,8 @@ class AttentionPool(nn.Module):
         self.heads, self.head_dim = config.heads, D // config.heads
         self.scale = self.head_dim**-0.5
         self.latent = nn.Parameter(torch.empty(1, 1, D))
-        self.q, self.kv = nn.Linear(D, D), nn.Linear(D, 2 * D)
-        self.proj = nn.Linear(D, D)
+        self.q, self.kv = Linear(D, D), Linear(D, 2 * D)
+        self.proj = Linear(D, D)
         self.norm = nn.LayerNorm(D, eps=config.norm_eps)
         self.mlp = MLP(config)
 
@@ -429,7 +431,7 @@ class ViT(nn.Module):
         if config.final_norm == "pooled":
             self.fc_norm = nn.LayerNorm(config.features, eps=config.norm_eps)
         if config.pre_logits:
-            self.pre_logits = nn.Linear(config.features, config.features)
+            self.pre_logits = Linear(config.features, config.features)
         if config.classes:
             self.head = nn.Linear(config.features, config.classes)
         if config.classes and config.dist_token:
