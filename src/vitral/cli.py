@@ -709,25 +709,27 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
 
     hints = typing.get_type_hints(Run)
     fields: list[Any] = []
-    for item in dataclasses.fields(Run):
-        about: Any = tyro.conf.arg(
-            help=item.metadata["help"], help_behavior_hint=_SETTLED.get(item.name, "(by the plan)")
-        )
+    for item in sorted(dataclasses.fields(Run), key=_place):
+        about: Any = tyro.conf.arg(help=item.metadata["help"], help_behavior_hint=_SETTLED.get(item.name, ""))
         kind = _without_none(hints[item.name])
         default = False if kind is bool and item.default is None else item.default
         if item.name == "data":
             kind, default = Annotated[kind, tyro.conf.Positional], None
             about = dataclasses.replace(about, metavar="[DATA]")
         fields.append((item.name, Annotated[kind, about], dataclasses.field(default=default)))
+    common: list[Any] = []
     for name, kind, default, text in (
         ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits"),
         ("overwrite", bool, False, "replace the run in --out"),
         ("quiet", bool, False, "print nothing but the result"),
         ("format", Literal["text", "json"], "text", "how the result is printed"),
     ):
-        fields.append((name, Annotated[kind, _help(text)], dataclasses.field(default=default)))
+        about = _help(text) if default is not False else tyro.conf.arg(help=text, help_behavior_hint="")
+        kind = Annotated[kind, about, tyro.conf.FlagCreatePairsOff]
+        common.append((name, kind, dataclasses.field(default=default)))
+    fields[len(_FIRST) : len(_FIRST)] = common
     options = dataclasses.make_dataclass("TrainOptions", fields, frozen=True)
-    options.__doc__ = train.__doc__
+    options.__doc__ = f"{train.__doc__}\n\nWhat is not typed is for the plan, which is told before training."
     _refuse_unknown_options(words, [name for name, *_ in fields if name != "data"], "train")
     parsed = _parse(options, words, "train")
     typed = {_option_name(word) for word in words if word.startswith("--")}
@@ -738,6 +740,17 @@ def _without_none(kind: Any) -> Any:
     """The type of an option that is typed: None is what it has where it is not."""
     options = [option for option in typing.get_args(kind) if option is not type(None)]
     return kind if type(None) not in typing.get_args(kind) else functools.reduce(operator.or_, options)
+
+
+_FIRST = (
+    "data", "init", "recipe", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "augment", "early_stop",
+    "seed", "device", "precision", "out",
+)  # fmt: skip
+"""What is typed most often stands first in `--help`."""
+
+
+def _place(item: Any) -> int:
+    return _FIRST.index(item.name) if item.name in _FIRST else len(_FIRST)
 
 
 _SETTLED = {

@@ -73,6 +73,14 @@ def test_it_is_taken_in_bf16_on_a_cpu_alone(plainly):
 
 
 @has_operator
+def test_whether_it_works_does_not_depend_on_who_asks():
+    for around in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.no_grad()):
+        module.works.cache_clear()
+        with around:
+            assert module.works()
+
+
+@has_operator
 def test_gradients_of_gradients_and_of_parts():
     x, weight, bias, upstream = numbers(SHAPES["odd"], torch.bfloat16)
     found = []

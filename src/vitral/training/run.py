@@ -106,8 +106,10 @@ class Run:
     batch_size: int = option(128, "pictures a step, per accumulation part")
     accumulate: int = option(1, "batches whose gradients are added up before a step")
     optimizer: str = option("adamw", "adamw, adam, sgd or muon")
-    lr: float = option(1e-3, "learning rate for a batch of `lr_batch`")
-    lr_batch: int | None = option(None, "batch that `lr` is meant for: the rate is scaled to yours; none is no scaling")
+    lr: float = option(1e-3, "learning rate; of a batch of `lr_batch` where that is given")
+    lr_batch: int | None = option(
+        None, "batch that `lr` is meant for: the rate is scaled to yours; not given, it is as it is"
+    )
     weight_decay: float = option(0.05, "decay of matrices (biases, norms and tokens have none)")
     momentum: float = option(0.9, "of SGD, and β1 of the others")
     beta2: float = option(0.999, "β2 of Adam and AdamW")
@@ -130,10 +132,10 @@ class Run:
     residency: Literal["auto", "memory", "cache", "stream"] = option(
         "auto", "decoded pictures: keep them in memory or in the cache on disk, or stream them; auto: where they fit"
     )
-    workers: int | None = option(None, "worker processes that stream; none fits the machine")
+    workers: int | None = option(None, "worker processes that stream; not given, as many as fit the machine")
     seed: int = option(0, "decides split, initialisation, order and augmentation")
     recipe: str = option("small", "small, paper, linear-probe, …; see docs/recipes.md")
-    out: str | None = option(None, "run folder; none is runs/NAME")
+    out: str | None = option(None, "run folder")
 
     def __post_init__(self) -> None:
         from vitral.training.optimizers import OPTIMIZERS
