@@ -127,10 +127,17 @@ def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
     step = max(1, _IN_CACHE // (2 * heads * queries * k.shape[2]))
     for i in range(0, B, step):
         part = slice(i, i + step)
-        scores = (q[part] * scale) @ k[part].transpose(-2, -1)
-        scores = masked(scores, None if mask is None else mask[part])
-        _gather(scores, v[part], mixed[part])
+        scores = masked(_scores(scale, q[part], k[part]), None if mask is None else mask[part])
+        _gather(scores, v[part].contiguous(), mixed[part])
     return mixed
+
+
+def _scores(scale: float, q: Tensor, k: Tensor) -> Tensor:
+    """q kᵀ · scale of each head. Matrices are laid out here: a product would lay out kᵀ, which is dearer."""
+    queries, keys = (x.contiguous().flatten(0, 1) for x in (q, k))
+    nothing = q.new_empty(1)  # `beta=0`: it is not read
+    scores = torch.baddbmm(nothing, queries, keys.transpose(1, 2), beta=0, alpha=scale)
+    return scores.unflatten(0, q.shape[:2])
 
 
 _IN_CACHE = 2 << 20
