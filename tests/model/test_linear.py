@@ -94,7 +94,6 @@ def test_gradients_of_gradients_and_of_parts():
 
 
 @has_operator
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_one_picture_at_a_time_by_vmap():
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.bfloat16)
     each = torch.func.vmap(linear, in_dims=(0, None, None))(x, weight, bias)

@@ -36,8 +36,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_bf16_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling() or is_tracing():
-        return False  # compilers and tracers know `F.linear`
+    if x.device.type != "cpu" or not x.numel():
+        return False
+    if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
+        return False  # they know `F.linear`
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype != torch.float64
     return x.dtype == weight.dtype == torch.bfloat16
@@ -46,15 +48,10 @@ def _in_bf16_on_cpu(x: Tensor, weight: Tensor) -> bool:
 class _Product(torch.autograd.Function):
     """x Wᵀ + b, all in bf16, W (out, in)."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)  # not in `setup_context`: torch would look up the signature at every call
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
