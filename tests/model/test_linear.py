@@ -15,6 +15,12 @@ has_operator = pytest.mark.skipif(not module.works(), reason="this torch has no 
 SHAPES = {"tokens": (3, 7, 24, 40), "one": (1, 1, 24, 40), "odd": (2, 5, 13, 11)}  # B, N, in, out
 
 
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    """Products are small here."""
+    monkeypatch.setattr(module, "_WORTH_IT", 1)
+
+
 @pytest.fixture
 def plainly(monkeypatch):
     """The layer as `F.linear` has it, from here on."""
@@ -52,7 +58,7 @@ def test_the_same_bits_but_for_the_gradient_of_the_bias(shape, autocast):
 
 
 @has_operator
-def test_it_is_taken_in_bf16_on_a_cpu_alone(plainly):
+def test_it_is_taken_in_bf16_on_a_cpu_alone(plainly, monkeypatch):
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.bfloat16)
 
     def taken(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -68,6 +74,10 @@ def test_it_is_taken_in_bf16_on_a_cpu_alone(plainly):
         assert not taken(x.double(), weight.detach().double(), bias.double())
     with torch.autocast("cpu", torch.float16):
         assert not taken(x.float(), weight.detach().float(), bias.float())
+    monkeypatch.setattr(module, "_WORTH_IT", x.numel() * len(weight) + 1)
+    assert not taken(x, weight, bias)
+    monkeypatch.setattr(module, "_WORTH_IT", x.numel() * len(weight))
+    assert taken(x, weight, bias)
     plainly()
     assert not taken(x, weight, bias)
 

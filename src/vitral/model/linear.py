@@ -36,13 +36,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_bf16_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    if x.device.type != "cpu" or not x.numel():
+    if x.device.type != "cpu" or x.numel() * len(weight) < _WORTH_IT:
         return False
     if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
         return False  # they know `F.linear`
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype != torch.float64
     return x.dtype == weight.dtype == torch.bfloat16
+
+
+_WORTH_IT = 1 << 24
+"""Multiplications below which the detour through Python costs more than it saves."""
 
 
 class _Product(torch.autograd.Function):
