@@ -53,6 +53,20 @@ class TestInstalled:
             pytest.skip("OpenVINO is not installed")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
+    def test_what_is_compared_with_merged_integers_is_computed_by_the_same_engine(self, trained, tmp_path):
+        run = shutil.copytree(trained.folder, tmp_path / "run")
+        quantize(run, pictures=4, judged=4)
+        merging = vitral.load(run, precision="int8", merge=1)
+        assert (merging.engine, merging.plainly().engine) == ("int8", "int8")
+        assert vitral.load(run, precision="int8").plainly().engine == "openvino"
+
+    def test_changed_norms_are_compiled_anew(self):
+        predictor = vitral.load("demo", engine="openvino")
+        pixels = [noise(1, (32, 32), 3)]
+        before = predictor.probabilities(pixels)
+        predictor.model.patch_embed.backbone.layers[0].norm.running_mean.add_(5)
+        assert np.abs(predictor.probabilities(pixels) - before).max() > 1e-3
+
     @pytest.mark.parametrize("name", SOME)
     def test_full_precision_is_the_network(self, name):
         config = VARIANTS[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,56 @@ def test_changed_weights_are_what_predicts(trained, files):
     last = predictor.probabilities(files)
     assert not np.array_equal(before, after)
     assert not np.array_equal(after, last)
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": 1}, {"tta": "mirror"}])
+def test_replaced_parts_are_what_predicts(trained, files, options):
+    """Whether numbers, parameters, buffers or modules are others now."""
+    predictor = vitral.load(trained.folder, precision="bf16", **options)
+    network = predictor.model
+    network.register_buffer("extra", torch.zeros(3))
+
+    def new_head() -> None:
+        network.head = torch.nn.Linear(network.head.in_features, network.head.out_features).bfloat16()
+
+    def other_weights() -> None:
+        state = {name: torch.randn_like(tensor) for name, tensor in network.state_dict().items()}
+        network.load_state_dict(state, assign=True)
+
+    answers = [predictor.probabilities(files)]
+    for change in (new_head, other_weights):
+        with torch.no_grad():
+            change()
+        fresh = Predictor(network, predictor.preprocessing, predictor.classes, machine=predictor.machine, **options)
+        answers.append(predictor.probabilities(files))
+        assert np.array_equal(answers[-1], fresh.probabilities(files))
+        assert not np.array_equal(answers[-1], answers[-2])
+    made = predictor._made
+    predictor.probabilities(files)
+    assert predictor._made is made, "what has not changed is not laid out anew"
+    if made:
+        network.extra.add_(1)
+        predictor.probabilities(files)
+        assert predictor._made is not made
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda predictor: pickle.loads(pickle.dumps(predictor))])  # noqa: S301 - our own
+def test_a_predictor_can_be_copied_and_sent(trained, files, copied):
+    predictor = vitral.load(trained.folder, precision="bf16")
+    wanted = predictor.probabilities(files)  # laid out by now
+    assert np.array_equal(copied(predictor).probabilities(files), wanted)
+
+
+def test_merging_and_views_leave_norms_of_a_stem_alone():
+    """Answers are the same one by one, and no picture moves a running mean."""
+    for precision in ("fp32", "bf16"):
+        predictor = vitral.load("demo", device="cpu", precision=precision, merge=2, tta="mirror")
+        before = copy.deepcopy(predictor.model.state_dict())
+        pixels = [noise(number, (32, 32), 3) for number in range(3)]
+        together = predictor.probabilities(pixels)
+        alone = np.concatenate([predictor.probabilities([one]) for one in pixels])
+        assert np.allclose(together, alone, atol=0.02)
+        assert all(torch.equal(before[name], tensor) for name, tensor in predictor.model.state_dict().items())
 
 
 def test_a_weights_file_alone_is_enough(trained, predictor, files, tmp_path):

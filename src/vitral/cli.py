@@ -175,7 +175,11 @@ def evaluate(
         if found.note:
             _say(f"note: {found.note}")
     if report:
-        found.write_report(Path(report), f"vitral evaluate {run} {data or ''}".rstrip())
+        typed = {
+            "split": split, "data-root": data_root, "bad-images": bad_images, "device": device, "precision": precision,
+            "engine": engine, "merge": merge, "tta": tta,
+        }  # fmt: skip
+        found.write_report(Path(report), _as_typed(evaluate, [run, *([data] if data else [])], typed))
         _say(f"Report   {report}")
     return 0
 
@@ -856,6 +860,16 @@ def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
         return functools.partial(command, *args, **kwargs)
 
     return tyro.conf.configure(tyro.conf.DisallowNone)(remember)
+
+
+def _as_typed(command: Callable[..., Any], arguments: Iterable[str], options: dict[str, Any]) -> str:
+    """The command line of these arguments, and of the options that are not what they are by default."""
+    parameters = inspect.signature(command).parameters
+    words = ["vitral", command.__name__, *arguments]
+    for name, value in options.items():
+        if value != parameters[name.replace("-", "_")].default:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _print_json(value: Any) -> None:

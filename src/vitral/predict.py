@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -114,8 +115,7 @@ class Predictor:
         self.note = ""
         """What was done before the engine could compute, where it is worth a word."""
         self._asked, self._ranges = engine, ranges
-        self._made: tuple[list[tuple[int, int]], nn.Module] | None = None
-        self._parameters = list(self.model.parameters())
+        self._made: _Made | None = None
         if merge or tta != "none" or self.engine == "openvino":
             self._network()  # what cannot be is said now
 
@@ -146,7 +146,7 @@ class Predictor:
         """The same network on the same machine with all its tokens and one view of each picture."""
         return Predictor(
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
-            engine=self._asked, ranges=self._ranges,
+            engine="packed" if self.engine == "int8" else self._asked, ranges=self._ranges,
         )  # fmt: skip
 
     @overload
@@ -214,10 +214,14 @@ class Predictor:
         """What computes, anew where `model` was changed since the last time."""
         if self.engine == "plain" and not self.merge and self.tta == "none":
             return self.model
-        state = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._parameters]
-        if self._made is None or self._made[0] != state:
-            self._made = state, averaged(self._make(), self.tta)
-        return self._made[1]
+        tensors = _tensors(self.model)
+        if self._made is None or not self._made.is_of(tensors):
+            self._made = _Made(tensors, averaged(self._make(), self.tta))
+        return self._made.network
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what computes, which is laid out for this process: a copy makes its own."""
+        return {**self.__dict__, "_made": None}
 
     def _make(self) -> nn.Module:
         network: Any = self.model
@@ -233,6 +237,34 @@ class Predictor:
         elif self.engine == "packed":
             network = packed(network)
         return merged(network, self.merge) if self.merge else network
+
+
+class _Made:
+    """What computes in the place of a network, and the tensors that it was made from, in the state that they had."""
+
+    def __init__(self, tensors: list[Tensor], network: nn.Module):
+        self.tensors, self.versions, self.network = tensors, _versions(tensors), network
+
+    def is_of(self, tensors: list[Tensor]) -> bool:
+        """Whether these are the same tensors, unchanged."""
+        same = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
+        return same and _versions(tensors) == self.versions
+
+
+def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+
+def _tensors(network: nn.Module) -> list[Tensor]:
+    """Parameters and buffers as they are now: any of them, and any module, may have been replaced. At every call, so
+    without torch's own iterators, which take five times as long.
+    """
+    found, modules = list[Tensor](), [network]
+    while modules:
+        module = modules.pop()
+        found += [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+        modules += [m for m in module._modules.values() if m is not None]
+    return found
 
 
 def find_pictures(paths: Iterable[str | Path], command: str = "predict") -> list[Path]:

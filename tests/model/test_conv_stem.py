@@ -217,6 +217,12 @@ def test_a_whitened_layer_sees_variations_of_equal_size_and_without_correlation(
     assert covariance.diagonal()[0] > 0.95, "the first varies most, and is not held back"
 
 
+def test_whitening_takes_pictures_that_are_smaller_than_a_kernel():
+    stem = ConvStem(3, ((24, 1), (32, 2)), pool=True)
+    whiten(stem, torch.randn(40, 3, 2, 2))
+    assert stem.layers[0].conv.weight.isfinite().all()
+
+
 def test_whitening_leaves_kernels_for_which_there_is_no_direction():
     stem = ConvStem(1, ((24, 1), (32, 2)), pool=True)
     before = stem.layers[0].conv.weight.detach().clone()

@@ -19,6 +19,7 @@ from vitral.model import quantized as integers
 from vitral.model.merging import destinations, merged, tokens_left, weighted_mean
 from vitral.model.packed import packed
 from vitral.model.quantized import observe, quantized
+from vitral.model.views import averaged
 
 # A head as wide as two of the tiny ones and more patches, so that there is something to merge twice.
 LARGER = {name: dataclasses.replace(c, image_size=tuple(2 * n for n in c.image)) for name, c in VARIANTS.items()}
@@ -202,6 +203,14 @@ def test_the_network_stays_as_it_is():
         assert torch.equal(model(images), wanted)
         assert torch.equal(twin(images), first)
     assert {name: (type(part), set(vars(part)), set(part._modules)) for name, part in model.named_modules()} == before
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_parts_stay_in_the_mode_that_they_were_in(training):
+    """A network of networks that shares their parts: asked in the wrong mode, a stem's norms would learn from it."""
+    model = moderate(LARGER["conv-stem"]).train(training)
+    for module in averaged(merged(model, 2), "mirror").modules():
+        assert module.training is training or isinstance(module, nn.ModuleList), type(module)
 
 
 def test_refusals():

@@ -65,6 +65,25 @@ def test_attention_survives_scores_that_overflow(size, shift, monkeypatch):
         torch.testing.assert_close(found.double(), scores.softmax(-1) @ v.double(), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("score", [0.0, 69.0, 84.0, 86.0, 87.0, 88.0, 200.0])
+@pytest.mark.parametrize("value", [1.0, 20.0, 1e6])
+def test_attention_survives_values_times_what_is_raised(score, value):
+    q = torch.zeros(1, 2, 5, 8)
+    k = torch.zeros(1, 2, 5, 8)
+    q[..., 0], k[..., 0] = 1.0, score
+    v = torch.full((1, 2, 5, 8), value)
+    found = module.attend(1.0, *(x.bfloat16() for x in (q, k, v)), None)
+    torch.testing.assert_close(found.float(), v, rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_pictures_no_answers(name):
+    config = VARIANTS[name]
+    model, images = moderate(config).bfloat16(), pictures(config).bfloat16()
+    for network in (model, packed(model)):
+        assert network(images[:0]).shape == (0, *network(images).shape[1:])
+
+
 def test_the_network_stays_as_it_is():
     config = VARIANTS["layer-scale"]
     model = moderate(config).bfloat16()

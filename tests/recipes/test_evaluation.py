@@ -13,6 +13,7 @@ from PIL import Image
 import vitral
 from vitral.cli import main
 from vitral.errors import DataError, UsageError
+from vitral.model import packed
 from vitral.model.views import COUNTS
 from vitral.recipes.evaluation import evaluate_pictures
 
@@ -113,7 +114,7 @@ def test_bad_pictures(trained, sky):
 
 def test_weights_alone_do_not_say_what_to_evaluate_on(trained, sky):
     weights = trained.folder / "model.safetensors"
-    with pytest.raises(UsageError, match="DATA"):
+    with pytest.raises(UsageError, match=r"vitral evaluate .*model.safetensors DATA"):
         vitral.evaluate(weights)
     assert vitral.evaluate(weights, sky).images == 6
 
@@ -123,6 +124,24 @@ def test_choices_are_checked(trained, sky):
         vitral.evaluate(trained.folder, sky, split="dev")
     with pytest.raises(UsageError, match="unknown choice for bad pictures: 'ignore'"):
         vitral.evaluate(trained.folder, sky, bad_images="ignore")
+
+
+@pytest.mark.skipif(not packed._works(), reason="this torch cannot pack weights here")
+def test_the_engine_that_is_asked_for_computes(trained):
+    plain = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"})
+    found = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"}, engine="packed")
+    assert (plain.predictor.engine, found.predictor.engine) == ("plain", "packed")
+    assert np.abs(found.probabilities - plain.probabilities).max() < 0.03
+
+
+def test_the_page_tells_the_command_that_makes_it(trained, sky, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    words = [str(trained.folder), str(sky), "--tta", "shifts", "--merge", "1", "--precision", "fp32"]
+    assert main(["evaluate", *words, "--report", str(page)]) == 0
+    command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts"
+    assert command in page.read_text("utf-8")
+    capsys.readouterr()
+    assert main(command.split()[1:]) == 0
 
 
 def test_the_page(trained, sky, tmp_path):

@@ -36,6 +36,10 @@ def test_a_run_is_measured_and_then_loads_as_integers(run):
     with pytest.raises(WeightsError, match="not quantized yet") as error:
         vitral.load(run, precision="int8")
     assert f"vitral quantize {run}" in str(error.value)
+    with pytest.raises(WeightsError, match=r"vitral quantize .*model.safetensors DATA"):
+        vitral.load(run / "model.safetensors", precision="int8")
+    with pytest.raises(UsageError, match=r"vitral quantize .*model.safetensors DATA"):
+        quantize(run / "model.safetensors", pictures=8, judged=20)
     found = quantize(run, pictures=8, judged=20)
     assert found.file == run / "model.int8.json"
     assert found.agree >= 0.9

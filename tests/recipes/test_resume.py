@@ -207,6 +207,13 @@ def test_resume_is_for_the_same_run(photos, make_pictures, tmp_path):
         train(photos, tmp_path / "run", resume=True, epoch=9)
     with pytest.raises(RunError, match="not a run folder"):
         train(photos, tmp_path / "nothing", resume=True)
+    first = {"init": str(tmp_path / "run"), "mean": 0.4}
+    begun = train(photos, tmp_path / "two words", **first)
+    assert train(photos, tmp_path / "two words", resume=True, **first).result == begun.result
+    with pytest.raises(UsageError, match="--mean differs"):
+        train(photos, tmp_path / "two words", resume=True, mean=0.5)
+    with pytest.raises(RunError, match=r"--out '.*two words-2' or --overwrite"):
+        train(photos, tmp_path / "two words")
 
 
 def test_resume_finds_the_folder_that_training_chose(photos, tmp_path, monkeypatch):

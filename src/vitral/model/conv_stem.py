@@ -86,7 +86,8 @@ def whiten(stem: ConvStem, images: Tensor) -> None:
     """
     layer: Any = stem.layers[0]
     weight = layer.conv.weight
-    patches = F.unfold(images.float(), 3).transpose(1, 2).flatten(0, 1)  # (n · places, C · 9)
+    border = int(min(images.shape[-2:]) < 3)  # else there would be no patch at all
+    patches = F.unfold(images.float(), 3, padding=border).transpose(1, 2).flatten(0, 1)  # (n · places, C · 9)
     covariance = patches.T @ patches / len(patches)
     variances, directions = torch.linalg.eigh(covariance.cpu())  # Apple GPUs have no such function
     kernels = (directions / (variances.clamp_min(0) + _LEAST_VARIANCE).sqrt()).T.flip(0)

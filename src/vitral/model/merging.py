@@ -49,6 +49,7 @@ class Merged(nn.Module):
         self.network, self.count = network, count
         blocks: Any = network.blocks
         self.blocks = nn.ModuleList(_watched(block) for block in blocks)
+        self.train(network.training)  # or who asks this module gets the wrong answer, and may pass it on to its parts
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""

@@ -147,13 +147,13 @@ _IN_CACHE = 2 << 20
 def _gather(scores: Tensor, v: Tensor, out: Tensor) -> None:
     """softmax(scores) v, without looking for the largest score of a row first, as long as that goes well.
 
-    It is there lest exp overflow, and bf16 reaches as far as fp32: scores up to 87. Whether a sum left that range is
-    seen by the sum.
+    It is there lest exp overflow, and bf16 reaches as far as fp32: scores up to 87. Whether they come near that is seen
+    by the sum, with room for values of v up to 10⁸.
     """
     raised = scores.exp()
     sums = raised.sum(-1, keepdim=True)
     least, greatest = sums.aminmax()
-    if least > 1e-30 and greatest < 1e38:
+    if least > 1e-30 and greatest < 1e30:
         torch.div(raised @ v, sums, out=out)
     else:
         out.copy_(scores.softmax(-1) @ v)

@@ -240,14 +240,13 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None) -> Tensor:
         """What heads gather, side by side, before the projection."""
-        B, _, D = x.shape
         q, k, v = self.project(x, read)  # each (B, heads, tokens, d)
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
             cos, sin = rotation  # (N, d), or one for each picture (B, 1, N, d)
             q, k = rotate(q, (cos[..., :read, :], sin[..., :read, :])), rotate(k, rotation)
-        return self.attend(q, k, v, mask).transpose(1, 2).reshape(B, -1, D)
+        return self.attend(q, k, v, mask).transpose(1, 2).flatten(2)
 
     def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
         """Queries of the first `read` tokens (None: all), keys and values of all, each (B, heads, tokens, d)."""
@@ -390,10 +389,10 @@ class AttentionPool(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        B, N, D = x.shape
+        B, N, _ = x.shape
         q = self.q(self.latent).view(1, 1, self.heads, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
         k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        x = self.proj(self.attend(q.to(k.dtype), k, v, mask).transpose(1, 2).reshape(B, 1, D))
+        x = self.proj(self.attend(q.to(k.dtype), k, v, mask).transpose(1, 2).flatten(2))
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -131,7 +131,7 @@ def evaluate_pictures(
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
-    elif precision == "int8" or merge or engine == "openvino":
+    elif precision == "int8" or merge or engine in ("openvino", "packed"):
         predictor = load(model, device=device, precision=precision, engine=engine, merge=merge, tta=tta)
         machine = predictor.machine
     else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture
@@ -178,12 +178,13 @@ def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -
     )
 
 
-def own_data(model: str | Path | Predictor) -> DataSet:
+def own_data(model: str | Path | Predictor, command: str = "evaluate") -> DataSet:
+    """The data of a model's own run; `UsageError` with what to type after `command` where it has none."""
     source = model.source if isinstance(model, Predictor) else str(model)
     folder = RunFolder(source)
     if not folder.is_run():
-        hint = f"vitral evaluate {source or 'WEIGHTS'} DATA"
-        raise UsageError("a weights file alone does not say what to evaluate on", where=source, hint=hint)
+        hint = f"vitral {command} {shlex.quote(source) if source else 'WEIGHTS'} DATA"
+        raise UsageError("weights alone do not say which pictures to read", where=source or None, hint=hint)
     return reopen(folder.read_plan()).dataset
 
 
@@ -201,11 +202,15 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
             f"the data have {len(foreign)} classes that the model does not know: {few}",
             where=dataset.source,
             why=f"the model knows {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}",
-            hint=f"rename the folders, or train on this data: vitral train {dataset.source} --init {predictor.source}",
+            hint=f"rename the folders, or train on this data: {_learning(dataset.source, predictor.source)}",
         )
     number = np.array(place)
     splits = {name: Split(s.names, number[s.labels], s.fetch) for name, s in dataset.splits.items()}
     return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)
+
+
+def _learning(data: str, weights: str) -> str:
+    return shlex.join(["vitral", "train", data, *(["--init", weights] if weights else [])])
 
 
 def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:

@@ -94,7 +94,7 @@ def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedR
 def _make_way(folder: RunFolder, overwrite: bool) -> None:
     if not overwrite:
         free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
-        hint = f"--resume, --out {free} or --overwrite (in Python resume=True, out=…, overwrite=True)"
+        hint = f"--resume, --out {shlex.quote(free)} or --overwrite (in Python resume=True, out=…, overwrite=True)"
         raise RunError("the run folder exists already", where=folder.path, hint=hint)
     if not folder.is_run():
         why = "it is no run folder, and is not ours to replace"
@@ -115,7 +115,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
         raise UsageError(
             f"--resume goes on with the run as it was; --{name.replace('_', '-')} differs",
             where=folder.path, why=f"it was {getattr(plan.run, name)}",
-            hint=f"without that option, or a new run: --init {folder.path} --out …",
+            hint=f"without that option, or a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
     if folder.result.is_file():
         console.print(f"{folder.path} is finished already; nothing to do.")
@@ -142,6 +142,8 @@ def _plain(name: str, value: Any) -> Any:
     """The one form of a value that can be given in several."""
     if name == "data":
         return Path(value)  # photos and photos/
+    if name in ("mean", "std") and isinstance(value, (tuple, list)):
+        return value[0] if len(set(value)) == 1 else tuple(value)
     return (value, value) if name in ("image_size", "start_size") and isinstance(value, int) else value
 
 

@@ -123,6 +123,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
+    _check_norms(run, config, len(dataset["train"]))
     run = _whitened(run, config, given, reasons)
     run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
@@ -307,6 +308,14 @@ def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]
     if size != run.size:
         reasons.append(Choice("image size", _shown(size), f"rounded up to whole patches of {model}"))
     return {"image_size": size}
+
+
+def _check_norms(run: Run, config: ModelConfig, pictures: int) -> None:
+    """A stem's norms need more than one place in a batch: `UsageError` for a batch of one picture of one token."""
+    one = 1 in (run.batch_size, pictures % run.batch_size)
+    if one and getattr(config, "conv_stem", None) and config.grid == (1, 1):
+        why = "the stem makes one token of it, and its norms are over a batch"
+        raise UsageError("a batch of one picture has nothing to be normalised by", why=why, hint="--image-size 32")
 
 
 def _whitened(run: Run, config: ModelConfig, given: dict[str, Any], reasons: list[Choice]) -> Run:

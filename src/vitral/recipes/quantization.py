@@ -99,7 +99,7 @@ def quantize(
     if not quantizable(exact.model):
         hint = "--precision bf16" if plain.machine.precision == "bf16" else "--precision fp32"
         raise UsageError("int8 is for a ViT, and a torch with oneDNN", where=model, hint=hint)
-    dataset = in_classes_of(exact, own_data(model) if data is None else load_data(data, root=data_root))
+    dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
     training = _spread(next(dataset.splits[n] for n in ("train", "val", "test") if n in dataset.splits), pictures)
     last = next(name for name in ("test", "val", "train") if name in dataset.splits)
     held_out = _spread(dataset.splits[last], judged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from vitral.errors import WeightsError
 from vitral.model.quantized import Ranges
 from vitral.weights.files import write_text
+from vitral.weights.references import is_run
 
 
 def ranges_file(weights: Path) -> Path:
@@ -29,7 +31,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
     """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights. `source` is
     what a person calls these.
     """
-    hint = f"vitral quantize {source}"
+    hint = f"vitral quantize {shlex.quote(str(source))}{'' if is_run(Path(source)) else ' DATA'}"
     try:
         data = json.loads(file.read_text("utf-8"))
         found = {str(name): (float(least), float(greatest)) for name, (least, greatest) in data["ranges"].items()}
