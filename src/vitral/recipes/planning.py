@@ -14,7 +14,7 @@ from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
 from vitral.errors import DataError, UsageError, unknown
-from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, network
+from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
 from vitral.model.summary import summarize
@@ -313,7 +313,7 @@ def _fitting_size(model: str, run: Run, reasons: list[Choice]) -> dict[str, Any]
 def _check_norms(run: Run, config: ModelConfig, pictures: int) -> None:
     """A stem's norms need more than one place in a batch: `UsageError` for a batch of one picture of one token."""
     one = 1 in (run.batch_size, pictures % run.batch_size)
-    if one and getattr(config, "conv_stem", None) and config.grid == (1, 1):
+    if one and isinstance(config, ViTConfig) and config.conv_stem and config.grid == (1, 1):
         why = "the stem makes one token of it, and its norms are over a batch"
         raise UsageError("a batch of one picture has nothing to be normalised by", why=why, hint="--image-size 32")
 
