@@ -251,3 +251,12 @@ def test_a_first_layer_is_whitened_where_there_is_one(make_pictures):
     assert "first layer" not in reasons(patches)
     with pytest.raises(UsageError, match="no convolutional stem"):
         plan_run({"data": str(photos), "device": "cpu", "model": "Nano/4", "whiten": True})
+
+
+def test_a_stem_of_one_token_a_picture_wants_more_than_one_picture(make_pictures: MakePictures):
+    photos = make_pictures({"cat": 8, "dog": 9}, size=(2, 2))
+    with pytest.raises(UsageError, match="nothing to be normalised by") as caught:
+        plan_run({"data": str(photos), "device": "cpu", "model": "C+Micro/2", "image_size": 2, "batch_size": 1})
+    assert "--image-size" in str(caught.value)
+    job = plan_run({"data": str(photos), "device": "cpu", "model": "C+Micro/2", "image_size": 4, "batch_size": 1})
+    assert job.run.batch_size == 1
