@@ -34,6 +34,7 @@ from vitral.model import ViTConfig
 QUICK = ViTConfig(image_size=32, patch_size=16, dim=64, depth=1, heads=1, mlp_dim=128)
 PRECISIONS = ("bf16", "fp32")
 ORDER = (*PRECISIONS, "int8")
+USUAL = "S/16"
 
 
 def run(options: Options) -> list[Table]:
@@ -41,7 +42,7 @@ def run(options: Options) -> list[Table]:
     if options.device != "cuda":
         keep_freed_memory()  # as our trainer does; it holds for the whole process
     some = tuple(name for name in options.names if any(peer.startswith(name) for peer in PEERS))
-    models = [name for name in options.names if name not in some] or ["S/16"]
+    models = [name for name in options.names if name not in some] or [USUAL]
     subjects = [of_config(name, QUICK) if options.quick else subject(name) for name in models]
     asked = [name for name in PEERS if not some or name.startswith(some)]
     return [table for network in subjects for table in _tables(network, asked, options)]
@@ -90,4 +91,5 @@ def _table(rows: Sequence[Row], options: Options) -> Table:
     one, height, width = rows[0], *rows[0].image_size
     what = {"training": "training step", "inference": "inference"}[one.what]
     caption = f"{one.model} at {height}×{width}, {what}, batch {one.batch} (matrix products: {rates})"
-    return Table(caption, columns, cells, name="cuda" if options.device == "cuda" else "")
+    network = "" if one.model == USUAL else one.model.replace("/", "-")  # each has its own file, and stays there
+    return Table(caption, columns, cells, name="-".join(filter(None, (network, "cuda" * (options.device == "cuda")))))

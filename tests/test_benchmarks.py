@@ -52,7 +52,7 @@ def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
         assert names >= {"vitral", "torchvision"}
         assert "timm" not in names
         assert ("vitral (plain)" in names) == ("inference" in table.caption)
-    assert [path.name for path in result.save(tmp_path)] == ["peers.json"]
+    assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16.json", "peers.json"]
 
 
 def test_the_usual_programs_are_programs() -> None:
