@@ -315,7 +315,7 @@ BAD: dict[str, Bad] = {
     ),
     "truncated weights, init": Bad("train d --init cut.safetensors", ("cut.safetensors",), folder("cat", "dog")),
     "truncated weights, summary": Bad("summary cut.safetensors", ("cut.safetensors",)),
-    "evaluate weights alone": Bad("evaluate RUN/model.safetensors", ("does not say what to evaluate on", "DATA")),
+    "evaluate weights alone": Bad("evaluate RUN/model.safetensors", ("do not say which pictures to read", "DATA")),
     "other classes": Bad("evaluate RUN d", ("cat, dog", "day, night"), folder("cat", "dog")),
     "no such split": Bad("evaluate RUN --split dev", ("'dev'", "test")),
     "no such picture": Bad("predict RUN gone.png", ("gone.png",), hinted=False),
