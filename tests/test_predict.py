@@ -283,5 +283,5 @@ def test_views_are_averaged_by_every_way_to_a_prediction(trained, files):
     assert measured.images > 0
     assert measured.loss != evaluate(trained.folder, precision="fp32").loss
     assert not both.model.training
-    with pytest.raises(UsageError, match="unknown choice of views"):
+    with pytest.raises(UsageError, match="unknown --tta 'twice'"):
         vitral.load(trained.folder, tta="twice")

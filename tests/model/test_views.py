@@ -45,5 +45,7 @@ def test_the_network_itself_where_nothing_is_averaged():
     network = moderate(VARIANTS["paper"])
     assert averaged(network, "none") is network
     assert not averaged(network.eval(), "mirror").training
-    with pytest.raises(UsageError, match="unknown choice of views 'mirrors'"):
+    with pytest.raises(UsageError, match=r"unknown --tta 'mirrors'\n.*nearest: mirror"):
         averaged(network, "mirrors")
+    with pytest.raises(UsageError, match="nearest: mirror"):
+        averaged(network, "flip")

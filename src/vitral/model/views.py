@@ -32,7 +32,7 @@ def averaged(network: nn.Module, views: Views) -> nn.Module:
     `UsageError` for views that are not known.
     """
     if views not in get_args(Views):
-        raise unknown("choice of views", views, get_args(Views))
+        raise unknown("--tta", views, get_args(Views), elsewhere={"flip": "mirror", "hflip": "mirror", "all": "both"})
     return network if views == "none" else Averaged(network, views)
 
 
