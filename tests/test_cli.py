@@ -79,6 +79,17 @@ def test_a_run_that_was_long_in_vain_is_told_of_early_stop(capsys, tmp_path, bes
 def test_quiet_says_only_the_result(capsys, photos):
     _, err = printed(capsys, "train", photos, *WORDS, "--quiet")
     assert err.strip().startswith("Accuracy")
+    assert "Next:" not in err
+
+
+def test_help_beside_other_words_is_the_whole_help(capsys):
+    helps = []
+    for words in (["--help"], ["runs/photos", "--help"], ["runs/photos", "--tta", "both", "-h"]):
+        with pytest.raises(SystemExit):
+            main(["evaluate", *words])
+        helps.append(capsys.readouterr().out)
+    assert helps[0] == helps[1] == helps[2]
+    assert "RUN" in helps[0]
 
 
 def test_options_reach_the_run(capsys, photos):
@@ -91,10 +102,31 @@ def test_options_reach_the_run(capsys, photos):
 
 def test_evaluating_on_what_it_learned_from_is_said(capsys, trained):
     data = str(Path(trained.folder).parents[1] / "sky")
-    said = "note: it learned from these pictures; on others: vitral evaluate "
-    for words, warned in ([data], False), (["--split", "train"], True), ([data, "--split", "train"], True):
-        assert main(["evaluate", str(trained.folder), *words]) == 0
-        assert (said in capsys.readouterr().err) == warned
+    learned, chosen = "note: The network learned from these pictures", "note: The best epoch was chosen on these"
+    for words, said in (
+        ([data], None), (["--split", "train"], learned), ([data, "--split", "train"], learned),
+        (["--split", "val"], chosen), ([], None),
+    ):  # fmt: skip
+        assert main(["evaluate", str(trained.folder), *words, "--report", "page.html"]) == 0
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
+        assert [line.startswith(str(said)) for line in notes] == [True] * bool(said)
+        page = Path("page.html").read_text("utf-8")
+        assert all(line.removeprefix("note: ").split(" On others")[0] in page for line in notes)
+
+
+def test_other_data_in_no_splits_are_nobodys_train_pictures(capsys, trained):
+    sky = Path(trained.folder).parents[1] / "sky"
+    out, err = printed(capsys, "evaluate", str(trained.folder), str(sky / "test"), "--report", "page.html")
+    assert f"on all pictures of {sky / 'test'}" in out
+    assert "note" not in err
+    result = Path("page.html").read_text("utf-8").split('id="result"')[1].split("</section>")[0]
+    assert ">Accuracy</h2>" in result
+    assert "12 of 12 pictures recognised" in result
+    for split in ("all", "train"):
+        found = as_json(capsys, "evaluate", str(trained.folder), str(sky / "test"), "--split", split)
+        assert (found["split"], found["images"]) == ("all", 12)
+    with pytest.raises(vitral.errors.DataError, match="no 'all' split"):
+        vitral.evaluate(trained.folder, sky, split="all")
 
 
 def test_evaluate(capsys, trained):
@@ -319,6 +351,7 @@ BAD: dict[str, Bad] = {
     "other classes": Bad("evaluate RUN d", ("cat, dog", "day, night"), folder("cat", "dog")),
     "no such split": Bad("evaluate RUN --split dev", ("'dev'", "test")),
     "no such picture": Bad("predict RUN gone.png", ("gone.png",), hinted=False),
+    "no picture named": Bad("predict cat.jpg", ("no pictures to predict", "only a run or weights", "RUN IMAGE")),
     "no pictures": Bad("predict RUN d", ("no pictures to predict", "d"), lambda: Path("d").mkdir()),
     "init and another model": Bad("train d --init RUN --model S/4", ("--model S/4", "mu/4"), folder("cat", "dog")),
 }

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.text import Text
 
-from vitral.console import stderr, stdout, table
+from vitral.console import command_line, flag, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, VitralError, unknown
 
 
@@ -87,6 +87,8 @@ def train(format: str = "text", **given: Any) -> int:
         _print_json(run.result)
     else:
         _print_result(run.folder, run.result)
+        if not given.get("quiet"):
+            _print_next(run.folder, run.result)
     return 0
 
 
@@ -111,6 +113,9 @@ def _print_result(folder: Path, result: Any) -> None:
     best, epochs = result.get("best_epoch"), result["epochs"]
     if best and epochs - best >= _IN_VAIN and epochs >= 2 * best:
         _say(f"Epoch {best} of {epochs} was the best; --early-stop {_IN_VAIN} ends such a run sooner")
+
+
+def _print_next(folder: Path, result: Any) -> None:
     _say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
     use = f"predict {run} {shlex.quote(data)}" if os.path.isdir(data) else "train YOUR_PICTURES/"
@@ -168,18 +173,20 @@ def evaluate(
         about = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
         _print_json(about if found.beside is None else {**about, "beside": dataclasses.asdict(found.beside)})
     else:
-        print(f"{run} on the {found.split} pictures of {found.source}")
+        print(f"{run} on {'' if found.split == 'all' else 'the '}{found.split} pictures of {found.source}")
         found.evaluation.print_table(stdout())
         if found.beside is not None:
             print(found.beside)
         if found.note:
             _say(f"note: {found.note}")
     if report:
-        typed = {
-            "split": split, "data-root": data_root, "bad-images": bad_images, "device": device, "precision": precision,
+        used: dict[str, Any] = {
+            "split": split, "data_root": data_root, "bad_images": bad_images, "device": device, "precision": precision,
             "engine": engine, "merge": merge, "tta": tta,
         }  # fmt: skip
-        found.write_report(Path(report), _as_typed(evaluate, [run, *([data] if data else [])], typed))
+        usual = inspect.signature(evaluate).parameters
+        typed = {name: value for name, value in used.items() if value != usual[name].default}
+        found.write_report(Path(report), command_line("evaluate", [run] if data is None else [run, data], typed))
         _say(f"Report   {report}")
     return 0
 
@@ -785,13 +792,9 @@ def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command:
         if name in _PLACED:
             where = " ".join(["RUN"] * (command == "evaluate" and name == "data") + [_PLACED[name]])
             raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=f"vitral {command} {where}")
-        flags = [_flag(one) for one in known]
-        meant = {_flag(other): _flag(ours) for other, ours in _CALLED.items() if ours in known}
+        flags = [flag(one) for one in known]
+        meant = {flag(other): flag(ours) for other, ours in _CALLED.items() if ours in known}
         raise unknown("option", word.partition("=")[0], flags, hint=hint, elsewhere=meant)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 _CALLED = {
@@ -814,11 +817,13 @@ _PLACED = {"data": "DATA", "run": "RUN", "model": "MODEL", "images": "IMAGES"}
 def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     """Call `command` with what was typed; tyro's complaint becomes one of ours, of at most five lines."""
     complaint = io.StringIO()
+    if not {"-h", "--help"}.isdisjoint(words):
+        words = ["--help"]  # beside other words tyro's help leaves out what they stand for
     try:
         with contextlib.redirect_stderr(complaint), warnings.catch_warnings():
             # options that the plan decides have None as their default whatever their type: meant, and not for the user
             warnings.simplefilter("ignore", UserWarning)
-            call = tyro.cli(_deferred(command), args=list(words), prog=f"vitral {name}", description=command.__doc__)
+            call = tyro.cli(_deferred(command), args=words, prog=f"vitral {name}", description=command.__doc__)
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -860,16 +865,6 @@ def _deferred(command: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
         return functools.partial(command, *args, **kwargs)
 
     return tyro.conf.configure(tyro.conf.DisallowNone)(remember)
-
-
-def _as_typed(command: Callable[..., Any], arguments: Iterable[str], options: dict[str, Any]) -> str:
-    """The command line of these arguments, and of the options that are not what they are by default."""
-    parameters = inspect.signature(command).parameters
-    words = ["vitral", command.__name__, *arguments]
-    for name, value in options.items():
-        if value != parameters[name.replace("-", "_")].default:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
 
 
 def _print_json(value: Any) -> None:

@@ -79,7 +79,7 @@ def test_views_are_told_beside_the_picture_alone(trained, capsys):
 
 def test_other_pictures_with_the_same_classes(trained, sky):
     found = evaluate_pictures(trained.folder, sky, **OPTIONS)
-    assert (found.split, found.evaluation.images) == ("train", 6)
+    assert (found.split, found.evaluation.images) == ("all", 6)
     assert found.evaluation.accuracy == 1.0
     predictor = vitral.load(trained.folder, device="cpu", precision="fp32")
     singles = [predictor(found.pictures.names[i]).probabilities for i in (0, 5)]

@@ -6,9 +6,9 @@ import dataclasses
 import io
 import re
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
-from vitral.training import progress
+from vitral.training import loop
 from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
 from vitral.training.objective import classification
 from vitral.training.optimizers import OptimizerSet
@@ -263,25 +263,37 @@ def test_the_listener_is_told():
     assert told == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
 
 
-def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "_WORTH_A_WORD", 0.5)
-    slow = batches(run_of())
-    whole = slow.epoch
+@pytest.mark.parametrize(
+    ("seconds", "share", "told"),
+    [((3.0, 1.0), 0.75, 1), ((0.0, 4.0), 0.0, 0), ((0.3, 3.7), 0.075, 0), ((0.75, 0.25), 0.75, 0)],
+)
+def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.MonkeyPatch, seconds, share, told):
+    """By a clock on which a picture's way and a step take what they are said to: three batches an epoch."""
+    reading, computing = seconds
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    run = run_of(epochs=2)
+    pictures, objective = batches(run), classification(PREPROCESSING, run.augmentation, 3)
+    whole = pictures.epoch
 
-    def slowly(*arguments: Any, **options: Any) -> Iterator[Batch]:
+    def read(*arguments: Any, **options: Any) -> Iterator[Batch]:
         for batch in whole(*arguments, **options):
-            time.sleep(0.3)
+            now[0] += reading
             yield batch
 
-    slow.epoch = slowly
+    def compute(model: nn.Module, batch: Batch) -> Any:
+        now[0] += computing
+        return objective(model, batch)
+
+    monkeypatch.setattr(pictures, "epoch", read)
     screen = Console(file=io.StringIO(), width=200)
     with ConsoleListener(screen, 2) as listener:
-        state = trained(run_of(epochs=2), train=slow, listener=listener)
-    assert all(0.5 < line["waited"] <= 1 for line in state.history)
-    told = screen.file.getvalue()
-    assert len(re.findall(r"waited \d+% for pictures", told)) == 2
-    assert told.count("more slowly than this network learns") == 1
-    assert min(line["waited"] for line in trained(run_of(epochs=5)).history) < 0.5
+        state = trained(run, train=pictures, objective=compute, listener=listener)
+    assert [line["waited"] for line in state.history] == pytest.approx([share, share])
+    assert [line["seconds"] for line in state.history] == pytest.approx([3 * sum(seconds)] * 2)
+    text = screen.file.getvalue()
+    assert len(re.findall(r"waited \d+% for pictures", text)) == (2 if share > 0.1 else 0)
+    assert text.count("more slowly than this network learns") == told
 
 
 def test_a_state_comes_back_whole(tmp_path):

@@ -94,7 +94,11 @@ class ReportContent:
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
     evaluated_on: str = "val"
-    """The split of `evaluation` and `mistakes`: "val" or "test"."""
+    """The split of `evaluation` and `mistakes`: "val" or "test"; "" of pictures that are in none."""
+    caution: str = ""
+    """Why these pictures may tell too much: a sentence."""
+    findings: Sequence[tuple[str, str]] = ()
+    """What else is to be said beside the figures: heading, sentence."""
     mistakes: Sequence[Mistake] = ()
     layers: Sequence[Mapping[str, Any]] = ()
     """Rows {name, type, output_shape, parameters, trainable, flops}."""
@@ -130,7 +134,8 @@ def render(content: ReportContent, run: str) -> str:
         evaluation=evaluation,
         headline=_headline(evaluation, result, split),
         facts=_facts(evaluation, result, content.evaluated_on),
-        findings=_findings(evaluation, content.history, best_epoch),
+        caution=content.caution,
+        findings=[*content.findings, *_findings(evaluation, content.history, best_epoch)],
         plots=figures.curves(content.history, best_epoch),
         history=_history_table(content.history, best_epoch),
         matrix=_matrix(evaluation),

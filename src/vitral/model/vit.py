@@ -266,7 +266,7 @@ class Attention(nn.Module):
         """
         dropout = self.attention_dropout if self.training else 0.0
         if explicit_is_faster(q, k):
-            q, k, v = (q * self.scale).contiguous(), k.contiguous(), v.contiguous()  # cheaper than what a product does
+            q, k, v = (q * self.scale).contiguous(), k.contiguous(), v.contiguous()  # else each product copies its own
             scores = q @ k.transpose(-2, -1)
             return F.dropout(masked(scores, mask).softmax(dim=-1), dropout) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)

@@ -31,6 +31,12 @@ from vitral.weights.labels import match
 
 _MISTAKES = 96  # pictures that a report may show
 
+CAUTION = {
+    "train": "The network learned from these pictures, so expect less on new ones.",
+    "val": "The best epoch was chosen on these pictures, so expect slightly less on new ones.",
+}
+"""What to know of a run's figures on a split of its own data."""
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -62,17 +68,19 @@ class Evaluated:
     """In the order of `probabilities`, labelled with the network's classes."""
     source: str
     split: str
+    """ "all" where the data have no splits."""
     probabilities: np.ndarray
     beside: Beside | None = None
     """Where tokens were merged or views averaged: what that changes."""
 
+    caution: str = ""
+    """Why a run's figures on these pictures tell too much of it."""
+
     @property
     def note(self) -> str | None:
-        """A word of warning where the run learned from these very pictures."""
-        folder = RunFolder(self.predictor.source)
-        if self.split != "train" or not folder.is_run() or not _same(folder.read_plan().run.data, self.source):
-            return None
-        return f"it learned from these pictures; on others: vitral evaluate {shlex.quote(self.predictor.source)}"
+        """A word of warning for the command line, with what to type instead of a measurement on train pictures."""
+        other = f" On others: vitral evaluate {shlex.quote(self.predictor.source)}"
+        return self.caution + other * (self.caution == CAUTION["train"]) or None
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
@@ -81,7 +89,9 @@ class Evaluated:
         looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
         content = ReportContent(
             title=f"{self.predictor.source} on {self.source}", command=command, evaluation=self.evaluation,
-            evaluated_on=self.split, mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
+            evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
+            findings=[("Views and merging", f"{self.beside}.")] if self.beside else [],
+            mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
         )  # fmt: skip
         write_report(path, content)
 
@@ -138,7 +148,10 @@ def evaluate_pictures(
         predictor = load(model, device=device, precision="fp32", engine=engine, tta=tta)
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
+    whole = set(dataset.splits) == {"train"}  # nobody has parted them: they are no one's train pictures
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
+    chosen = "train" if whole and chosen == "all" else chosen
+    caution = CAUTION.get(chosen, "") if data is None or _learned(predictor, dataset.source) else ""
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
     pictures = in_classes_of(predictor, dataset)[chosen]
     batches = _batches(predictor, pictures, progress)
@@ -153,7 +166,14 @@ def evaluate_pictures(
     probabilities = logits.softmax(1).numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     beside = _beside(predictor, logits, plain[0], pictures.labels) if plain else None
-    return Evaluated(evaluation, predictor, pictures, dataset.source, chosen, probabilities, beside)
+    named = "all" if whole else chosen
+    return Evaluated(evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution)
+
+
+def _learned(predictor: Predictor, data: str) -> bool:
+    """Whether these are the data of the predictor's own run."""
+    folder = RunFolder(predictor.source)
+    return folder.is_run() and _same(folder.read_plan().run.data, data)
 
 
 def _same(data: str, other: str) -> bool:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
-from vitral.console import stderr
+from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import keep_freed_memory, seed_everything
@@ -32,7 +32,7 @@ from vitral.evaluation.report import ReportContent, write_report
 from vitral.model import ViT
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
-from vitral.recipes.evaluation import confident_mistakes
+from vitral.recipes.evaluation import CAUTION, confident_mistakes
 from vitral.recipes.features import FeatureCache
 from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.looking import Looks, look_inside
@@ -113,7 +113,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     if differing:
         name = differing[0]
         raise UsageError(
-            f"--resume goes on with the run as it was; --{name.replace('_', '-')} differs",
+            f"--resume goes on with the run as it was; {flag(name)} differs",
             where=folder.path, why=f"it was {getattr(plan.run, name)}",
             hint=f"without that option, or a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
@@ -149,16 +149,8 @@ def _plain(name: str, value: Any) -> Any:
 
 def command(given: Mapping[str, Any]) -> str:
     """The command line that these options are."""
-    words = ["vitral", "train", *([str(given["data"])] if "data" in given else [])]
-    for name, value in given.items():
-        if name == "data":
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", *map(str, value if isinstance(value, (tuple, list)) else [value])]
-    return shlex.join(words)
+    data = [given["data"]] if "data" in given else []
+    return command_line("train", data, {name: value for name, value in given.items() if name != "data"})
 
 
 @dataclass(frozen=True)
@@ -393,7 +385,8 @@ def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
     content = ReportContent(
         title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
         history=state.history,
-        evaluation=evaluation, evaluated_on=split, mistakes=mistakes,
+        evaluation=evaluation, evaluated_on=split, caution=CAUTION.get(split, "") if evaluation else "",
+        mistakes=mistakes,
         layers=summary.to_json()["layers"], **vars(looks),
     )  # fmt: skip
     write_report(folder.report, content)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitral.console import flag
 from vitral.data import DataSet, load
 from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
@@ -54,8 +55,7 @@ def plan_run(options: dict[str, Any]) -> Job:
     Run(**given)  # what makes no sense by itself is said before data are read
     for name in UNREAD.get(given.get("recipe", ""), ()):
         if name in given:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} means nothing to --recipe {given['recipe']}", hint="leave it out")
+            raise UsageError(f"{flag(name)} means nothing to --recipe {given['recipe']}", hint="leave it out")
     if given.get("minutes") is not None and "epochs" in given:
         raise UsageError("--minutes and --epochs both say how long to train", hint="leave one out")
     dataset = load_given(given)
@@ -119,7 +119,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     teacher = teacher_of(run, dataset.classes)
     if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
         hint = "--teacher RUN_OR_WEIGHTS, or leave it out"
-        raise UsageError(f"--{alone[0].replace('_', '-')} means nothing without a teacher", hint=hint)
+        raise UsageError(f"{flag(alone[0])} means nothing without a teacher", hint=hint)
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
@@ -262,12 +262,12 @@ def _from_weights(loaded: Loaded, recipes: Run, given: dict[str, Any], reasons: 
     has = vars(weights.config)  # what the network has not at all, as a ResNet --dropout, is None: nothing goes with it
     for name in MODEL_OPTIONS:
         if name in given and (name not in _FREE or name not in has) and given[name] != has.get(name):
-            flag, why = f"--{name.replace('_', '-')} {_shown(given[name])}", f"the network in it has {has.get(name)}"
-            raise UsageError(f"{flag} does not go with --init {init}", why=why, hint="leave it out")
+            typed, why = f"{flag(name)} {_shown(given[name])}", f"the network in it has {has.get(name)}"
+            raise UsageError(f"{typed} does not go with --init {init}", why=why, hint="leave it out")
     model = str(weights.trained.get("model", f"{loaded.format}'s"))
     if given.get("model", model) != model:
-        flag, why = f"--model {given['model']}", f"the network in it is {model}"
-        raise UsageError(f"{flag} does not go with --init {init}", why=why, hint="leave it out")
+        typed, why = f"--model {given['model']}", f"the network in it is {model}"
+        raise UsageError(f"{typed} does not go with --init {init}", why=why, hint="leave it out")
     reasons += [
         Choice("model", model, f"{init} decides the network and its preprocessing"),
         Choice("weights", loaded.account.counted(), "; ".join(loaded.account.remarkable()) or "as they were"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from vitral.console import flag
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
 from vitral.errors import RunError, UsageError, unknown
 
@@ -150,7 +151,7 @@ class Run:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not all(map(fits, value if isinstance(value, tuple) else (value,))):
-                    raise UsageError(f"{_flag(name)} must be {must}, not {_shown(value)}")
+                    raise UsageError(f"{flag(name)} must be {must}, not {_shown(value)}")
         if not 0 <= self.randaugment[1] <= 30:
             raise UsageError(f"--randaugment takes a magnitude from 0 to 30, not {self.randaugment[1]}")
 
@@ -230,9 +231,9 @@ def _check_kinds(run: Run) -> None:
         options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
         if choices and value not in choices:
-            raise unknown(f"choice for {_flag(name)}:", value, choices)
+            raise unknown(f"choice for {flag(name)}:", value, choices)
         if not choices and not any(_is(value, option) for option in options):
-            raise UsageError(f"{_flag(name)} cannot be {_shown(value)}", why=f"it is {Run.__annotations__[name]}")
+            raise UsageError(f"{flag(name)} cannot be {_shown(value)}", why=f"it is {Run.__annotations__[name]}")
 
 
 def _is(value: object, kind: Any) -> bool:
@@ -243,10 +244,6 @@ def _is(value: object, kind: Any) -> bool:
     if kind is bool or isinstance(value, bool):
         return type(value) is kind
     return isinstance(value, (float, int) if kind is float else kind)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _shown(value: object) -> str:
