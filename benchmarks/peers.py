@@ -1,6 +1,8 @@
 """ViT-S/16 at 224 pixels, 1000 classes, the same random pictures for all, everything in turn: the same as
-`vitral bench S/16 --precision bf16 fp32 --engines all`. `python -m benchmarks peers S/16 B/16` measures these networks
-instead, one after the other; a name among them that begins names of peers (`timm`) leaves out the other peers.
+`vitral bench S/16 --precision bf16 fp32 --engines all`. `python -m benchmarks peers B/16 S/16@384` measures other
+networks, or S/16 at other sizes, in the precision that ours takes by itself, in smaller batches the larger they are;
+`peers compiled` measures everyone under torch.compile as well. A name that begins names of peers (`timm`) leaves out
+the other peers.
 
 A training step is forward, cross-entropy, backward and AdamW. Ours goes through the library's own parts: precision
 from `vitral.device.choose`, the objective on uint8 pictures, its parameter groups and optimizer. The others get
@@ -34,7 +36,7 @@ from vitral.model import ViTConfig
 QUICK = ViTConfig(image_size=32, patch_size=16, dim=64, depth=1, heads=1, mlp_dim=128)
 PRECISIONS = ("bf16", "fp32")
 ORDER = (*PRECISIONS, "int8")
-USUAL = "S/16"
+USUAL, COMPILED = "S/16", "compiled"
 
 
 def run(options: Options) -> list[Table]:
@@ -42,54 +44,69 @@ def run(options: Options) -> list[Table]:
     if options.device != "cuda":
         keep_freed_memory()  # as our trainer does; it holds for the whole process
     some = tuple(name for name in options.names if any(peer.startswith(name) for peer in PEERS))
-    models = [name for name in options.names if name not in some] or [USUAL]
-    subjects = [of_config(name, QUICK) if options.quick else subject(name) for name in models]
+    models = [name for name in options.names if name not in (*some, COMPILED)] or [USUAL]
     asked = [name for name in PEERS if not some or name.startswith(some)]
-    return [table for network in subjects for table in _tables(network, asked, options)]
+    return [table for name in models for table in _tables(name, asked, options)]
 
 
-def _tables(network: Subject, asked: Sequence[str], options: Options) -> Iterator[Table]:
+def _network(name: str, options: Options) -> Subject:
+    """What `B/16` or, at 384 pixels, `B/16@384` stands for."""
+    if options.quick:
+        return of_config(name, QUICK)
+    model, _, size = name.partition("@")
+    return subject(model, int(size) if size else None)
+
+
+def _tables(name: str, asked: Sequence[str], options: Options) -> Iterator[Table]:
+    network, compiled = _network(name, options), COMPILED in options.names
     peers, left_out = chosen(asked, network.config)
-    ours, refused = engines.chosen(["all"], network, options.device)
+    ours, refused = ([], []) if compiled else engines.chosen(["all"], network, options.device)
     for note in [*left_out, *refused]:
         print(note)
-    for what, batch in _shapes(options):
-        case = Case(network, what, batch, options.device, PRECISIONS, peers, engines=ours)
+    whole = name == USUAL and not compiled  # the others in fp32 would take hours
+    usual = choose(options.device, dim=network.config.dim).precision
+    precisions = PRECISIONS if whole else (usual,)
+    # each has its own file, and stays there
+    file = [name.replace("/", "-")] * (name != USUAL) + [COMPILED] * compiled + ["cuda"] * (options.device == "cuda")
+    for what, batch in _shapes(network, options):
+        case = Case(network, what, batch, options.device, precisions, peers, compiled, engines=ours)
         rows, notes = measure(case, rounds=1 if options.quick else 9 if options.device == "cuda" else 5)
         for note in notes:
             print(note)
-        yield _table(rows, options)
+        yield _table(rows, usual, "-".join(file))
 
 
-def _shapes(options: Options) -> list[tuple[str, int]]:
+def _shapes(network: Subject, options: Options) -> list[tuple[str, int]]:
     """What is measured, and with how many pictures."""
     if options.quick:
         return [("training", 2), ("inference", 2)]
-    large = 256 if options.device == "cuda" else 32
+    on_cpu = 32 if network.flops < 20e9 else 16 if network.flops < 60e9 else 8
+    large = 256 if options.device == "cuda" else on_cpu
     return [("training", large), ("inference", large), ("inference", 1)]
 
 
-def _table(rows: Sequence[Row], options: Options) -> Table:
-    ours = {row.precision: row.sample.median for row in rows if row.who == OURS}
-    default = ours[choose(options.device).precision]
+def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
+    ours = {row.precision: row.sample.median for row in rows if row.who == OURS and not row.compiled}
     cells = [
         {
-            "name": row.who, "precision": f"{row.precision} ({row.via})" if row.via else row.precision,
-            **row.sample.columns(1000), "rate": row.rate, "share": row.share, "same": row.times,
-            "default": row.sample.median / default,
+            "name": f"{row.who}, compiled" if row.compiled else row.who,
+            "precision": f"{row.precision} ({row.via})" if row.via else row.precision,
+            **row.sample.columns(1000), "rate": row.rate, "share": row.share, "first": row.first, "same": row.times,
+            "default": row.sample.median / ours[usual] if len(ours) > 1 else None,
         }
         for row in sorted(rows, key=lambda row: ORDER.index(row.precision))
     ]  # fmt: skip
     columns = {
         "name": "", "precision": "precision", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
         "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "share": "of the matrix rate|.0%",
-        "same": "time : ours, same precision|.2f", "default": "time : ours, by default|.2f",
+        "first": "first call, s|.1f", "same": "time : ours, same precision|.2f",
+        "default": "time : ours, by default|.2f",
     }  # fmt: skip
+    kept = [key for key in columns if any(cell[key] is not None for cell in cells)]
     rates = ", ".join(
         f"{p} {rate / 1e9:,.0f} GFLOP/s" for p, rate in {r.precision: r.matrix_rate for r in rows}.items() if rate
     )
     one, height, width = rows[0], *rows[0].image_size
     what = {"training": "training step", "inference": "inference"}[one.what]
     caption = f"{one.model} at {height}×{width}, {what}, batch {one.batch} (matrix products: {rates})"
-    network = "" if one.model == USUAL else one.model.replace("/", "-")  # each has its own file, and stays there
-    return Table(caption, columns, cells, name="-".join(filter(None, (network, "cuda" * (options.device == "cuda")))))
+    return Table(caption, {key: columns[key] for key in kept}, cells, name=file)

@@ -45,14 +45,14 @@ def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_p
 
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
 def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
-    result = measure("peers", Options("", ("Ti/16", "torchvision", "S/16"), quick=True))
-    assert [table.caption.partition(" at ")[0] for table in result.tables] == ["Ti/16"] * 2 + ["S/16"] * 2
+    result = measure("peers", Options("", ("Ti/16@384", "torchvision", "S/16"), quick=True))
+    assert [table.caption.partition(" at ")[0] for table in result.tables] == ["Ti/16@384"] * 2 + ["S/16"] * 2
     for table in result.tables:
         names = {row["name"] for row in table.rows}
         assert names >= {"vitral", "torchvision"}
         assert "timm" not in names
         assert ("vitral (plain)" in names) == ("inference" in table.caption)
-    assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16.json", "peers.json"]
+    assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16@384.json", "peers.json"]
 
 
 def test_the_usual_programs_are_programs() -> None:
