@@ -1,8 +1,8 @@
 """ViT-S/16 at 224 pixels, 1000 classes, the same random pictures for all, everything in turn: the same as
 `vitral bench S/16 --precision bf16 fp32 --engines all`. `python -m benchmarks peers B/16 S/16@384` measures other
 networks, or S/16 at other sizes, in the precision that ours takes by itself, in smaller batches the larger they are;
-`peers compiled` measures everyone under torch.compile as well. A name that begins names of peers (`timm`) leaves out
-the other peers.
+`peers compiled` measures everyone under torch.compile as well, `peers jpeg` training from files
+([what that is](../docs/bench.md#what-is-measured)). A name that begins names of peers (`timm`) leaves out the others.
 
 A training step is forward, cross-entropy, backward and AdamW. Ours goes through the library's own parts: precision
 from `vitral.device.choose`, the objective on uint8 pictures, its parameter groups and optimizer. The others get
@@ -30,13 +30,15 @@ from vitral.bench.measure import Case, measure
 from vitral.bench.peers import PEERS, chosen
 from vitral.bench.report import OURS, Row
 from vitral.bench.subject import Subject, of_config, subject
+from vitral.data import load
 from vitral.device import choose, keep_freed_memory
 from vitral.model import ViTConfig
 
 QUICK = ViTConfig(image_size=32, patch_size=16, dim=64, depth=1, heads=1, mlp_dim=128)
 PRECISIONS = ("bf16", "fp32")
 ORDER = (*PRECISIONS, "int8")
-USUAL, COMPILED = "S/16", "compiled"
+USUAL, COMPILED, JPEG = "S/16", "compiled", "jpeg"
+PHOTOGRAPHS = "hymenoptera.tar"
 
 
 def run(options: Options) -> list[Table]:
@@ -44,7 +46,7 @@ def run(options: Options) -> list[Table]:
     if options.device != "cuda":
         keep_freed_memory()  # as our trainer does; it holds for the whole process
     some = tuple(name for name in options.names if any(peer.startswith(name) for peer in PEERS))
-    models = [name for name in options.names if name not in (*some, COMPILED)] or [USUAL]
+    models = [name for name in options.names if name not in (*some, COMPILED, JPEG)] or [USUAL]
     asked = [name for name in PEERS if not some or name.startswith(some)]
     return [table for name in models for table in _tables(name, asked, options)]
 
@@ -58,40 +60,54 @@ def _network(name: str, options: Options) -> Subject:
 
 
 def _tables(name: str, asked: Sequence[str], options: Options) -> Iterator[Table]:
-    network, compiled = _network(name, options), COMPILED in options.names
+    network = _network(name, options)
+    compiled, files = (word in options.names for word in (COMPILED, JPEG))
+    path = options.data(PHOTOGRAPHS) if files and not options.quick else None
+    photographs = load(str(path)) if path else None
+    if files and not photographs:
+        return
     peers, left_out = chosen(asked, network.config)
     ours, refused = ([], []) if compiled else engines.chosen(["all"], network, options.device)
     for note in [*left_out, *refused]:
         print(note)
-    whole = name == USUAL and not compiled  # the others in fp32 would take hours
+    whole = name == USUAL and not compiled and not files  # the others in fp32 would take hours
     usual = choose(options.device, dim=network.config.dim).precision
     precisions = PRECISIONS if whole else (usual,)
     # each has its own file, and stays there
-    file = [name.replace("/", "-")] * (name != USUAL) + [COMPILED] * compiled + ["cuda"] * (options.device == "cuda")
-    for what, batch in _shapes(network, options):
-        case = Case(network, what, batch, options.device, precisions, peers, compiled, engines=ours)
+    parts = {name.replace("/", "-"): name != USUAL, COMPILED: compiled, JPEG: files, "cuda": options.device == "cuda"}
+    file = "-".join(part for part, there in parts.items() if there)
+    for what, batch in [(JPEG, _large(network, options))] if files else _shapes(network, options):
+        case = Case(network, what, batch, options.device, precisions, peers, compiled, photographs, ours)
         rows, notes = measure(case, rounds=1 if options.quick else 9 if options.device == "cuda" else 5)
         for note in notes:
             print(note)
-        yield _table(rows, usual, "-".join(file))
+        yield _table(rows, usual, file)
 
 
 def _shapes(network: Subject, options: Options) -> list[tuple[str, int]]:
     """What is measured, and with how many pictures."""
     if options.quick:
         return [("training", 2), ("inference", 2)]
-    on_cpu = 32 if network.flops < 20e9 else 16 if network.flops < 60e9 else 8
-    large = 256 if options.device == "cuda" else on_cpu
+    large = _large(network, options)
     return [("training", large), ("inference", large), ("inference", 1)]
+
+
+def _large(network: Subject, options: Options) -> int:
+    """Pictures of a batch: fewer of large networks on a processor, so that a step takes seconds."""
+    if options.device == "cuda":
+        return 256
+    return 32 if network.flops < 20e9 else 16 if network.flops < 60e9 else 8
 
 
 def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
     ours = {row.precision: row.sample.median for row in rows if row.who == OURS and not row.compiled}
+    ready = next((row.rate for row in rows if row.who == f"{OURS}, synthetic"), None)
     cells = [
         {
             "name": f"{row.who}, compiled" if row.compiled else row.who,
             "precision": f"{row.precision} ({row.via})" if row.via else row.precision,
             **row.sample.columns(1000), "rate": row.rate, "share": row.share, "first": row.first, "same": row.times,
+            "synthetic": row.rate / ready if ready and row.who.startswith(OURS) else None,
             "default": row.sample.median / ours[usual] if len(ours) > 1 else None,
         }
         for row in sorted(rows, key=lambda row: ORDER.index(row.precision))
@@ -99,7 +115,7 @@ def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
     columns = {
         "name": "", "precision": "precision", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
         "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "share": "of the matrix rate|.0%",
-        "first": "first call, s|.1f", "same": "time : ours, same precision|.2f",
+        "first": "first call, s|.1f", "synthetic": "rate : synthetic|.2f", "same": "time : ours, same precision|.2f",
         "default": "time : ours, by default|.2f",
     }  # fmt: skip
     kept = [key for key in columns if any(cell[key] is not None for cell in cells)]
@@ -107,6 +123,6 @@ def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
         f"{p} {rate / 1e9:,.0f} GFLOP/s" for p, rate in {r.precision: r.matrix_rate for r in rows}.items() if rate
     )
     one, height, width = rows[0], *rows[0].image_size
-    what = {"training": "training step", "inference": "inference"}[one.what]
+    what = {"training": "training step", "inference": "inference", JPEG: f"training from {PHOTOGRAPHS}"}[one.what]
     caption = f"{one.model} at {height}×{width}, {what}, batch {one.batch} (matrix products: {rates})"
     return Table(caption, {key: columns[key] for key in kept}, cells, name=file)

@@ -85,7 +85,7 @@ def test_training_from_files(capsys, make_pictures: MakePictures) -> None:
     out, _ = bench(capsys, *TINY, "--what", "jpeg", "--data", str(photos), "--peers", "none")
     assert "first s" in out
     assert [line.split("fp32")[0].split(maxsplit=1)[1].strip() for line in out.splitlines() if "fp32  " in line] == [
-        "vitral", "vitral, kept"
+        "vitral", "vitral, kept", "vitral, synthetic"
     ]  # fmt: skip
 
 

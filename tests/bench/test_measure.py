@@ -69,7 +69,7 @@ def test_everyone_takes_part(what: str) -> None:
 
 def test_training_from_files(dataset) -> None:
     rows, _ = measure.measure(case("jpeg", "torchvision", dataset=dataset), rounds=1)
-    assert [row.who for row in rows] == [OURS, f"{OURS}, kept", "torchvision"]
+    assert [row.who for row in rows] == [OURS, f"{OURS}, kept", f"{OURS}, synthetic", "torchvision"]
     assert {row.pictures for row in rows} == {8}, "four steps of two"
     assert all(row.first is not None and row.first > 0 for row in rows)
     assert {row.memory for row in rows} == {None}, "the workers' memory is not this process's"

@@ -166,17 +166,20 @@ def training(case: Case) -> Iterator[Way]:
 
 def jpeg(case: Case) -> Iterator[Way]:
     """A pass of training over picture files. Ours reads every file in every pass, as theirs do; "kept" is what it does
-    where the decoded set fits a quarter of the memory.
+    where the decoded set fits a quarter of the memory, and "synthetic" trains on one batch again and again: no
+    pictures come faster.
     """
     assert case.dataset is not None
     split = some_pictures(case.dataset, case.subject, case.batch, case.device)
     workers = max(1, cores() - 1)
     about = (split, case.subject.preprocessing, case.batch, torch.device(case.device), workers)
     loader = Theirs(*about)
+    ready = Batch(*_pictures(case), np.arange(case.batch))
     for who, precision, compiled, step in _steps(case, AUGMENTATION):
         found: dict[str, Iterable[Batch]] = {who: loader}
         if who == OURS:
             found = {OURS: Ours(*about, kept="stream"), f"{OURS}, kept": Ours(*about, kept="memory")}
+            found[f"{OURS}, synthetic"] = [ready] * (len(split) // case.batch)
         for name, batches in found.items():
             yield Way(name, precision, compiled, partial(_pass, step, batches), len(split))
 
