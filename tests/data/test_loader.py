@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -12,10 +13,12 @@ import time
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pictures import noise
 from vitral.data import Split
-from vitral.data.loader import Batches
+from vitral.data.intake import read_image
+from vitral.data.loader import Batches, _Pictures
 from vitral.data.transforms import Augmentation, Preprocessing
 
 CPU = torch.device("cpu")
@@ -127,6 +130,33 @@ def test_balanced_sampling_draws_classes_equally():
 def test_unreadable_pictures_are_gathered_not_raised(residency):
     found = batches(split(broken=True), residency=residency)
     assert [(index, error.name, error.why) for index, error in found.unreadable] == [(5, "p5.png", "gone")]
+
+
+def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypatch):
+    y, x = np.mgrid[0:256, 0:400]
+    pixels = np.stack([255 * x / 400, 255 * y / 256, 128 + 60 * np.sin(x / 9)], -1).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=95)
+    pictures = Split(["large.jpg"], np.zeros(1, np.int64), lambda i: file.getvalue())
+    sizes = []
+
+    def seen(*args, **options):
+        image = read_image(*args, **options)
+        sizes.append(image.shape[:2])
+        return image
+
+    monkeypatch.setattr("vitral.data.dataset.read_image", seen)
+
+    def decoded(crop: str) -> torch.Tensor:
+        sizes.clear()
+        return _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop=crop)).decode(0)
+
+    small = decoded("random-resized")
+    assert sizes == [(32, 50)], "an eighth, which is still twice what is read"
+    assert decoded("shift").shape == (3, 256, 400)
+    assert sizes == [(256, 400)]
+    whole = Preprocessing((16, 24), 3).resized(torch.from_numpy(pixels).permute(2, 0, 1), tuple(small.shape[1:]))
+    assert (small.float() - whole.float()).abs().mean() < 1.5, "levels of 255"
 
 
 def test_progress_counts_every_picture():

@@ -79,12 +79,13 @@ class Split:
         except (OSError, ValueError):
             return "unreadable"
 
-    def image(self, index: int, channels: int | None = None) -> np.ndarray:
-        """The picture as uint8 (H, W, C), upright, with 1 or 3 channels (None: as the picture has).
+    def image(self, index: int, channels: int | None = None, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        """The picture as uint8 (H, W, C), upright, with 1 or 3 channels (None: as the picture has); a JPEG at 1/2, 1/4
+        or 1/8 of its size where that is still `at_least` = (height, width).
 
         Raises `ImageError`, which names the picture.
         """
-        return read_image(self.raw(index), name=self.names[index], channels=channels)
+        return read_image(self.raw(index), name=self.names[index], channels=channels, at_least=at_least)
 
 
 @dataclass(frozen=True, eq=False)

@@ -337,25 +337,32 @@ class _Pictures(Dataset[Tensor]):
         """Plain data: all that `kept` follows from beside the picture itself."""
         facts = self.preprocessing.to_json()
         if self.cropped:
-            return {"crop": True, **{k: facts[k] for k in ("image_size", "channels", "interpolation", "antialias")}}
+            return {
+                "crop": True,
+                "scaled": True,
+                **{k: facts[k] for k in ("image_size", "channels", "interpolation", "antialias")},
+            }
         unused = ("std",) if self.preprocessing.resize == "letterbox" else ("std", "mean")  # which fills with the mean
         return {"crop": False, **{k: v for k, v in facts.items() if k not in unused}}
 
-    def pixels(self, index: int) -> np.ndarray:
-        return self.split.image(index, self.preprocessing.channels)
+    def image(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        return self.split.image(index, self.preprocessing.channels, at_least=at_least)
 
     def kept(self, index: int) -> Tensor:
         """What is worth keeping of a picture (C, H, W): as the network reads it, or with room to crop."""
-        return self.decode(index) if self.cropped else self.preprocessing.geometry(self.pixels(index))
+        return self.decode(index) if self.cropped else self.preprocessing.geometry(self.image(index))
 
     def decode(self, index: int) -> Tensor:
         """Pixels (C, H, W). Where they are to be cropped, at most twice what is read, which leaves room; the same
-        whether they are kept or streamed, so that a run does not depend on the memory at hand.
+        whether they are kept or streamed, so that a run does not depend on the memory at hand. A large JPEG is decoded
+        no larger than needed for that, which of a photograph of 12 megapixels takes a third of the time.
         """
-        image = _channels_first(self.pixels(index))
         if not self.cropped:
-            return image.contiguous()
-        scale = max(2 * n / m for n, m in zip(self.preprocessing.image_size, image.shape[-2:], strict=True))
+            return _channels_first(self.image(index)).contiguous()
+        height, width = self.preprocessing.image_size
+        room = (2 * height, 2 * width)
+        image = _channels_first(self.image(index, at_least=room))
+        scale = max(n / m for n, m in zip(room, image.shape[-2:], strict=True))
         if scale >= 1:
             return image.contiguous()
         return self.preprocessing.resized(image, tuple(round(n * scale) for n in image.shape[-2:]))
