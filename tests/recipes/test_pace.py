@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -23,7 +24,7 @@ TIMED = {name: value for name, value in TINY.items() if name != "epochs"}
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture takes 10 ms in training and 2 ms in validation."""
-    monkeypatch.setattr(pace, "seconds_a_picture", lambda job: (0.01, 0.002))
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job, at_most=None: (0.01, 0.002))
 
 
 @pytest.mark.usefixtures("slow")
@@ -112,3 +113,48 @@ def test_a_run_that_is_reopened_is_not_timed(photos, monkeypatch):
     job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 0.01})
     monkeypatch.setattr(pace, "seconds_a_picture", lambda job: pytest.fail("decided anew"))
     assert reopen(job.plan).run.epochs == 3
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(
+    ("device", "rate", "enough", "said"),
+    [
+        ("cpu", 2000.0, True, "learns from 100 pictures a second, by a trial of some steps: decoding keeps up"),
+        ("cpu", 1000.0, False, "decoding lets it reach 91% of that"),  # 1 / (1 / 100 + 1 / 1000): the same cores
+        ("cuda", 96.0, True, "decoding keeps up"),
+        ("cuda", 40.0, False, "decoding lets it reach 40% of that"),
+    ],
+)
+def test_whether_pictures_keep_up(photos, device, rate, enough, said):
+    job = plan_run({**TINY, "data": str(photos), "val_fraction": 0.2})
+    job = dataclasses.replace(job, machine=dataclasses.replace(job.machine, device=torch.device(device)))
+    found, told = pace.keeps_up(job, rate)
+    assert found == enough
+    assert told.endswith(said)
+
+
+def test_a_run_whose_pictures_are_decoded_in_every_epoch_says_whether_they_keep_up(
+    photos, tmp_path, capsys, monkeypatch
+):
+    told = []
+    for learning in (1e-9, 10.0):  # seconds a picture: no cores decode that fast, and any do
+        monkeypatch.setattr(
+            pace, "seconds_a_picture", lambda job, at_most=None, learning=learning: (learning, learning)
+        )
+        vitral.train(
+            photos, out=tmp_path / "run", overwrite=True, residency="stream", workers=0, **{**TINY, "epochs": 1}
+        )
+        told.append(" ".join(capsys.readouterr().err.split()))
+    assert "decoding lets it reach 0% of that. --residency memory or cache keeps them decoded" in told[0]
+    assert "decoding keeps up" in told[1]
+    vitral.train(photos, out=tmp_path / "run", overwrite=True, **{**TINY, "epochs": 1})
+    assert "decoding" not in capsys.readouterr().err
+
+
+def test_the_trial_of_a_large_network_on_a_processor_takes_few_pictures(photos, monkeypatch):
+    asked = []
+    monkeypatch.setattr(pace, "seconds_a_picture", lambda job, at_most: asked.append(at_most) or (0.01, 0.002))
+    for options in (TINY, {"model": "L/16", "image_size": 224, "epochs": 1}):
+        pace.keeps_up(plan_run({**options, "data": str(photos), "val_fraction": 0.2}), 100.0)
+    assert asked[0] > 1000
+    assert asked[1] == 2

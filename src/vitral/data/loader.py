@@ -86,6 +86,8 @@ class Batches:
         """Pictures that could not be decoded; a batch with one of them would be wrong."""
         self.residency = ""
         """Where the pictures are, how large, and why: a sentence without its full stop."""
+        self.decoding_rate: float | None = None
+        """Pictures a second that all cores decode, where they are decoded anew in every epoch."""
         self._crew: _Crew | None = None
         self._store = self._open_store(residency, progress or (lambda done: None))
 
@@ -164,7 +166,8 @@ class Batches:
             self.residency += f": no room for the cache in {cache.folder} ({room_needed})"
         started = time.perf_counter()
         count = sum(1 for _ in self._decoded(pictures.decode, progress))
-        self.residency += f"; {count / (time.perf_counter() - started):,.0f} a second are decoded by all cores"
+        self.decoding_rate = count / (time.perf_counter() - started)
+        self.residency += f"; {self.decoding_rate:,.0f} a second are decoded by all cores"
         return pictures
 
     def _tensor(self, pictures: _Pictures, shape: tuple[int, int, int], progress: Progress) -> Tensor:

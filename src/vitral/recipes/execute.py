@@ -36,13 +36,14 @@ from vitral.recipes.evaluation import CAUTION, confident_mistakes
 from vitral.recipes.features import FeatureCache
 from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.looking import Looks, look_inside
+from vitral.recipes.pace import keeps_up
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
 from vitral.training.compiling import Stopwatch, compiled, compiler_timed
 from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import balanced_weights
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.progress import ConsoleListener, counting, print_plan
+from vitral.training.progress import KEEP_THEM, ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, RunFolder, checked_options
 from vitral.training.schedule import image_size
 from vitral.weights import native
@@ -267,6 +268,9 @@ def _readable_batches(job: Job, console: Console) -> tuple[Job, dict[str, Batche
     ]
     if not bad:
         console.print(f"training pictures: {batches['train'].residency}", style="dim", highlight=False)
+        if (rate := batches["train"].decoding_rate) and job.run.recipe not in LEARNERS:
+            enough, told = keeps_up(job, rate)
+            console.print(told + f". {KEEP_THEM}" * (not enough), style="dim", highlight=False, soft_wrap=True)
         return job, batches
     dataset = readable(job.dataset, bad, job.run.bad_images)
     console.print(f"left out {len(bad)} unreadable pictures: {', '.join(one.name for one in bad[:5])}", highlight=False)

@@ -1,4 +1,4 @@
-"""How fast a run goes on this machine, by a few of its own steps: for `--minutes`."""
+"""How fast a run goes on this machine, by a few of its own steps: for `--minutes`, and whether pictures keep up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from vitral.data.loader import Batch
 from vitral.device import keep_freed_memory
+from vitral.model import summarize
 from vitral.recipes.learning import begin, objective_of
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.schedule import computed_share
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 KEPT_BACK = 0.05
 """Share of the time that is left for what the trial does not see: saving, a machine that slows down."""
+ENOUGH = 0.95
+"""Share of a run's speed from which on its pictures count as coming fast enough."""
+_OPERATIONS = 1e12
+"""Of a step, at most, that tells whether pictures keep up on a processor: some seconds of it, however large the run."""
 _STEPS, _SECONDS = 12, 3.0  # of a trial; the first steps are not counted
 _FIRST = 2
 
@@ -44,9 +49,26 @@ def epochs_within(job: Job, minutes: float) -> tuple[int, str]:
     return epochs, told
 
 
-def seconds_a_picture(job: Job) -> tuple[float, float]:
+def keeps_up(job: Job, decoding_rate: float) -> tuple[bool, str]:
+    """Whether pictures that are decoded in every epoch leave a run `ENOUGH` of the speed that it has on pictures at
+    hand, and a sentence about it. `decoding_rate` is pictures a second by all cores.
+    """
+    on_cpu = job.machine.device.type == "cpu"
+    at_most = max(1, int(_OPERATIONS / (3 * summarize(job.config).flops))) if on_cpu else None
+    learning = 1 / seconds_a_picture(job, at_most)[0]
+    if on_cpu:  # the same cores do one and the other
+        reached = 1 / (1 / learning + 1 / decoding_rate)
+    else:
+        reached = min(learning, decoding_rate)
+    told = f"the network learns from {learning:,.3g} pictures a second, by a trial of some steps"
+    if reached >= ENOUGH * learning:
+        return True, f"{told}: decoding keeps up"
+    return False, f"{told}; decoding lets it reach {reached / learning:.0%} of that"
+
+
+def seconds_a_picture(job: Job, at_most: int | None = None) -> tuple[float, float]:
     """Seconds that a picture takes in training and in validation: medians of steps on random pictures, with random
-    weights, on this run's network, batch, augmentation, precision and device.
+    weights, on this run's network, batch, augmentation, precision and device; `at_most` so many pictures in a batch.
     """
     run, machine = job.run, job.machine
     if machine.device.type == "cpu":
@@ -55,7 +77,7 @@ def seconds_a_picture(job: Job) -> tuple[float, float]:
         model = begin(job, whitened=False)
         optimizer, objective = OptimizerSet(model, run), objective_of(job)
         optimizer.set_lr(0.0)
-        batch = _noise(job)
+        batch = _noise(job, at_most)
 
         def step() -> None:
             model.train()
@@ -76,8 +98,8 @@ def seconds_a_picture(job: Job) -> tuple[float, float]:
         return _median(step) / len(batch.indices), _median(look) / len(batch.indices)
 
 
-def _noise(job: Job) -> Batch:
-    count = min(job.run.batch_size, len(job.dataset["train"]))
+def _noise(job: Job, at_most: int | None) -> Batch:
+    count = min(job.run.batch_size, len(job.dataset["train"]), at_most or job.run.batch_size)
     pixels = torch.randint(0, 256, (count, job.run.channels, *job.run.size), dtype=torch.uint8)
     labels = torch.randint(len(job.dataset.classes), (count,))
     device = job.machine.device

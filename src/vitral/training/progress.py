@@ -93,9 +93,10 @@ _NOTICED = 0.1
 """Share of an epoch's training from which on waiting for pictures is told."""
 _WORTH_A_WORD = 5.0
 """Seconds of an epoch below which waiting is no matter."""
+KEEP_THEM = "--residency memory or cache keeps them decoded"
 SLOW_PICTURES = (
-    "  pictures come more slowly than this network learns from them. Where they are streamed, --residency memory or "
-    "cache keeps them decoded; where they are cropped at random, --crop none or more cores are what helps"
+    f"  pictures come more slowly than this network learns from them. Where they are streamed, {KEEP_THEM}; where they "
+    "are cropped at random, --crop none or more cores are what helps"
 )
 
 
