@@ -85,6 +85,22 @@ def test_accumulated_batches_equal_a_large_one(batch_size, accumulate):
     assert not close(small.model, state_of(run_of()).model, 1e-4)
 
 
+def test_gradients_of_a_step_are_added_where_they_lie():
+    """No copy for each batch: from the first to the last of a step they are the same memory."""
+    run = run_of(batch_size=4, accumulate=3, optimizer="sgd", lr=0.1)
+    state, plain = state_of(run), classification(PREPROCESSING, Augmentation(), 3)
+    seen: list[list[int]] = []
+
+    def objective(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        seen.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+        return plain(model, batch)
+
+    trained(run, state=state, objective=objective)
+    assert [bool(pointers) for pointers in seen] == [False, True, True] * 2, "none are left after a step"
+    assert seen[1] == seen[2]
+    assert seen[4] == seen[5]
+
+
 def test_the_last_step_of_an_epoch_may_have_fewer_batches():
     """Five batches in steps of two: the fifth alone, at its full weight."""
     run = run_of(batch_size=8, accumulate=2, optimizer="sgd", momentum=0.0, clip=None, lr=0.1)
