@@ -30,7 +30,7 @@ from vitral.model.quantized import Ranges, quantizable, quantized
 from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
 from vitral.weights.load import locate, read
-from vitral.weights.ranges import ranges_file, read_ranges
+from vitral.weights.ranges import Measured, ranges_file, read_ranges
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
@@ -113,7 +113,7 @@ class Predictor:
         self.tta = tta
         """Views that are averaged."""
         self.note = ""
-        """What was done before the engine could compute, where it is worth a word."""
+        """What was done before the engine could compute, or speaks against it, where it is worth a word."""
         self._asked, self._ranges = engine, ranges
         self._made: _Made | None = None
         if merge or tta != "none" or self.engine == "openvino":
@@ -329,15 +329,16 @@ def load(
     """
     loaded = read(source, **options)
     weights = loaded.weights
-    network, ranges = loaded.build(), None
+    network, measured = loaded.build(), Measured({})
     if device == "auto" and (precision == "int8" or engine == "openvino"):
         device = "cpu"
     if precision == "int8":
         precision = "auto"
-        ranges = read_ranges(ranges_file(locate(source)[0]), network, source)
+        measured = read_ranges(ranges_file(locate(source)[0]), network, source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=str(source), engine=engine, ranges=ranges, merge=merge, tta=tta,
+        source=str(source), engine=engine, ranges=measured.ranges or None, merge=merge, tta=tta,
     )  # fmt: skip
+    predictor.note = "; ".join(filter(None, (predictor.note, measured.warning)))
     predictor.account = loaded.account
     return predictor

@@ -79,6 +79,18 @@ def test_what_pays_is_faster_and_no_worse():
     assert not result(0.95, 1.04).pays
 
 
+@pytest.mark.parametrize("slower", [False, True])
+def test_integers_that_did_not_pay_say_so_whenever_they_are_asked_for(run, capsys, monkeypatch, slower):
+    seconds = [[2.0, 2.0], [4.0 if slower else 1.0] * 2]
+    answers = [vitral.load(run).logits(torch.zeros(12, 1, 8, 12, dtype=torch.uint8)).argmax(1).numpy()] * 2
+    monkeypatch.setattr("vitral.recipes.quantization._in_turn", lambda predictors, batches: (answers, seconds))
+    quantize(run, pictures=4)
+    assert main(["evaluate", str(run), "--precision", "int8"]) == 0
+    told = capsys.readouterr().err
+    assert ("integers did not pay: 0.50 times as fast as" in told) == slower
+    assert bool(vitral.load(run, precision="int8").note) == slower
+
+
 def test_the_command(run, capsys):
     assert main(["quantize", str(run), "--pictures", "4", "--judged", "6"]) == 0
     told = capsys.readouterr()

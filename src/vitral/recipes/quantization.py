@@ -22,7 +22,7 @@ from vitral.model.quantized import observe, quantizable
 from vitral.predict import Predictor, load
 from vitral.recipes.evaluation import in_classes_of, own_data
 from vitral.weights.load import locate
-from vitral.weights.ranges import ranges_file, write_ranges
+from vitral.weights.ranges import Measured, ranges_file, write_ranges
 from vitral.weights.references import is_demo
 
 FEW_TO_JUDGE = 100
@@ -55,6 +55,14 @@ class Quantized:
     def pays(self) -> bool:
         """Whether it is faster by more than clocks are wrong, and loses no more than 0.3 points."""
         return self.speed > 1.05 and self.accuracy_int8 >= self.accuracy - 0.003
+
+    @property
+    def warning(self) -> str:
+        """What to tell whoever asks for integers that do not pay."""
+        if self.pays:
+            return ""
+        found = f"{self.speed:.2f} times as fast as {self.plain}, {self.accuracy_int8:.2%} right instead of "
+        return f"integers did not pay: {found}{self.accuracy:.2%} of {self.judged_on}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -107,15 +115,18 @@ def quantize(
     network: Any = exact.model
     ranges = observe(network, (exact.preprocessing.standardise(one) for one in _batches(exact, training, tell)))
     file = ranges_file(locate(model)[0])
-    write_ranges(file, network, ranges, measured_on=f"{len(training)} pictures of {dataset.source}")
+    measured_on = f"{len(training)} pictures of {dataset.source}"
+    write_ranges(file, network, Measured(ranges), measured_on=measured_on)
     integers = load(model, precision="int8")
     answers, seconds = _in_turn((plain, integers), _batches(plain, held_out, tell))
     right = [float((answer == held_out.labels).mean()) for answer in answers]
-    return Quantized(
+    found = Quantized(
         file, len(training), len(held_out), f"{len(held_out):,} {last} pictures", plain.machine.precision,
         right[0], right[1], float((answers[0] == answers[1]).mean()),
         float(np.median(seconds[0]) / np.median(seconds[1])),
     )  # fmt: skip
+    write_ranges(file, network, Measured(ranges, found.warning), measured_on=measured_on)
+    return found
 
 
 def _spread(split: Split, count: int) -> Split:

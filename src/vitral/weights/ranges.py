@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,18 +17,28 @@ from vitral.weights.files import write_text
 from vitral.weights.references import is_run
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What `vitral quantize` found out."""
+
+    ranges: Ranges
+    warning: str = ""
+    """Where integers were seen not to pay: in which respect."""
+
+
 def ranges_file(weights: Path) -> Path:
     """Where the ranges of a weights file lie: model.safetensors → model.int8.json."""
     return weights.with_name(f"{weights.name.removesuffix('.safetensors')}.int8.json")
 
 
-def write_ranges(file: Path, network: nn.Module, ranges: Ranges, *, measured_on: str) -> None:
+def write_ranges(file: Path, network: nn.Module, measured: Measured, *, measured_on: str) -> None:
     """Replace the file, atomically. `measured_on` tells a reader what pictures they come from."""
-    data = {"measured_on": measured_on, "weights": _fingerprint(network), "ranges": ranges}
+    warning = {"warning": measured.warning} if measured.warning else {}
+    data = {"measured_on": measured_on, "weights": _fingerprint(network), **warning, "ranges": measured.ranges}
     write_text(file, json.dumps(data, indent=1) + "\n")
 
 
-def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
+def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Measured:
     """What `write_ranges` wrote. `WeightsError` where there is none, it is damaged, or is of other weights. `source` is
     what a person calls these.
     """
@@ -35,7 +46,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
     try:
         data = json.loads(file.read_text("utf-8"))
         found = {str(name): (float(least), float(greatest)) for name, (least, greatest) in data["ranges"].items()}
-        weights = data["weights"]
+        weights, warning = data["weights"], str(data.get("warning", ""))
     except FileNotFoundError:
         why = "integers need the ranges of what they stand for, measured on pictures"
         raise WeightsError("these weights are not quantized yet", where=file, why=why, hint=hint) from None
@@ -44,7 +55,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Ranges:
     if weights != _fingerprint(network):
         why = "the weights have changed since"
         raise WeightsError("these ranges were measured on other weights", where=file, why=why, hint=hint)
-    return found
+    return Measured(found, warning)
 
 
 def _fingerprint(network: nn.Module) -> str:
