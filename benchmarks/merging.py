@@ -1,8 +1,8 @@
 """Token merging (arXiv 2210.09461) as `vitral predict --merge` does it: pictures per second with 0, 4, 8 and 16 tokens
 fewer after each block, in turn in one process, from uint8 pictures to probabilities in batches of 16.
 
-`python -m benchmarks merging RUN …` measures runs and weights files, and of runs the accuracy on their own held-out
-pictures; without a name it is S/16 at 224 pixels with random weights, of which speed alone can be told.
+`python -m benchmarks merging S/16 RUN …` measures networks by name, with random weights, of which speed alone can be
+told, weights files, and runs with their accuracy on their own held-out pictures; without a name it is S/16.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 
 import vitral
 from benchmarks.results import Options, Table
-from vitral.bench.subject import of_config
+from vitral.bench.subject import of_config, subject
 from vitral.bench.timing import alternate, ratio
 from vitral.device import choose
 from vitral.model import ViTConfig
 from vitral.model.merging import tokens_left
 from vitral.predict import Predictor
 from vitral.training.run import RunFolder
+from vitral.weights.references import is_weights
 
 COUNTS = (0, 4, 8, 16)
 QUICK = ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=1, mlp_dim=128)
@@ -28,7 +29,7 @@ QUICK = ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=1, mlp_dim
 
 def run(options: Options) -> list[Table]:
     """A table for each network."""
-    return [_table(name, options) for name in options.names or ("",)]
+    return [_table(name, options) for name in options.names or ("S/16",)]
 
 
 def _table(name: str, options: Options) -> Table:
@@ -53,16 +54,16 @@ def _table(name: str, options: Options) -> Table:
         "least": "least|.1f", "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "faster": "× without|.2f",
         "accuracy": "accuracy|.2%",
     }  # fmt: skip
-    what = name or f"{'A tiny network' if options.quick else 'S/16'} with random weights"
+    what = name if is_weights(name) else f"{'A tiny network' if options.quick else name} with random weights"
     precision = first.machine.precision
     caption = f"{what}, {size[0]}×{size[1]} pixels, {first.engine}, {precision}, batch {batch}"
     return Table(caption, columns, rows)
 
 
 def _predictor(name: str, count: int, options: Options) -> Predictor:
-    if name:
+    if is_weights(name):
         return vitral.load(name, device=options.device, merge=count)
-    network = of_config("S/16", QUICK if options.quick else vitral.create("S/16").config)
+    network = of_config(name, QUICK) if options.quick else subject(name)
     torch.manual_seed(0)
     machine = choose(options.device)
     return Predictor(network.build(), network.preprocessing, network.classes, machine=machine, merge=count)
@@ -70,6 +71,6 @@ def _predictor(name: str, count: int, options: Options) -> Predictor:
 
 def _accuracy(name: str, count: int, options: Options) -> float | None:
     """Of a run, on its own pictures."""
-    if not name or not RunFolder(name).is_run():
+    if not RunFolder(name).is_run():
         return None
     return vitral.evaluate(name, device=options.device, merge=count).accuracy
