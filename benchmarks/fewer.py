@@ -1,5 +1,6 @@
 """Fewer operations for the same accuracy: Nano/4 on CIFAR-10 by the default recipe, with a share of each picture's
-patches left out (`--patch-dropout`), with pictures that grow (`--start-size`), and with a teacher (`--teacher`).
+patches left out (`--patch-dropout`), with pictures that grow (`--start-size`), with a teacher (`--teacher`), and, the
+other way round, with AdamW instead of Muon at two rates.
 
 Each way is trained twice: for as many epochs as the plain run, and for as many as fit into the plain run's seconds (by
 its own seconds an epoch, seed 0), because a schedule that is cut off in the middle tells nothing. Seconds are training
@@ -19,6 +20,7 @@ from typing import Any
 
 import vitral
 from benchmarks.results import Options, Table
+from vitral.console import flag
 from vitral.recipes.execute import command
 
 # name → the options of a way; the teacher's is the run folder, which is there once it is trained
@@ -28,6 +30,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "growing": {"start_size": 16},
     "growing-drop-25": {"start_size": 16, "patch_dropout": 0.25},
     "teacher": {"teacher": ""},
+    "adamw-1e-3": {"optimizer": "adamw", "lr": 1e-3},
+    "adamw-3e-3": {"optimizer": "adamw", "lr": 3e-3},
 }
 SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.2, "epochs": 20}
 FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
@@ -140,5 +144,5 @@ def _nothing() -> dict[str, Any]:
 
 def _shown(changes: Mapping[str, Any]) -> str:
     """ "--start-size 16 --patch-dropout 0.25"."""
-    words = [f"--{name.replace('_', '-')} {value or 'RUN'}" for name, value in changes.items()]
+    words = [f"{flag(name)} {value or 'RUN'}" for name, value in changes.items()]
     return f"`{' '.join(words)}`"
