@@ -233,3 +233,24 @@ def test_code_is_found_again(monkeypatch, tmp_path: Path):
     assert sum(n for name, n in found[0].items() if name.endswith("cache_miss")) > 0
     assert sum(n for name, n in found[1].items() if name.endswith("cache_miss")) == 0
     assert sum(n for name, n in found[1].items() if name.endswith("cache_hit")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.lacking(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_compiled_code_computes_what_the_network_does():
+    """By torch's own compiler, forwards and backwards, fp32: other orders of the same sums."""
+    model, batch = network(config("mu/4", image_size=8, classes=3, depth=2)), a_batch(TINY_SHAPE)
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.1)  # a head of zeros would hide all before it
+    found = []
+    for objective in (OBJECTIVE, compiled(OBJECTIVE, model)):
+        model.zero_grad()
+        loss, metrics = objective(model, batch)
+        loss.backward()
+        found.append((loss.detach(), metrics["train_accuracy"], [p.grad.clone() for p in model.parameters()]))
+    (loss, right, gradients), (compiled_loss, compiled_right, compiled_gradients) = found
+    torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
+    assert right == compiled_right
+    for ours, theirs in zip(gradients, compiled_gradients, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-6)
+    assert any(not torch.equal(a, b) for a, b in zip(gradients, compiled_gradients, strict=True)), "it was compiled"
