@@ -17,7 +17,8 @@ for them is ready before the rounds. Integers are compared with ours by default;
 pictures, so that they show speed alone. "Defaults" is fp32 for the others, which is what they compute in when nothing
 is said, and what the machine can do best for ours. The share is that of the machine's own matrix-product rate at the
 same precision, measured in the same rounds, with the operations of the network counted once (a multiply-add is two; a
-training step is three forward passes); there is no such rate for integers.
+training step is three forward passes); there is no such rate for integers. Memory is the peak of one call above what
+was there before, weights and optimizer.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
             "name": f"{row.who}, compiled" if row.compiled else row.who,
             "precision": f"{row.precision} ({row.via})" if row.via else row.precision,
             **row.sample.columns(1000), "rate": row.rate, "share": row.share, "first": row.first, "same": row.times,
+            "memory": None if row.memory is None else row.memory / 2**20,
             "synthetic": row.rate / ready if ready and row.who.startswith(OURS) else None,
             "default": row.sample.median / ours[usual] if len(ours) > 1 else None,
         }
@@ -115,8 +117,8 @@ def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
     columns = {
         "name": "", "precision": "precision", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
         "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "share": "of the matrix rate|.0%",
-        "first": "first call, s|.1f", "synthetic": "rate : synthetic|.2f", "same": "time : ours, same precision|.2f",
-        "default": "time : ours, by default|.2f",
+        "memory": "memory, MiB|,.0f", "first": "first call, s|.1f", "synthetic": "rate : synthetic|.2f",
+        "same": "time : ours, same precision|.2f", "default": "time : ours, by default|.2f",
     }  # fmt: skip
     kept = [key for key in columns if any(cell[key] is not None for cell in cells)]
     rates = ", ".join(
