@@ -22,7 +22,7 @@ LAYERS = [
     {"model"},
     {"data"},
     {"weights"},
-    {"openvino"},
+    {"openvino", "compiler"},
     {"predict"},
     {"training", "evaluation", "explanation"},
     {"recipes", "bench"},

@@ -14,6 +14,7 @@ from PIL import Image
 
 import vitral
 from pictures import noise
+from vitral.compiler import lacking
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
 from vitral.model import packed, quantized
@@ -124,6 +125,75 @@ def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
         vitral.load(trained.folder, precision="fp32", engine="packed")
     with pytest.raises(UsageError, match="unknown engine 'quick'"):
         vitral.load(trained.folder, engine="quick")
+
+
+@pytest.fixture
+def compiled_by(monkeypatch: pytest.MonkeyPatch):
+    """torch.compile with another backend than torch's own, which takes half a minute."""
+    original = torch.compile
+
+    def use(backend) -> None:
+        torch.compiler.reset()
+        monkeypatch.setattr(torch, "compile", lambda module: original(module, backend=backend))
+        monkeypatch.setattr("vitral.predict.lacking", lambda device: None)
+
+    return use
+
+
+@pytest.mark.parametrize("options", [{}, {"tta": "mirror"}])
+def test_the_compiled_engine_computes_the_module(trained, files, compiled_by, options):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled_by(backend)
+    plain, fast = (
+        vitral.load(trained.folder, device="cpu", precision="fp32", engine=engine, **options)
+        for engine in ("plain", "compiled")
+    )
+    assert (fast.engine, fast.plainly().engine) == ("compiled", "compiled")
+    for count in (4, 1, 3, 2):
+        assert np.allclose(fast.probabilities(files[:count]), plain.probabilities(files[:count]), atol=1e-6)
+    if not options:
+        assert 1 <= len(graphs) <= 3, "not one for every batch size: one picture, the first size, and all others"
+    with torch.no_grad():
+        for one in (plain, fast):
+            one.model.head.weight.mul_(-2)
+    assert np.allclose(fast.probabilities(files), plain.probabilities(files), atol=1e-6)
+
+
+def test_evaluate_by_the_compiled_engine(trained, compiled_by):
+    compiled_by("eager")
+    assert evaluate(trained.folder, engine="compiled").accuracy == evaluate(trained.folder, engine="plain").accuracy
+
+
+def test_a_compiler_that_fails_or_lacks_is_told(trained, files, compiled_by, monkeypatch):
+    def fails(graph, inputs):
+        raise ValueError("no Python.h")
+
+    compiled_by(fails)
+    with pytest.raises(UsageError, match=r"torch\.compile failed") as caught:
+        vitral.load(trained.folder, device="cpu", engine="compiled").probabilities(files)
+    assert "no Python.h" in str(caught.value)
+    assert "--engine auto" in str(caught.value)
+    monkeypatch.setattr("vitral.predict.lacking", lambda device: "torch.compile needs a C++ compiler")
+    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
+        vitral.load(trained.folder, device="cpu", engine="compiled")
+    with pytest.raises(UsageError, match="merges no tokens"):
+        vitral.load(trained.folder, device="cpu", engine="compiled", merge=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(lacking(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_torchs_own_compiler_predicts_what_the_module_does(trained, files):
+    torch.compiler.reset()
+    plain, fast = (
+        vitral.load(trained.folder, device="cpu", precision="fp32", engine=engine) for engine in ("plain", "compiled")
+    )
+    for count in (4, 1, 3):
+        assert np.allclose(fast.probabilities(files[:count]), plain.probabilities(files[:count]), atol=1e-5)
 
 
 def test_merging_is_off_unless_asked_for(trained, predictor, files):

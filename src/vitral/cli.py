@@ -48,7 +48,7 @@ Device = Annotated[str, _help("auto, cpu, cuda or mps")]
 DataRoot = Annotated[str, _help("where named sets are looked for")]
 # how predictions are computed, wherever some are
 Precision = Annotated[str, _help("auto, bf16, fp32, or int8 after vitral quantize")]
-Engine = Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), or openvino")]
+Engine = Annotated[str, _help("auto, plain (the module itself), packed (by oneDNN), compiled (by torch), or openvino")]
 Merge = Annotated[int, _help("tokens that are merged in each block of a ViT: faster, less accurate")]
 Tta = Annotated[str, _help("mirror (2 views of a picture), shifts (3) or both (6): answers averaged; surer, slower")]
 

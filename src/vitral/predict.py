@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitral import openvino
+from vitral.compiler import Compiled, lacking
 from vitral.data.dataset import natural
 from vitral.data.files import is_picture
 from vitral.data.intake import read_image
@@ -36,7 +37,7 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
 
 
-Engine = Literal["auto", "plain", "packed", "openvino"]
+Engine = Literal["auto", "plain", "packed", "compiled", "openvino"]
 """What computes a prediction: `plain` the network itself, `auto` what of ours is fastest on this machine and equals it
 up to rounding, `openvino` the network as OpenVINO compiles it (`vitral[openvino]`).
 """
@@ -106,8 +107,8 @@ class Predictor:
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
         self.engine = self._engine(engine, ranges, merge)
-        """What computes: `plain` is `model`; `packed`, its weights laid out for this processor, `int8`, its dense
-        layers in integers, and `openvino` call no hooks."""
+        """What computes: `plain` is `model`, `compiled` what torch's compiler makes of it; `packed`, its weights laid
+        out for this processor, `int8`, its dense layers in integers, and `openvino` call no hooks."""
         self.merge = merge
         """Tokens that are merged in each block."""
         self.tta = tta
@@ -126,12 +127,18 @@ class Predictor:
         if engine == "openvino" or (engine == "auto" and ranges and not merge and self._by_openvino()):
             return "openvino"
         if ranges:
-            if engine == "plain":
+            if engine in ("plain", "compiled"):
                 raise UsageError("the module itself does not compute in int8", hint="--engine auto, or no int8")
             if not quantizable(self.model):
                 hint = "--precision bf16, or --device cpu"
                 raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
             return "int8"
+        if engine == "compiled":
+            if merge:  # it would be compiled in pieces
+                raise UsageError("what is compiled merges no tokens", hint="--merge without --engine compiled")
+            if missing := lacking(self.machine.device):
+                raise UsageError(missing, hint="--engine auto")
+            return "compiled"
         if engine != "plain" and packable(self.model):
             return "packed"
         if engine == "packed":
@@ -236,6 +243,8 @@ class Predictor:
             network = quantized(network, self._ranges or {})
         elif self.engine == "packed":
             network = packed(network)
+        elif self.engine == "compiled":
+            return Compiled(network)
         return merged(network, self.merge) if self.merge else network
 
 
@@ -322,7 +331,8 @@ def load(
     `options` make the weights fit: `image_size`, `patch_size`, `channels`, `classes` with `new_head`, and say what a
     file does not tell: `format`, `heads`, `scheme` (see `vitral.weights.load.read`). What became of each tensor is in
     the predictor's `account`. With `engine="plain"` predictions are those of the module itself, bit for bit; with
-    `engine="openvino"` OpenVINO computes, with `engine="packed"` torch's oneDNN from weights that are laid out once;
+    `engine="openvino"` OpenVINO computes, with `engine="packed"` torch's oneDNN from weights that are laid out once,
+    with `engine="compiled"` what torch.compile makes of the module, which takes up to a minute first;
     with `precision="int8"` dense layers are integers, for weights that `vitral quantize` has measured; `merge` tokens
     become one with another in each block; `tta` ("mirror", "shifts", "both") averages over views of a picture. Raises
     `RunError` for a folder that is no run, `WeightsError` for what is damaged or of another kind.

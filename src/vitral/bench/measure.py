@@ -21,6 +21,7 @@ from vitral.bench.peers import Peer
 from vitral.bench.report import OURS, Row
 from vitral.bench.subject import Subject
 from vitral.bench.timing import Sample, alternate, matrix_product, repeated, timed
+from vitral.compiler import keep_code
 from vitral.data import DataSet
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation
@@ -29,7 +30,6 @@ from vitral.errors import UsageError
 from vitral.model import summarize
 from vitral.model.quantized import observe
 from vitral.predict import Predictor
-from vitral.training.compiling import keep_code
 from vitral.training.objective import Objective, classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
@@ -301,15 +301,17 @@ def measure(
 @contextlib.contextmanager
 def _compiler_at_its_best(case: Case) -> Iterator[None]:
     """torch's setting for inference on a CPU: weights become constants, laid out once. It is read when a network is
-    compiled, at its first call, and means nothing where gradients are wanted. Code is kept where training keeps it.
+    compiled, at its first call, and means nothing where gradients are wanted. What is compiled block by block, because
+    it cannot be as a whole, gets as many pieces as it needs. Code is kept where training keeps it.
     """
     if not case.compile:
         yield
         return
     keep_code()
+    import torch._dynamo
     from torch._inductor import config
 
-    with config.patch(freezing=case.what == "inference"):
+    with config.patch(freezing=case.what == "inference"), torch._dynamo.config.patch(recompile_limit=64):
         yield
 
 

@@ -340,11 +340,8 @@ class _Pictures(Dataset[Tensor]):
         """Plain data: all that `kept` follows from beside the picture itself."""
         facts = self.preprocessing.to_json()
         if self.cropped:
-            return {
-                "crop": True,
-                "scaled": True,
-                **{k: facts[k] for k in ("image_size", "channels", "interpolation", "antialias")},
-            }
+            read = ("image_size", "channels", "interpolation", "antialias")
+            return {"crop": True, "scaled": True, **{k: facts[k] for k in read}}
         unused = ("std",) if self.preprocessing.resize == "letterbox" else ("std", "mean")  # which fills with the mean
         return {"crop": False, **{k: v for k, v in facts.items() if k not in unused}}
 

@@ -141,7 +141,7 @@ def evaluate_pictures(
         raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
-    elif precision == "int8" or merge or engine in ("openvino", "packed"):
+    elif precision == "int8" or merge or engine in ("openvino", "packed", "compiled"):
         predictor = load(model, device=device, precision=precision, engine=engine, merge=merge, tta=tta)
         machine = predictor.machine
     else:  # fp32 weights under autocast, as at the end of training: the same figures to the last picture

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitral.compiler import lacking
 from vitral.console import flag
 from vitral.data import DataSet, load
 from vitral.data.splits import subset, with_validation
@@ -23,7 +24,7 @@ from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.pace import epochs_within
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
-from vitral.training.compiling import lacking, whether
+from vitral.training.compiling import whether
 from vitral.training.distillation import order_of
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
 from vitral.training.schedule import computed_share

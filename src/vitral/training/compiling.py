@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.cache import cache_folder
+from vitral.compiler import failures_told, keep_code, lacking
 from vitral.data.loader import Batch
 from vitral.device import Machine, Precision
 from vitral.errors import TrainingError
@@ -46,23 +45,6 @@ def whether(machine: Machine, config: ModelConfig, pictures: int) -> tuple[bool,
     return saved > FIRST_CALL, told
 
 
-def lacking(device: torch.device) -> str | None:
-    """What compiling needs and this machine has not: a sentence without its full stop; None where nothing is known."""
-    keep_code()  # looking for a compiler, torch settles where its code goes
-    try:
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch.utils._triton import has_triton
-    except ImportError:  # they are no promise of torch's
-        return None
-    try:
-        get_cpp_compiler()
-    except RuntimeError:
-        return "torch.compile needs a C++ compiler, and there is none"
-    if device.type == "cuda" and not has_triton():
-        return "torch.compile needs Triton for GPUs, and it is not installed"
-    return None
-
-
 def compiled(objective: Objective, model: nn.Module) -> Objective:
     """The objective with this network compiled in it. The module itself is not touched: validation, which has other
     batches, calls it as it is.
@@ -76,20 +58,10 @@ def compiled(objective: Objective, model: nn.Module) -> Objective:
     network: Any = torch.compile(model, dynamic=False)
 
     def with_compiled(_: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        try:
+        with failures_told(TrainingError, "--no-compile"):
             return objective(network, batch)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            why = " ".join(str(error).split())[:300]
-            raise TrainingError("torch.compile failed on this network", why=why, hint="--no-compile") from error
 
     return with_compiled
-
-
-def keep_code() -> None:
-    """Let torch keep compiled code in `vitral/compiled` of the user's cache, where the next run finds it; by itself it
-    takes the folder for temporary files. A folder that the user set (`TORCHINDUCTOR_CACHE_DIR`) stays.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
 
 
 class Stopwatch:
