@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny import VARIANTS, moderate, pictures
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from vitral.model import linear as module
 from vitral.model.linear import Linear, linear
@@ -57,8 +60,79 @@ def test_the_same_bits_but_for_the_gradient_of_the_bias(shape, autocast):
     assert (found[3].double() - exact).abs().max() <= 2**-8 * exact.abs().max()  # one rounding
 
 
+@pytest.fixture
+def slow_mkl(monkeypatch):
+    """As on a processor of AMD's with AVX-512."""
+    monkeypatch.setattr(module, "_mkl_is_slow", lambda: True)
+
+
 @has_operator
-def test_it_is_taken_in_bf16_on_a_cpu_alone(plainly, monkeypatch):
+@pytest.mark.usefixtures("slow_mkl")
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_fp32_sums_in_another_order(shape, with_bias):
+    x, weight, bias, upstream = numbers(SHAPES[shape], torch.float32)
+    found, exact = [], []
+    for function, kind, into in ((linear, torch.float32, found), (F.linear, torch.float64, exact)):
+        leaves = [t.clone().to(kind).requires_grad_() for t in (x, weight, bias)]
+        y = function(*leaves[:2], leaves[2] if with_bias else None)
+        y.backward(upstream.to(kind))
+        into += [y.detach(), *(leaf.grad for leaf in leaves[: 2 + with_bias])]
+    assert {t.dtype for t in found} == {torch.float32}
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
+
+
+@has_operator
+@pytest.mark.usefixtures("slow_mkl")
+def test_fp32_gradients_however_they_lie():
+    """Of a sum they are one number spread out, of a transposed result they lie across."""
+    x, weight, bias, _ = numbers(SHAPES["tokens"], torch.float32)
+    for what in (lambda y: y.sum(), lambda y: (y.transpose(-1, -2) * torch.arange(21).view(7, 1, 3)).sum()):
+        gradients = []
+        for function in (linear, F.linear):
+            leaves = [t.clone().requires_grad_() for t in (x.transpose(0, 1), weight, bias)]
+            gradients.append(torch.autograd.grad(what(function(*leaves)), leaves))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@has_operator
+def test_fp32_is_taken_where_mkl_is_slow(monkeypatch, plainly):
+    x, weight, bias, _ = numbers(SHAPES["tokens"], torch.float32)
+    for slow in (False, True):
+        monkeypatch.setattr(module, "_mkl_is_slow", lambda slow=slow: slow)
+        assert ("_Product" in type(linear(x, weight.requires_grad_(), bias).grad_fn).__name__) == slow
+    assert linear(x.double(), weight.double(), bias.double()).dtype == torch.float64
+    plainly()
+    assert "_Product" not in type(linear(x, weight, bias).grad_fn).__name__
+
+
+@has_operator
+@pytest.mark.usefixtures("slow_mkl")
+@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+def test_differentiating_forwards():
+    x, weight, bias, _ = numbers(SHAPES["tokens"], torch.float32)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(linear(dual, weight, bias)).tangent
+    torch.testing.assert_close(tangent, torch.ones_like(x) @ weight.T)
+
+
+def test_which_processors_mkl_is_slow_on(monkeypatch):
+    answers = []
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    for capability, vendor in (("AVX512", "AuthenticAMD"), ("AVX512", "GenuineIntel"), ("AVX2", "AuthenticAMD")):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(Path, "read_text", lambda self, encoding, vendor=vendor: f"vendor_id : {vendor}")
+        answers.append(module._mkl_is_slow.__wrapped__())
+    assert answers == [True, False, False]
+
+
+@has_operator
+def test_in_bf16_it_is_taken_on_a_cpu_alone(plainly, monkeypatch):
+    monkeypatch.setattr(module, "_mkl_is_slow", lambda: False)
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.bfloat16)
 
     def taken(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -91,8 +165,10 @@ def test_whether_it_works_does_not_depend_on_who_asks():
 
 
 @has_operator
-def test_gradients_of_gradients_and_of_parts():
-    x, weight, bias, upstream = numbers(SHAPES["odd"], torch.bfloat16)
+@pytest.mark.usefixtures("slow_mkl")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_gradients_of_gradients_and_of_parts(kind):
+    x, weight, bias, upstream = numbers(SHAPES["odd"], kind)
     found = []
     for function in (linear, F.linear):
         leaf = x.clone().requires_grad_()
@@ -100,7 +176,7 @@ def test_gradients_of_gradients_and_of_parts():
         (gradient,) = torch.autograd.grad((function(leaf, w, bias) * upstream).sum(), leaf, create_graph=True)
         found.append(torch.autograd.grad(gradient.float().square().sum(), w)[0])
         assert leaf.grad is None
-    assert torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=0 if kind == torch.bfloat16 else 1e-5, atol=1e-4 * (kind == torch.float32))
 
 
 @has_operator
@@ -111,16 +187,18 @@ def test_one_picture_at_a_time_by_vmap():
 
 
 @has_operator
+@pytest.mark.usefixtures("slow_mkl")
+@pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_networks_learn_alike(name, plainly):
-    """Gradients of every parameter, under autocast, are those of plain dense layers up to rounding in bf16."""
+def test_networks_learn_alike(name, autocast, plainly):
+    """Gradients of every parameter, under autocast and in fp32, are those of plain dense layers up to rounding."""
     config = VARIANTS[name]
     network, images = moderate(config).float().train(), pictures(config).float()
 
     def gradients() -> dict[str, Tensor]:
         network.zero_grad(set_to_none=True)
         torch.manual_seed(0)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = network(images).float().square().mean()
         loss.backward()
         return {key: p.grad.clone() for key, p in network.named_parameters() if p.grad is not None}
@@ -129,5 +207,6 @@ def test_networks_learn_alike(name, plainly):
     plainly()
     wanted = gradients()
     assert found.keys() == wanted.keys()
+    within = 0.01 if autocast else 1e-4
     for key, theirs in wanted.items():
-        assert (found[key] - theirs).norm() <= 0.01 * theirs.norm() + 1e-6, key
+        assert (found[key] - theirs).norm() <= within * theirs.norm() + 1e-6, key

@@ -1,20 +1,27 @@
-"""The dense layer of our networks: `nn.Linear`, cheaper on a CPU in bf16.
+"""The dense layer of our networks: `nn.Linear`, cheaper on a CPU.
 
-There torch copies the bias over the whole result before it adds the product to it, and sums the bias's gradient over
+In bf16 torch copies the bias over the whole result before it adds the product to it, and sums the bias's gradient over
 all tokens in a pass of its own. Here the bias is added while the product is written (oneDNN), and its gradient is a
-product with ones. Everywhere else, and where this torch has no such operator, it is `F.linear`. Results and their
-gradients are the same bits; the bias's gradient differs by rounding in bf16 (tests/model/test_linear.py).
+product with ones. Results and their gradients are the same bits; the bias's gradient differs by rounding.
+
+In fp32 torch multiplies by MKL, which leaves more than half of an AMD processor's AVX-512 unused (docs/log.md): there
+oneDNN computes all three products of a layer, which differ by the order of sums.
+
+Everywhere else, and where this torch has no such operator, it is `F.linear` (tests/model/test_linear.py).
 `Linear.plain = True` asks for `F.linear` everywhere.
 """
 
 from __future__ import annotations
 
+import platform
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 
@@ -28,40 +35,69 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`: (…, in) to (…, out), in bf16 under autocast."""
-    if bias is None or Linear.plain or not (_in_bf16_on_cpu(x, weight) and works()):
+    """`F.linear`: (…, in) to (…, out), under autocast in its precision."""
+    kind = None if Linear.plain else _kind(x, weight, bias)
+    if kind is None:
         return F.linear(x, weight, bias)
-    kind = torch.bfloat16
-    return _Product.apply(x.to(kind), weight.to(kind), bias.to(kind))
+    return _Product.apply(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
 
 
-def _in_bf16_on_cpu(x: Tensor, weight: Tensor) -> bool:
+def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
+    """What oneDNN shall compute in; None where torch does it as well."""
     if x.device.type != "cpu" or x.numel() * len(weight) < _WORTH_IT:
-        return False
+        return None
     if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
-        return False  # they know `F.linear`
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype != torch.float64
-    return x.dtype == weight.dtype == torch.bfloat16
+        return None  # they know `F.linear`
+    if forward_ad._current_level >= 0:  # so does what differentiates forwards
+        return None
+    if not torch.is_autocast_enabled("cpu"):
+        kind = x.dtype if x.dtype == weight.dtype else None
+    else:
+        kind = None if x.dtype == torch.float64 else torch.get_autocast_dtype("cpu")
+    wanted = (kind == torch.bfloat16 and bias is not None) or (kind == torch.float32 and _mkl_is_slow())
+    return kind if kind and wanted and works() else None
 
 
 _WORTH_IT = 1 << 24
 """Multiplications below which the detour through Python costs more than it saves."""
 
 
+@cache
+def _mkl_is_slow() -> bool:
+    """Told by the processor and never by a trial, or the same seed would not always give the same bits."""
+    if not torch.backends.mkl.is_available() or "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return False
+    try:
+        about = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        about = platform.processor()  # on Windows
+    return "AuthenticAMD" in about
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
 class _Product(torch.autograd.Function):
-    """x Wᵀ + b, all in bf16, W (out, in)."""
+    """x Wᵀ + b, all in bf16 or all in fp32, W (out, in)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)  # not in `setup_context`: torch would look up the signature at every call
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, gradients
         of_x, of_weight, of_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
+        if gradient.dtype == torch.float32 and not torch.is_grad_enabled():  # gradients of these are not wanted
+            rows = rows.contiguous()
+            return (
+                _product(rows, weight.T).view(x.shape) if of_x else None,
+                _product(rows.T, x.reshape(-1, x.shape[-1]).T) if of_weight else None,
+                rows.sum(0) if of_bias else None,
+            )
         return (
             gradient @ weight if of_x else None,
             rows.T @ x.reshape(-1, x.shape[-1]) if of_weight else None,
@@ -72,14 +108,16 @@ class _Product(torch.autograd.Function):
 @cache
 def works() -> bool:
     """Whether torch has oneDNN's operator, and it does what it is called for: it is no promise of torch's."""
-    layer, x, _ = sample(torch.bfloat16)
-    try:
-        found = _Product.apply(x, layer.weight, layer.bias)
-    except (AttributeError, RuntimeError, TypeError):
-        return False
+    layer, x, other = sample(torch.float32)
     with torch.autocast("cpu", enabled=False):  # whoever asks may be under one
-        wanted = F.linear(x.float(), layer.weight.float(), layer.bias.float())
-    return torch.allclose(found.float(), wanted, rtol=0.02, atol=0.02)
+        wanted, turned = F.linear(x, layer.weight, layer.bias), other.T @ x
+        half = (x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+        try:
+            found = (_product(*half).float(), _product(x, layer.weight, layer.bias), _product(other.T, x.T))
+        except (AttributeError, RuntimeError, TypeError):
+            return False
+        near = [(found[0], wanted, 0.02), (found[1], wanted, 1e-4), (found[2], turned, 1e-4)]
+        return all(torch.allclose(ours, theirs, rtol=within, atol=within) for ours, theirs, within in near)
 
 
 def sample(kind: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
