@@ -122,6 +122,7 @@ def test_other_data_in_no_splits_are_nobodys_train_pictures(capsys, trained):
     result = Path("page.html").read_text("utf-8").split('id="result"')[1].split("</section>")[0]
     assert ">Accuracy</h2>" in result
     assert "12 of 12 pictures recognised" in result
+    assert f"vitral predict {trained.folder} IMAGE" in Path("page.html").read_text("utf-8")
     for split in ("all", "train"):
         found = as_json(capsys, "evaluate", str(trained.folder), str(sky / "test"), "--split", split)
         assert (found["split"], found["images"]) == ("all", 12)
@@ -351,7 +352,7 @@ BAD: dict[str, Bad] = {
     "other classes": Bad("evaluate RUN d", ("cat, dog", "day, night"), folder("cat", "dog")),
     "no such split": Bad("evaluate RUN --split dev", ("'dev'", "test")),
     "no such picture": Bad("predict RUN gone.png", ("gone.png",), hinted=False),
-    "no picture named": Bad("predict cat.jpg", ("no pictures to predict", "only a run or weights", "RUN IMAGE")),
+    "no picture named": Bad("predict cat.jpg", ("no pictures to predict", "nothing follows it", "RUN IMAGE")),
     "no pictures": Bad("predict RUN d", ("no pictures to predict", "d"), lambda: Path("d").mkdir()),
     "init and another model": Bad("train d --init RUN --model S/4", ("--model S/4", "mu/4"), folder("cat", "dog")),
 }

@@ -113,7 +113,8 @@ class Predictor:
         """Tokens that are merged in each block."""
         self.tta = tta
         """Views that are averaged."""
-        self.note = ""
+        compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
+        self.note = compiles if self.engine == "compiled" else ""
         """What was done before the engine could compute, or speaks against it, where it is worth a word."""
         self._asked, self._ranges = engine, ranges
         self._made: _Made | None = None
@@ -293,7 +294,7 @@ def find_pictures(paths: Sequence[str | Path], command: str = "predict") -> list
             raise DataError("no such picture or folder", where=path, hint=f"vitral {command} RUN IMAGE_OR_FOLDER …")
     if not found:
         hint = f"vitral {command} RUN IMAGE_OR_FOLDER …"
-        why = None if paths else "none is named, only a run or weights"
+        why = None if paths else "what stands first is taken for the run or weights, and nothing follows it"
         raise DataError(f"no pictures to {command}", where=", ".join(map(str, paths)) or None, why=why, hint=hint)
     return found
 

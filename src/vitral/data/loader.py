@@ -157,7 +157,7 @@ class Batches:
             return self._cached(pictures, entry, "read from")
         if room and pictures.decoded_bytes < room * memory_bytes():
             return self._in_memory(pictures, progress)
-        self.residency = f"streamed by {self.workers} workers"
+        self.residency = f"streamed by {_counted(self.workers)}"
         if cache:
             share = DISK_SHARE if residency == "auto" else 1.0
             if pictures.kept_bytes < share * cache.free_bytes:
@@ -201,7 +201,7 @@ class Batches:
         self.residency = f"{_mib(entry.info.nbytes)} of pixels {how} the cache {entry.path}"
         if pictures.shape:
             return entry
-        self.residency += f", cropped by {self.workers} workers"
+        self.residency += f", cropped by {_counted(self.workers)}"
         pictures.decoded = entry
         return pictures
 
@@ -386,6 +386,10 @@ class _Pictures(Dataset[Tensor]):
 
 def _total_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _mib(count: float) -> str:

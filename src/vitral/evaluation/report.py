@@ -86,6 +86,8 @@ class ReportContent:
     """What the page tells; only `title` must be known."""
 
     title: str
+    run: str = ""
+    """The run or weights, as a person would type it; where it is not said, the page lies in the run's folder."""
     command: str = ""
     result: Mapping[str, Any] | None = None
     """As in result.json."""
@@ -116,7 +118,7 @@ def write_report(path: Path, content: ReportContent) -> None:
     """Write the page; `path` holds either the old page or the whole new one, never a part."""
     path = Path(path)
     # File names may hold bytes that are no text (surrogates); a page that cannot be written would help nobody.
-    write_text(path, render(content, run=str(path.parent)).encode("utf-8", errors="replace").decode())
+    write_text(path, render(content, run=content.run or str(path.parent)).encode("utf-8", errors="replace").decode())
 
 
 def render(content: ReportContent, run: str) -> str:

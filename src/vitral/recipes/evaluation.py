@@ -88,7 +88,8 @@ class Evaluated:
         summary = summarize(self.predictor.model)
         looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
         content = ReportContent(
-            title=f"{self.predictor.source} on {self.source}", command=command, evaluation=self.evaluation,
+            title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
+            evaluation=self.evaluation,
             evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
             findings=[("Views and merging", f"{self.beside}.")] if self.beside else [],
             mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
