@@ -273,7 +273,7 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
     return confusion
 
 
-_CALIBRATES = 100
+CALIBRATES = 100
 """Pictures, below which a calibrated network, too, may have an ECE of some ten per cent."""
 
 
@@ -290,7 +290,7 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
     rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; {evaluation.images} are too few to tell" if evaluation.images < _CALIBRATES else ""
+    few = f"; {evaluation.images} are too few to tell" if evaluation.images < CALIBRATES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy (ECE){few}")
     return rows
 

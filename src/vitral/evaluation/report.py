@@ -19,7 +19,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import ClassScore, Evaluation
+from vitral.evaluation.metrics import CALIBRATES, ClassScore, Evaluation
 from vitral.weights.files import write_text
 
 GALLERY_PICTURES = 24
@@ -34,7 +34,6 @@ _CONFUSIONS = 12
 _CLASSES_IN_DETAIL = 18
 _CLASSES_AT_ONCE = 30
 _HISTORY_LINES = 200
-_ENOUGH_TO_JUDGE = 30  # pictures; with fewer the interval takes in almost everything
 _SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
 
@@ -315,7 +314,7 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
     sure = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"on average {percent(sure)} sure and {percent(evaluation.accuracy)} right"
-    if evaluation.images < _ENOUGH_TO_JUDGE:
+    if evaluation.images < CALIBRATES:
         return f"Too few pictures to judge it: {means}."
     if sure > high:
         return f"Too sure of itself: {means}."
