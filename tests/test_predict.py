@@ -194,6 +194,13 @@ def test_torchs_own_compiler_predicts_what_the_module_does(trained, files):
     )
     for count in (4, 1, 3):
         assert np.allclose(fast.probabilities(files[:count]), plain.probabilities(files[:count]), atol=1e-5)
+    before = fast.probabilities(files)
+    with torch.no_grad():
+        for one in (plain, fast):
+            one.model.head.weight.mul_(-2)
+    after = fast.probabilities(files)
+    assert np.allclose(after, plain.probabilities(files), atol=1e-5), "weights are constants in what is compiled"
+    assert not np.allclose(after, before, atol=1e-3)
 
 
 def test_merging_is_off_unless_asked_for(trained, predictor, files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,11 +58,13 @@ class Compiled(nn.Module):
     def __init__(self, network: nn.Module):
         super().__init__()
         keep_code()
-        self.network: Any = torch.compile(network)
+        self.frozen = next(network.parameters()).device.type == "cpu"
+        # Compiled code is found again by its parameters being the same objects: changed ones must be others.
+        self.network: Any = torch.compile(copy.deepcopy(network) if self.frozen else network)
 
     def forward(self, images: Tensor) -> Tensor:
         from torch._inductor import config  # here: torch's compiler takes seconds to import
 
-        frozen = config.patch(freezing=images.device.type == "cpu")  # it is read when a batch size is compiled
+        frozen = config.patch(freezing=self.frozen)  # it is read when a batch size is compiled
         with failures_told(UsageError, "--engine auto"), frozen:
             return self.network(images)
