@@ -67,6 +67,16 @@ def test_train(capsys, photos):
     assert result["command"].startswith("vitral train photos ")
 
 
+def test_what_to_type_next_works(capsys, photos):
+    Path("photos/.hidden").mkdir()
+    Path("photos/.hidden/0.png").write_bytes(b"no picture")
+    _, err = printed(capsys, "train", photos, *WORDS)
+    commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
+    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "summary"]
+    for words in commands:
+        printed(capsys, *words)
+
+
 @pytest.mark.parametrize(
     ("best", "epochs", "said"), [(12, 200, True), (12, 31, False), (60, 100, False), (None, None, False)]
 )

@@ -118,9 +118,24 @@ def _print_result(folder: Path, result: Any) -> None:
 def _print_next(folder: Path, result: Any) -> None:
     _say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
-    use = f"predict {run} {shlex.quote(data)}" if os.path.isdir(data) else "train YOUR_PICTURES/"
-    for command in (use, f"evaluate {run}", f"summary {run}"):
+    commands = [f"evaluate {run}", f"summary {run}"]
+    if picture := _one_picture(data):
+        commands = [f"predict {run} {shlex.quote(data)}", f"explain {run} {shlex.quote(picture)}", *commands]
+    else:
+        commands = ["train YOUR_PICTURES/", *commands]
+    for command in commands:
         _say(f"  {_program()} {command}")
+
+
+def _one_picture(folder: str) -> str | None:
+    """Some picture file in a folder, without looking through all of it; None where that is no folder or holds none."""
+    from vitral.data.files import is_picture
+
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        if found := [name for name in sorted(names) if is_picture(name) and not name.startswith(".")]:
+            return os.path.join(place, found[0])
+    return None
 
 
 def evaluate(
@@ -182,7 +197,7 @@ def evaluate(
     if report:
         used: dict[str, Any] = {
             "split": split, "data_root": data_root, "bad_images": bad_images, "device": device, "precision": precision,
-            "engine": engine, "merge": merge, "tta": tta,
+            "engine": engine, "merge": merge, "tta": tta, "report": report,
         }  # fmt: skip
         usual = inspect.signature(evaluate).parameters
         typed = {name: value for name, value in used.items() if value != usual[name].default}

@@ -194,7 +194,6 @@ def test_refusals_of_folders(make_pictures: MakePictures, tmp_path: Path) -> Non
     assert "no files" in refusal(tmp_path / "empty")
     (tmp_path / "empty/readme.txt").write_text("x")
     assert ".txt (1)" in refusal(tmp_path / "empty")
-    assert "only one class: cat" in refusal(make_pictures({"cat": 3}, name="one"))
     assert "pictures without class folders" in refusal(make_pictures({"": 3}, name="flat"))
     assert "pictures without class folders" in refusal(make_pictures({"train": 2, "test": 2}, name="flat splits"))
     assert "two folders for one split" in refusal(make_pictures({"train/a": 2, "val/a": 1, "valid/a": 1}, name="two"))
@@ -279,7 +278,6 @@ def test_refusals_of_tables(make_pictures: MakePictures) -> None:
     assert "9 files of the table do not exist" in message
     assert "0.jpg, 1.jpg, 2.jpg and 6 more" in message
     assert "'holdout' in line 2" in refused(["file", "label", "split"], ["images/0.png", "a", "holdout"])
-    assert "only one class: a" in refused(["file", "label"], ["images/0.png", "a"])
     rows = [["images/0.png", "a", ""], ["images/1.png", "b", "train"]]
     assert "'' in line 2" in refused(["file", "label", "split"], *rows)
     table.write_bytes(b"file,label\n\xff\xfe,a\n")
@@ -513,8 +511,17 @@ def test_digits_are_embedded_with_a_fair_test_split() -> None:
 
 def test_names_that_are_in_no_table() -> None:
     assert "nearest: cifar10, cifar100" in refusal("cifar11")
-    with pytest.raises(UsageError, match="known: "):
+    with pytest.raises(UsageError, match="sets have the names digits, planted, mnist"):
         load("qqq")
+
+
+def test_a_name_without_a_slash_may_be_that_of_a_folder_here(
+    make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_pictures({"x": 1, "y": 1}, name="photos").parent)
+    told = refusal("photoss")
+    assert "nearest: photos\n" in told
+    assert "cifar10" not in told  # sets that are nowhere near are not named
 
 
 def test_a_path_that_exists_wins_over_a_name(make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> None:

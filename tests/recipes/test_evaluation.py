@@ -16,6 +16,7 @@ from vitral.errors import DataError, UsageError
 from vitral.model import packed
 from vitral.model.views import COUNTS
 from vitral.recipes.evaluation import evaluate_pictures
+from vitral.recipes.features import evaluate_features
 
 OPTIONS = {"split": None, "data_root": "data", "bad_images": "error", "device": "cpu", "precision": "fp32",
            "progress": None}  # fmt: skip
@@ -105,6 +106,18 @@ def test_foreign_classes_are_refused(trained, sky):
     assert len(str(caught.value).splitlines()) <= 5
 
 
+def test_pictures_of_one_class_alone_are_measured(trained, sky):
+    """Nothing can be learned from them, but how many of them are found is a fair question."""
+    shutil.rmtree(sky / "night")
+    found = evaluate_pictures(trained.folder, sky, **OPTIONS)
+    assert [score.images for score in found.evaluation.per_class] == [3, 0]
+    assert found.evaluation.accuracy == 1.0
+    with pytest.raises(DataError, match="only one class: day"):
+        vitral.train(str(sky), out="nowhere", quiet=True)
+    with pytest.raises(DataError, match="only one class: day"):
+        evaluate_features(trained.folder, sky, knn=1)
+
+
 def test_bad_pictures(trained, sky):
     (sky / "day/1.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"day/1\.png"):
@@ -138,10 +151,13 @@ def test_the_page_tells_the_command_that_makes_it(trained, sky, tmp_path, capsys
     page = tmp_path / "page.html"
     words = [str(trained.folder), str(sky), "--tta", "shifts", "--merge", "1", "--precision", "fp32"]
     assert main(["evaluate", *words, "--report", str(page)]) == 0
-    command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts"
-    assert command in page.read_text("utf-8")
+    command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts --report {page}"
+    written = page.read_text("utf-8")
+    assert command in written
+    page.unlink()
     capsys.readouterr()
     assert main(command.split()[1:]) == 0
+    assert page.read_text("utf-8") == written
 
 
 def test_the_page(trained, sky, tmp_path):

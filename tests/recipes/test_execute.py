@@ -216,6 +216,11 @@ def test_a_run_folder_that_exists(trained, tmp_path, make_pictures):
     with pytest.raises(RunError, match="will not overwrite"):
         train(photos, mine, overwrite=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
+    for needed in ({"init": str(trained.folder)}, {"teacher": str(trained.folder / "model.safetensors")}):
+        others = trained.predictor.classes  # a teacher knows the classes that are taught
+        with pytest.raises(RunError, match=f"--{next(iter(needed))} .* is in it"):
+            train(make_pictures({name: 4 for name in others}, name="same"), trained.folder, overwrite=True, **needed)
+    assert trained.folder.joinpath("model.safetensors").is_file()
     (tmp_path / "empty").mkdir()
     assert train(photos, tmp_path / "empty", epochs=1).folder == tmp_path / "empty"
 

@@ -141,6 +141,10 @@ class DataCheck:
         rest = [group for group in self.duplicates if group not in self.leaks and group not in self.conflicts]
         if rest:
             found.append(("duplicates", f"{len(rest):,} pictures more than once, as {some(map(_told, rest), 2)}"))
+        if len(self.classes) < 2:
+            found.append(
+                ("one class", f"every picture is {some(self.classes)}: there is nothing to learn from it alone")
+            )
         for split, names in self.absent().items():
             found.append(("absent classes", f"{split} has no picture of {some(names, 5)}"))
         if small := self.small():

@@ -231,11 +231,22 @@ def some(items: Iterable[object], limit: int = 3) -> str:
     return ", ".join(texts[:limit]) + rest
 
 
+def check_classes(dataset: DataSet) -> None:
+    """`DataError` for data from which no network can learn to tell classes apart."""
+    if len(dataset.classes) < 2:
+        raise DataError(
+            f"only one class: {some(dataset.classes)}",
+            where=dataset.source,
+            why="a classifier needs at least two classes to tell apart",
+            hint="one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg",
+        )
+
+
 def index_labels(labels: Mapping[str, Sequence[str]], source: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """The classes, sorted naturally, and for every split its labels (n,) int64 as indexes into them.
 
     The train split says which classes there are (all splits together where there is no train split); `DataError` where
-    another split has more, or where there are fewer than two.
+    another split has more.
     """
     found = {split: set(texts) for split, texts in labels.items()}
     known = found.get("train") or set().union(*found.values())
@@ -248,13 +259,6 @@ def index_labels(labels: Mapping[str, Sequence[str]], source: str) -> tuple[tupl
                 why=f"train has {len(classes)}: {some(classes, 5)}",
                 hint="give the classes the same names in every split, or take the others out",
             )
-    if len(classes) < 2:
-        raise DataError(
-            f"only one class: {some(classes)}",
-            where=source,
-            why="a classifier needs at least two classes to tell apart",
-            hint="one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg",
-        )
     position = {name: i for i, name in enumerate(classes)}
     return classes, {split: np.array([position[t] for t in texts], np.int64) for split, texts in labels.items()}
 

@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from vitral.errors import UsageError, unknown
@@ -124,6 +123,8 @@ def _principal(vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]
     total = vectors.var(axis=0).sum() * len(vectors)
     if len(vectors) < 2 or total == 0:  # nothing varies
         return np.zeros((0, vectors.shape[1])), np.zeros(0)
+    from sklearn.decomposition import PCA  # takes a second to import
+
     pca = PCA(count, svd_solver="full").fit(vectors)
     found = pca.components_
     largest = np.take_along_axis(found, np.abs(found).argmax(axis=1)[:, None], axis=1)

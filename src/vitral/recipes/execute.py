@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import platform
 import shlex
 import shutil
@@ -44,7 +45,7 @@ from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import balanced_weights
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import KEEP_THEM, ConsoleListener, counting, print_plan
-from vitral.training.run import Choice, RunFolder, checked_options
+from vitral.training.run import Choice, Run, RunFolder, checked_options
 from vitral.training.schedule import image_size
 from vitral.weights import native
 from vitral.weights.files import write_text
@@ -87,12 +88,12 @@ def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedR
     job = plan_run(given)
     folder = RunFolder(job.run.out or "")
     if folder.exists():
-        _make_way(folder, overwrite)
+        _make_way(folder, overwrite, job.run)
     print_plan(console, job.plan)
     return _carry_out(job, folder, console, command(given), resume=False)
 
 
-def _make_way(folder: RunFolder, overwrite: bool) -> None:
+def _make_way(folder: RunFolder, overwrite: bool, run: Run) -> None:
     if not overwrite:
         free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
         hint = f"--resume, --out {shlex.quote(free)} or --overwrite (in Python resume=True, out=…, overwrite=True)"
@@ -100,6 +101,11 @@ def _make_way(folder: RunFolder, overwrite: bool) -> None:
     if not folder.is_run():
         why = "it is no run folder, and is not ours to replace"
         raise RunError("will not overwrite this", where=folder.path, why=why, hint="another --out")
+    for name in ("init", "teacher"):
+        needed = getattr(run, name)
+        if needed and os.path.exists(needed) and Path(needed).resolve().is_relative_to(folder.path.resolve()):
+            why = f"{flag(name)} {needed} is in it"
+            raise RunError("will not overwrite this", where=folder.path, why=why, hint="another --out")
 
 
 def _resume(given: dict[str, Any], console: Console) -> TrainedRun:

@@ -25,7 +25,7 @@ from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.cache import cache_folder
-from vitral.data.dataset import some
+from vitral.data.dataset import check_classes, some
 from vitral.data.loader import Batches, Progress
 from vitral.data.splits import with_validation
 from vitral.data.transforms import Preprocessing
@@ -288,6 +288,7 @@ def evaluate_features(
         predictor = load(model, device=device, precision="fp32")
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
+    check_classes(dataset)
     dataset, measured, said = _two_sides(dataset, split)
     memory, known = _side(predictor, machine, dataset["train"], kept, bad_images, progress)
     asked, truth = _side(predictor, machine, dataset[measured], kept, bad_images, progress)

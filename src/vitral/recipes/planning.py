@@ -12,6 +12,7 @@ import torch
 from vitral.compiler import lacking
 from vitral.console import flag
 from vitral.data import DataSet, load
+from vitral.data.dataset import check_classes
 from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
@@ -389,6 +390,7 @@ _FEW_TO_JUDGE, _WIDER_FRACTION = 20, 0.3
 
 def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
     """The data with the validation split that the run asks for."""
+    check_classes(dataset)
     found = set(dataset.splits)
     if run.val_share == 1.0:  # a smaller one is drawn beside the training share where there is no val (Places365)
         dataset = with_validation(dataset, run.val_fraction, run.seed)
@@ -413,8 +415,6 @@ def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
         reasons.append(
             Choice("validation", f"{counts['test']:,} pictures", "the test split, because nothing is cut from train")
         )
-    if len(dataset.classes) < 2:
-        raise DataError("only one class", where=dataset.source, why=f"every picture is '{dataset.classes[0]}'")
     return dataset
 
 

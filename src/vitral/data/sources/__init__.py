@@ -10,7 +10,7 @@ from typing import Protocol
 
 from vitral.data.dataset import DataSet, some
 from vitral.data.sources import archive, digits, folder, named, planted, table
-from vitral.errors import DataError, VitralError, nearest, unknown
+from vitral.errors import DataError, UsageError, VitralError, nearest
 
 
 class Source(Protocol):
@@ -69,10 +69,22 @@ def _refusal(data: str) -> VitralError:
         parent = Path(data).parent
         while not parent.exists():
             parent = parent.parent
-        inside = sorted(one.name for one in parent.iterdir() if not one.name.startswith(".") and _is_data(one))
+        inside = _data_in(parent)
         missing = Path(data).relative_to(parent).parts[0]
         near = nearest(missing, inside) or inside
         why = f"'{parent}' holds {some(near, 6)}" if inside else f"there are no data in '{parent}'"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", "planted", *named.NAMED)
-    return unknown("data set", data, names, hint=f"a path that exists, or one of: {', '.join(names)}")
+    near = nearest(data, (*names, *_data_in(Path())))
+    why = (
+        f"nearest: {', '.join(near)}" if near else f"there is no such path here; sets have the names {', '.join(names)}"
+    )
+    return UsageError(f"unknown data set '{data}'", why=why, hint="a folder of pictures, or the name of a set")
+
+
+def _data_in(folder: Path) -> list[str]:
+    """Names of what may be data in a folder."""
+    try:
+        return sorted(one.name for one in folder.iterdir() if not one.name.startswith(".") and _is_data(one))
+    except OSError:
+        return []
