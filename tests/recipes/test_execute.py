@@ -219,7 +219,7 @@ def test_a_run_folder_that_exists(trained, tmp_path, make_pictures):
     for needed in ({"init": str(trained.folder)}, {"teacher": str(trained.folder / "model.safetensors")}):
         others = trained.predictor.classes  # a teacher knows the classes that are taught
         with pytest.raises(RunError, match=f"--{next(iter(needed))} .* is in it"):
-            train(make_pictures({name: 4 for name in others}, name="same"), trained.folder, overwrite=True, **needed)
+            train(make_pictures(dict.fromkeys(others, 4), name="same"), trained.folder, overwrite=True, **needed)
     assert trained.folder.joinpath("model.safetensors").is_file()
     (tmp_path / "empty").mkdir()
     assert train(photos, tmp_path / "empty", epochs=1).folder == tmp_path / "empty"

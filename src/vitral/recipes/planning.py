@@ -16,7 +16,7 @@ from vitral.data.dataset import check_classes
 from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
-from vitral.errors import DataError, UsageError, unknown
+from vitral.errors import UsageError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
