@@ -7,20 +7,26 @@ its own seconds an epoch, seed 0), because a schedule that is cut off in the mid
 and validation, without reading the data and the report; those of the teacher's own training are counted. Networks see a
 fifth of the training pictures; `python -m benchmarks fewer full` takes all of them and the recipe's own epochs. Test
 pictures are looked at once, at the end of each run; with more than one seed, figures are means.
+
+`python -m benchmarks fewer frozen` is about a backbone that does not learn: the network of `vitral demo`, which knows
+CIFAR-10, on a tenth of MNIST's training digits. All layers are trained, the head alone by steps, and the head on
+features that are computed once (`--recipe linear-probe`), then once more, with features that are kept from before.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import vitral
 from benchmarks.results import Options, Table
-from vitral.console import flag
+from vitral.console import command_line
 from vitral.recipes.execute import command
 
 # name → the options of a way; the teacher's is the run folder, which is there once it is trained
@@ -36,9 +42,19 @@ SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.
 FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
 TEACHER: dict[str, Any] = {"model": "C+Femto/4"}  # convolutions before the blocks: better in as many epochs
 
+FROZEN: dict[str, Any] = {"data": "mnist", "init": "demo", "train_share": 0.1}
+PROBE: dict[str, Any] = {"recipe": "linear-probe"}
+BACKBONES: dict[str, dict[str, Any]] = {
+    "all layers": {},
+    "the head, by steps": {"freeze": ("[!h]*",)},
+    "the head, on features": PROBE,
+    "again": PROBE,
+}
+
 QUICK: dict[str, Any] = {"data": "digits", "train_share": 0.2, "epochs": 2}
 QUICK_CHANGES = {"start_size": 4}  # of 8 pixels
 QUICK_TEACHER: dict[str, Any] = {"model": "mu/2"}
+QUICK_FROZEN: dict[str, Any] = {"data": "digits", "init": "demo", "train_share": 0.2}
 
 
 @dataclass(frozen=True)
@@ -52,8 +68,10 @@ class Trained:
 
 def run(options: Options) -> list[Table]:
     """The ways that are named, by default all of them, beside the plain run."""
-    if unknown := [name for name in options.names if name not in (*WAYS, "full")]:
-        raise SystemExit(f"no way '{unknown[0]}'; there are {', '.join(WAYS)}, and full for all the pictures")
+    if unknown := [name for name in options.names if name not in (*WAYS, "full", "frozen")]:
+        raise SystemExit(f"no way '{unknown[0]}'; there are {', '.join(WAYS)}, full for all the pictures, and frozen")
+    if "frozen" in options.names:
+        return _frozen(options)
     full = "full" in options.names
     base = QUICK if options.quick else FULL if full else SHARE
     if not options.quick and not options.data("cifar10.tar"):
@@ -81,7 +99,7 @@ class _Bench:
         """The teacher of this seed, in `self.folder`; it has the same training pictures."""
         if seed not in self.teachers:
             model = QUICK_TEACHER if self.options.quick else TEACHER
-            self.teachers[seed] = self._fit(model, seed, self.folder / f"teacher-{seed}")
+            self.teachers[seed] = self.fit(model, seed, self.folder / f"teacher-{seed}")
         return self.teachers[seed]
 
     def _train(self, changes: Mapping[str, Any], seed: int) -> Trained:
@@ -90,10 +108,11 @@ class _Bench:
             before = self.teacher(seed).seconds
             changes["teacher"] = str(self.folder / f"teacher-{seed}")
         self.made += 1
-        found = self._fit(changes, seed, self.folder / f"run-{self.made}")
+        found = self.fit(changes, seed, self.folder / f"run-{self.made}")
         return Trained(found.accuracy, found.epochs, found.seconds + before)
 
-    def _fit(self, changes: Mapping[str, Any], seed: int, out: Path) -> Trained:
+    def fit(self, changes: Mapping[str, Any], seed: int, out: Path) -> Trained:
+        """One run."""
         options = self.options
         result = vitral.train(
             **{**self.base, **changes}, seed=seed, data_root=str(options.data_root), out=str(out),
@@ -124,6 +143,26 @@ def _table(bench: _Bench, ways: Sequence[Mapping[str, Any]], name: str) -> Table
     return Table(f"`{command(bench.base)}` and its variants", columns, rows, name=name)
 
 
+def _frozen(options: Options) -> list[Table]:
+    """What a backbone that does not learn saves."""
+    base = QUICK_FROZEN if options.quick else FROZEN
+    if not options.quick and not options.data("mnist"):
+        return []
+    runs: dict[str, list[Trained]] = {}
+    for seed in range(options.seeds):  # each with an empty cache of features
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, XDG_CACHE_HOME=folder):
+            bench = _Bench(options, base, Path(folder))
+            for number, (way, changes) in enumerate(BACKBONES.items()):
+                given = {**changes, "epochs": 1} if options.quick and changes is not PROBE else changes
+                runs.setdefault(way, []).append(bench.fit(given, seed, Path(folder) / f"run-{number}"))
+    rows = [{"way": way, "typed": _typed(BACKBONES[way]), **_means(found)} for way, found in runs.items()]
+    columns = {
+        "way": "trained", "typed": "", "n": "seeds|d", "epochs": "epochs|d", "seconds": "seconds|.1f",
+        "accuracy": "accuracy|.2%",
+    }  # fmt: skip
+    return [Table(f"`{command(base)}` and a frozen backbone", columns, rows, "frozen")]
+
+
 def _fitting(bench: _Bench, way: Mapping[str, Any], plain: Trained, same: Trained) -> int:
     """Epochs of a way that fit into the plain run's seconds; 0 where the teacher's training leaves no time."""
     before = bench.teacher(0).seconds if "teacher" in way else 0.0
@@ -143,5 +182,10 @@ def _nothing() -> dict[str, Any]:
 
 def _shown(changes: Mapping[str, Any]) -> str:
     """ "--start-size 16 --patch-dropout 0.25"."""
-    words = [f"{flag(name)} {value or 'RUN'}" for name, value in changes.items()]
-    return f"`{' '.join(words)}`"
+    return _typed({name: value or "RUN" for name, value in changes.items()})
+
+
+def _typed(options: Mapping[str, Any]) -> str:
+    """Options as they are typed; nothing where there are none."""
+    words = command_line("train", [], options).removeprefix("vitral train").strip()
+    return f"`{words}`" if words else ""

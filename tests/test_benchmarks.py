@@ -55,6 +55,16 @@ def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
     assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16@384.json", "peers.json"]
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_frozen_backbone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "nowhere to be written")
+    rows = measure("fewer", Options("", ("frozen",), quick=True)).tables[0].rows
+    assert [row["way"] for row in rows] == ["all layers", "the head, by steps", "the head, on features", "again"]
+    assert rows[3]["accuracy"] == rows[2]["accuracy"]
+    assert rows[1]["typed"] == "`--freeze '[!h]*'`"
+    assert not Path("nowhere to be written").exists()
+
+
 def test_the_usual_programs_are_programs() -> None:
     assert set(USUAL) <= set(PROGRAMS)
     assert all(importlib.import_module(f"benchmarks.{name}").__doc__ for name in PROGRAMS)
