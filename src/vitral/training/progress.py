@@ -110,8 +110,16 @@ def _duration(seconds: float) -> str:
 def print_plan(console: Console, plan: Plan) -> None:
     """Each choice with its reason."""
     rows = table("Plan")
-    for column in ("choice", "value", "why"):
-        rows.add_column(column, overflow="fold")
+    names = max((len(choice.name) for choice in plan.choices), default=0)
+    words = max((len(word) for choice in plan.choices for word in choice.reason.split()), default=0)
+    room = console.width - names - words - 4  # two spaces between columns
+    for column in ("choice", "value", "why"):  # a name that is to be typed stays whole, where there is room
+        narrow = room if column == "value" and room >= _NARROWEST else None
+        rows.add_column(column, overflow="fold", max_width=narrow)
     for choice in plan.choices:
         rows.add_row(choice.name, choice.value, choice.reason)
     console.print(rows)
+
+
+_NARROWEST = 12
+"""Characters, below which a column is no longer read."""
