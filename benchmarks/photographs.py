@@ -47,9 +47,9 @@ import vitral
 from benchmarks.accuracy import History, course, read_history
 from benchmarks.results import Options, Table
 from vitral.bench.peers import PEERS
-from vitral.bench.timing import synchronise, timed
+from vitral.bench.timing import timed
 from vitral.data import Split
-from vitral.device import Machine, cores
+from vitral.device import Machine, cores, synchronise
 from vitral.evaluation.metrics import wilson_interval
 from vitral.recipes.planning import Job, plan_run
 

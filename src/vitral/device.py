@@ -86,6 +86,8 @@ def _device(name: str) -> torch.device:
     )
     if missing or device.type not in ("cpu", "cuda", "mps"):
         raise UsageError(f"no device '{name}' on this machine", hint="--device auto")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events and streams that name no device are the current one's
     return device
 
 
@@ -115,6 +117,22 @@ def _cpu_line(*names: str) -> str:
 
 def _cpu_name() -> str:
     return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def in_full(device: torch.device) -> AbstractContextManager[None]:
+    """Within, nothing is rounded to bf16, whatever `Machine.autocast` says around it."""
+    if not torch.amp.is_autocast_available(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def synchronise(device: torch.device | str) -> None:
+    """Wait until the device has done all that it was asked for."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    elif kind == "mps":
+        torch.mps.synchronize()
 
 
 def keep_freed_memory() -> None:

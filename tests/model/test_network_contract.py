@@ -207,3 +207,11 @@ def test_a_model_moves_between_kinds_and_copies():
     model(images)
     assert copy.deepcopy(model).double()(images.double()).dtype == torch.float64
     assert model.to(torch.bfloat16)(images.bfloat16()).dtype == torch.bfloat16
+
+
+@variants
+def test_tokens_lie_one_after_the_other(name):
+    """Else every norm copies them."""
+    model = network(VARIANTS[name])
+    x, _ = model.embed(pictures(VARIANTS[name]))
+    assert x.is_contiguous()

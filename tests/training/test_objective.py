@@ -10,6 +10,7 @@ from torch import nn
 
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import choose, seed_everything
 from vitral.training.objective import balanced_weights, classification
 
 PREPROCESSING = Preprocessing((4, 4), 1, mean=(0.5,), std=(0.5,))
@@ -77,3 +78,21 @@ def test_mixed_pictures_count_by_the_heavier_label():
     loss, metrics = objective(Fixed(hits), batch())
     assert torch.isfinite(loss)
     assert 0 <= metrics["train_accuracy"] <= 1
+
+
+def test_pictures_are_moved_as_precisely_in_bf16():
+    """Autocast would round where each pixel comes from: at 64 pixels by an eighth of one."""
+    images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(images, torch.zeros(4, dtype=torch.long), np.arange(4))
+    augmentation = Augmentation(augment="affine")
+    seen = []
+
+    def model(pictures):
+        seen.append(pictures)
+        return pictures.flatten(1)[:, :3]
+
+    for precision in ("fp32", "bf16"):
+        seed_everything(0)
+        with choose("cpu", precision).autocast():
+            classification(Preprocessing((64, 64)), augmentation, 3)(model, batch)
+    assert torch.equal(*seen)

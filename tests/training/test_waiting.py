@@ -49,6 +49,8 @@ READS = {
     aten.unique_dim.default, aten._unique2.default, aten.repeat_interleave.Tensor,
 }  # fmt: skip
 """What cannot go on before the device has told a number or a size."""
+BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+"""Likewise, where a mask says which."""
 
 
 class Waits(TorchDispatchMode):
@@ -66,7 +68,7 @@ class Waits(TorchDispatchMode):
             return self._copied(func, args, kwargs)
         if func is aten.copy_.default and args[0].device != args[1].device and not (args[2:3] or [False])[0]:
             self.note(func)
-        if on_gpu and (func in READS or (func is aten.index.Tensor and _masked(args[1]))):
+        if on_gpu and (func in READS or (func in BY_INDEX and _masked(args[1]))):
             self.note(func)
             return 0.0 if func is aten._local_scalar_dense.default else func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -195,6 +197,7 @@ WAITING: dict[str, Callable[[Tensor], Any]] = {
     "a condition": lambda x: bool(x.isfinite().all()),
     "positions": lambda x: x.nonzero(),
     "a mask": lambda x: x[x > 0],
+    "what a mask chooses": lambda x: x.__setitem__(x > 0, x[:1]),
     "equality": lambda x: torch.equal(x, x),
     "to the processor": lambda x: x.cpu(),
     "from the processor": lambda x: torch.from_numpy(np.zeros(2)).to(x.device),
@@ -223,10 +226,11 @@ def test_what_goes_on_by_itself_is_not():
     assert found.found == []
 
 
-def test_a_loss_that_is_not_finite_is_found_a_step_later(monkeypatch):
-    """As on a GPU: the step is taken, nothing is saved."""
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_is_found_a_step_later(monkeypatch, what):
+    """As on a GPU: the step is taken, nothing is saved; it is the pictures of that step that are named."""
     monkeypatch.setattr(loop, "_AT_ONCE", ())
-    run = Run(batch_size=4, epochs=1, optimizer="sgd", lr=0.0, clip=None)
+    run = Run(batch_size=4, epochs=1, optimizer="sgd", lr=0.0, clip=1.0)
     model = network(config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8))
     pictures = Split([f"p{i}.png" for i in range(12)], np.arange(12) % 3, lambda i: noise(i, (8, 8)))
     batches = Batches(pictures, PREPROCESSING, batch_size=4, device=torch.device("cpu"), augmentation=Augmentation())
@@ -235,11 +239,12 @@ def test_a_loss_that_is_not_finite_is_found_a_step_later(monkeypatch):
     def objective(model, batch):
         seen.append(batch.indices)
         loss, metrics = plain(model, batch)
-        return (loss * float("nan") if len(seen) == 2 else loss), metrics
+        broken = loss * float("nan") if what == "loss" else loss + (0 * model.head.bias).sum().sqrt()
+        return (broken if len(seen) == 2 else loss), metrics
 
     state = State(model, OptimizerSet(model, run))
     named = f"p{batches.order(0)[4]}.png"
-    with pytest.raises(TrainingError, match="the loss is nan") as caught:
+    with pytest.raises(TrainingError, match=f"the {what} is nan in epoch 1; stopped a step later") as caught:
         loop._epoch(state, run, choose("cpu", "fp32"), batches, objective, Listener(), threading.Event())
     assert (state.step, len(seen)) == (2, 3)
     assert named in str(caught.value)

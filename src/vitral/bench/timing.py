@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vitral.device import synchronise
 from vitral.model.linear import linear
 
 
@@ -83,14 +84,6 @@ def repeated(program: Callable[[], object], times: int) -> Callable[[], None]:
             program()
 
     return several
-
-
-def synchronise(device: str) -> None:
-    """Wait for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elif device == "mps":
-        torch.mps.synchronize()
 
 
 def matrix_product(size: int, dtype: torch.dtype, device: str) -> Callable[[], object]:

@@ -148,7 +148,8 @@ class Batches:
         """
         pictures = _Pictures(self.split, self.preprocessing, self.augmentation)
         room = {"auto": MEMORY_SHARE, "memory": math.inf}.get(residency, 0.0)
-        if pictures.shape and pictures.kept_bytes < room * _total_bytes(self.device):
+        # even those of a GPU are put together in memory
+        if pictures.shape and pictures.kept_bytes < room * min(memory_bytes(), _total_bytes(self.device)):
             return self._tensor(pictures, pictures.shape, progress)
         cache = PixelCache() if residency in ("auto", "cache") else None
         key = pixels_key(self.split, pictures.settings) if cache else ""

@@ -509,6 +509,7 @@ class ViT(nn.Module):
             prefix.append(self.reg_token)
         if prefix:
             x = torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in prefix), x], dim=1)
+        x = x.contiguous()  # else, without a prefix, every norm would copy tokens that lie as the convolution made them
         return F.dropout(x, config.dropout, self.training), grid
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

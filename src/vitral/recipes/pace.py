@@ -73,7 +73,7 @@ def seconds_a_picture(job: Job, at_most: int | None = None) -> tuple[float, floa
     run, machine = job.run, job.machine
     if machine.device.type == "cpu":
         keep_freed_memory()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([machine.device] if machine.device.type == "cuda" else []):
         model = begin(job, whitened=False)
         optimizer, objective = OptimizerSet(model, run), objective_of(job)
         optimizer.set_lr(0.0)

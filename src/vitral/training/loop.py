@@ -1,7 +1,8 @@
 """The training loop, whole and visible.
 
 Where a run stands is a `State`. Everything random follows from (seed, epoch, step), so a state that was saved at any
-step goes on to the same bits as one that never stopped.
+step goes on to the same bits as one that never stopped. On a GPU to nearly the same: some of its kernels add in the
+order in which they happen to be done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitral.data.loader import Batch, Batches
-from vitral.device import Machine, seed_everything
+from vitral.device import Machine, seed_everything, synchronise
 from vitral.errors import TrainingError
 from vitral.training.objective import Objective
 from vitral.training.optimizers import OptimizerSet
@@ -172,6 +173,7 @@ def _epoch(
                 break
         listener.on_batch(loss)
     watch.close()
+    synchronise(machine.device)  # the last step may not be done
     state.seconds += time.perf_counter() - started
     return waiting.seconds
 
@@ -260,26 +262,28 @@ class _FiniteWatch:
 
     def __init__(self, train: Batches, device: torch.device):
         self.train, self.late = train, device.type not in _AT_ONCE
-        self.pending: tuple[Tensor, torch.cuda.Event, Batch, int] | None = None
+        self.pending: list[tuple[str, Tensor, torch.cuda.Event, Batch, int]] = []
 
     def loss(self, loss: Tensor, batch: Batch, epoch: int) -> None:
-        if not self.late:
-            self._judge("loss", float(loss.detach()), batch, epoch)
-            return
         self.close()
-        copy = loss.detach().to("cpu", non_blocking=True)
-        self.pending = copy, _recorded_event(), batch, epoch
+        self._look("loss", loss, batch, epoch)
 
     def gradient(self, norm: Tensor, batch: Batch, epoch: int) -> None:
-        if not self.late:
-            self._judge("gradient", float(norm), batch, epoch)
+        self._look("gradient", norm, batch, epoch)
 
     def close(self) -> None:
-        if self.pending:
-            value, event, batch, epoch = self.pending
-            self.pending = None
+        """Judge what is still to be judged."""
+        pending, self.pending = self.pending, []
+        for what, value, event, batch, epoch in pending:
             event.synchronize()
-            self._judge("loss", float(value), batch, epoch)
+            self._judge(what, float(value), batch, epoch)
+
+    def _look(self, what: str, value: Tensor, batch: Batch, epoch: int) -> None:
+        if self.late:
+            copy = value.detach().to("cpu", non_blocking=True)
+            self.pending.append((what, copy, _recorded_event(), batch, epoch))
+        else:
+            self._judge(what, float(value.detach()), batch, epoch)
 
     def _judge(self, what: str, value: float, batch: Batch, epoch: int) -> None:
         if math.isfinite(value):
@@ -287,7 +291,7 @@ class _FiniteWatch:
         names: Sequence[str] = [self.train.split.names[int(i)] for i in batch.indices]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise TrainingError(
-            f"the {what} is {value} in epoch {epoch + 1}; stopped before the step",
+            f"the {what} is {value} in epoch {epoch + 1}; stopped {'a step later' if self.late else 'before the step'}",
             where=", ".join(names[:5]) + more,
             why="a learning rate too high, or damaged pictures or labels in this batch",
             hint="a lower --lr, or --precision fp32; earlier epochs are saved",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import in_full
 from vitral.training.distillation import Teacher
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, Tensor]]]
@@ -35,8 +36,9 @@ def classification(
 
     def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            images = preprocessing.standardise(augmentation.pixels(batch.images))
-            images, labels = augmentation.standardised(images, batch.labels, classes)
+            with in_full(batch.images.device):  # in bf16 a rotation would be off by a quarter of a pixel and more
+                images = preprocessing.standardise(augmentation.pixels(batch.images))
+                images, labels = augmentation.standardised(images, batch.labels, classes)
             answers = teacher(images) if teacher else None
             if size and (now := size()) != tuple(images.shape[2:]):
                 images = F.interpolate(images, size=now, mode="bilinear", antialias=True)

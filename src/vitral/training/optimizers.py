@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.errors import UsageError
+from vitral.training.muon import Muon
 
 if TYPE_CHECKING:
     from vitral.training.run import Run
@@ -107,7 +108,7 @@ def muon(groups: Groups, run: Run) -> list[Optimizer]:
     rest = [g for g in groups if not g["hidden"]]
     optimizers: list[Optimizer] = []
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=run.peak_lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, lr=run.peak_lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
     return optimizers + (adamw(rest, run) if rest else [])
 
 

@@ -1,0 +1,54 @@
+"""Muon by matrices of one shape at a time is torch's Muon."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitral.training.muon import Muon, orthogonalised
+
+SHAPES = ((16, 48), (48, 16), (16, 16), (16, 48), (48, 16), (24, 8), (1, 8))
+OPTIONS = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+
+
+def matrices() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def test_it_is_torchs_to_the_bit() -> None:
+    ours, theirs = matrices(), matrices()
+    optimizers = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS)
+    for step in range(5):
+        for number, both in enumerate(zip(ours, theirs, strict=True)):
+            gradient = torch.randn(SHAPES[number], generator=torch.Generator().manual_seed(100 * step + number))
+            for matrix in both:
+                # one never learns, one sometimes
+                matrix.grad = None if number == 2 or (number == 3 and step % 2) else gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert torch.equal(ours[2], matrices()[2])
+    states = [[state["momentum_buffer"] for state in optimizer.state.values()] for optimizer in optimizers]
+    assert len(states[0]) == len(SHAPES) - 1
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8), (16, 16)])
+def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
+    given = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+    u, _, v = torch.linalg.svd(given, full_matrices=False)
+    found = orthogonalised(given).float()
+    assert found.shape == given.shape
+    seen = torch.linalg.svdvals(found)
+    assert (seen > 0.5).all()
+    assert (seen < 1.3).all()
+    same = u.mT @ found @ v.mT  # the singular vectors stay: nothing beside the diagonal
+    assert (same - torch.diag_embed(same.diagonal(dim1=1, dim2=2))).abs().max() < 0.05
+
+
+def test_nothing_to_learn_from_is_no_mistake() -> None:
+    still = torch.nn.Parameter(torch.ones(4, 4))
+    Muon([still], **OPTIONS).step()
+    assert torch.equal(still, torch.ones(4, 4))
+    assert not orthogonalised(torch.zeros(1, 4, 4)).any()
