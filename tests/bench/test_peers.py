@@ -32,6 +32,13 @@ def test_a_peer_builds_the_same_network(name: str) -> None:
         assert found == ours
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_timm_is_channels_last_as_it_advises(device: str) -> None:
+    pytest.importorskip("timm")
+    patches = peers.network(PEERS["timm"], TINY, device).get_parameter("patch_embed.proj.weight")
+    assert patches.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_learns(name: str) -> None:
     """A step of theirs is one: the loss on one batch falls."""

@@ -138,10 +138,11 @@ def _prepared(make: Callable[[], Predictor], pixels: Tensor) -> Callable[[], obj
 
 def _networks(case: Case) -> Iterator[tuple[str, bool, Callable[[], nn.Module]]]:
     """Who, whether compiled, and what builds the network; ours comes first."""
+    config: Any = case.subject.config  # where there are peers it is a plain ViT's
     for compiled in (False, True) if case.compile else (False,):
         yield OURS, compiled, case.subject.build
         for name, peer in case.peers.items():
-            yield name, compiled, partial(peer.build, case.subject.config)  # type: ignore[arg-type]  # they are plain
+            yield name, compiled, partial(theirs.network, peer, config, case.device)
 
 
 def _ways_to(precisions: Iterable[str], compiled: bool) -> Iterator[tuple[str, str]]:

@@ -39,10 +39,17 @@ class Peer:
     build: Callable[[ViTConfig], nn.Module]  # images (B, C, H, W), standardised, to logits (B, K)
     settings: str
     square: bool = False  # takes square, three-channel pictures only
+    channels_last: bool = False  # its authors advise that layout on a GPU
 
     @property
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None
+
+
+def network(peer: Peer, config: ViTConfig, device: str) -> nn.Module:
+    """The network as its authors would have it on this kind of device, not there yet."""
+    model = peer.build(config)
+    return model.to(memory_format=torch.channels_last) if peer.channels_last and device == "cuda" else model
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
@@ -102,7 +109,10 @@ def _module(name: str) -> Any:
 
 
 PEERS: dict[str, Peer] = {
-    "timm": Peer("timm", "timm", _timm, "VisionTransformer, fused attention as it is by default"),
+    "timm": Peer(
+        "timm", "timm", _timm, "VisionTransformer, fused attention as it is by default; channels-last on a GPU",
+        channels_last=True,
+    ),
     "transformers": Peer("transformers", "transformers", _transformers, "ViTForImageClassification, attention 'sdpa'"),
     "torchvision": Peer(
         "torchvision", "torchvision", _torchvision,
