@@ -21,18 +21,22 @@ validation. Where the time is over sooner, the training ends with the epoch that
 Accuracy is that after the last epoch, for all: no training chooses by the pictures that judge. But the batch of 16 in
 our recipe was once compared with 64 on these very ants and bees (docs/log.md); nothing of the others' was. The interval
 is 95 % (Wilson) of seed 0: all seeds are judged by the same pictures, so that pooled they would not be independent.
+With `--keep FOLDER` what is done is there when the same command is typed again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+import json
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,7 @@ from vitral.data import Split
 from vitral.device import Machine, cores, synchronise
 from vitral.evaluation.metrics import wilson_interval
 from vitral.recipes.planning import Job, plan_run
+from vitral.training.run import RunFolder
 
 SET = "hymenoptera.tar"
 OURS = "vitral"
@@ -114,13 +119,14 @@ def _measure(data: Path, name: str, options: Options) -> list[Table]:
     histories = []
     for seed in range(options.seeds):
         given = {"data": str(data), "seed": seed, "device": options.device, **({"epochs": 1} if options.quick else {})}
-        ours, history = _ours(given, options)
-        histories.append(history)
-        _add(runs, OURS, seed, ours)
-        job = plan_run(given)
-        contest = Contest.of(job, ours.seconds, options)
-        for other in _installed(say=seed == 0):
-            _add(runs, other, seed, contest.train(OTHERS[other], seed))
+        with _folder(options, data, seed) as folder:
+            ours, history = _ours(given, folder / OURS, options)
+            histories.append(history)
+            _add(runs, OURS, seed, ours)
+            job = plan_run(given)
+            contest = Contest.of(job, ours.seconds, options)
+            for other in _installed(say=seed == 0):
+                _add(runs, other, seed, _kept(folder / f"{other}.json", partial(contest.train, OTHERS[other], seed)))
     by_seconds = "vitral by seconds, seed 0"
     return [_table(data.name, job, runs, name, options), course(name, histories[0], by_seconds)]
 
@@ -141,11 +147,28 @@ def _installed(*, say: bool) -> list[str]:
     return [name for name in OTHERS if PEERS[name].is_installed]
 
 
-def _ours(given: Mapping[str, Any], options: Options) -> tuple[Trained, History]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        result = vitral.train(**given, out=str(out), quiet=options.quick).result
-        history = read_history(out / "metrics.jsonl")
+@contextlib.contextmanager
+def _folder(options: Options, data: Path, seed: int) -> Iterator[Path]:
+    """Where the trainings of a seed leave what they found: under `--keep`, or only for the moment."""
+    if options.keep:
+        folder = options.keep / f"photographs-{data.stem}-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary)
+
+
+def _kept(path: Path, train: Callable[[], Trained]) -> Trained:
+    """What a training came to, from the file where that is told already."""
+    if not path.exists():
+        path.write_text(json.dumps(asdict(train())), "utf-8")
+    return Trained(**json.loads(path.read_text("utf-8")))
+
+
+def _ours(given: Mapping[str, Any], out: Path, options: Options) -> tuple[Trained, History]:
+    result = vitral.train(**given, out=str(out), quiet=options.quick, resume=RunFolder(out).exists()).result
+    history = read_history(out / "metrics.jsonl")
     epochs = result["epochs"]
     accuracy = history[-1]["val_accuracy"]
     return Trained(result["model"], result["parameters"], accuracy, result["seconds"], epochs, epochs), history
