@@ -152,6 +152,18 @@ def test_the_others_that_are_not_installed_are_left_out_with_a_line(
     assert "not installed, left out: timm (pip install timm)" in capsys.readouterr().out
 
 
+def test_a_training_that_is_kept_is_not_done_again(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def train() -> photographs.Trained:
+        done.append(1)
+        return photographs.Trained("linear", 12, 0.625, 3.5, 4, 5)
+
+    found = [photographs._kept(tmp_path / "kept.json", train) for _ in range(2)]
+    assert found == [photographs.Trained("linear", 12, 0.625, 3.5, 4, 5)] * 2
+    assert len(done) == 1
+
+
 @pytest.mark.parametrize(("words", "seeds"), [([], 3), (["--seeds", "1"], 1), (["--quick"], 1)])
 def test_photographs_are_trained_on_three_times_where_nothing_is_said(
     words: list[str], seeds: int, monkeypatch: pytest.MonkeyPatch
