@@ -154,6 +154,7 @@ def test_the_page_tells_the_command_that_makes_it(trained, sky, tmp_path, capsys
     command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts --report {page}"
     written = page.read_text("utf-8")
     assert command in written
+    assert "shown of the picture alone" in written
     page.unlink()
     capsys.readouterr()
     assert main(command.split()[1:]) == 0

@@ -58,6 +58,9 @@ class Beside:
         return f"{done}: {self.accuracy:.2%} right, without {self.accuracy_without:.2%}; {self.agree:.1%} alike"
 
 
+_MAPS_WITHOUT = "What it looked at is shown of the picture alone, with all its tokens."
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluated:
     """An evaluation with what it was made from."""
@@ -91,7 +94,7 @@ class Evaluated:
             title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
             evaluation=self.evaluation,
             evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
-            findings=[("Views and merging", f"{self.beside}.")] if self.beside else [],
+            findings=[("Views and merging", f"{self.beside}. {_MAPS_WITHOUT}")] if self.beside else [],
             mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
         )  # fmt: skip
         write_report(path, content)
