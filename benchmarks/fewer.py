@@ -2,11 +2,12 @@
 patches left out (`--patch-dropout`), with pictures that grow (`--start-size`), with a teacher (`--teacher`), and, the
 other way round, with AdamW instead of Muon at two rates.
 
-Each way is trained twice: for as many epochs as the plain run, and for as many as fit into the plain run's seconds (by
-its own seconds an epoch, seed 0), because a schedule that is cut off in the middle tells nothing. Seconds are training
-and validation, without reading the data and the report; those of the teacher's own training are counted. Networks see a
-fifth of the training pictures; `python -m benchmarks fewer full` takes all of them and the recipe's own epochs. Test
-pictures are looked at once, at the end of each run; with more than one seed, figures are means.
+Each way is trained twice: for as many epochs as the plain run, and for as many as come nearest to the plain run's
+seconds (by its own seconds an epoch, seed 0), because a schedule that is cut off in the middle tells nothing. Seconds
+are training and validation, without reading the data and the report; those of the teacher's own training are counted.
+Networks see a tenth of the training pictures; `python -m benchmarks fewer full` takes all of them and the recipe's own
+epochs. Test pictures are looked at once, at the end of each run; with more than one seed, figures are means. With
+`--keep FOLDER` runs stay there, and the same command later takes those that are finished as they are.
 
 `python -m benchmarks fewer frozen` is about a backbone that does not learn: the network of `vitral demo`, which knows
 CIFAR-10, on a tenth of MNIST's training digits. All layers are trained, the head alone by steps, and the head on
@@ -28,6 +29,7 @@ import vitral
 from benchmarks.results import Options, Table
 from vitral.console import command_line
 from vitral.recipes.execute import command
+from vitral.training.run import RunFolder
 
 # name → the options of a way; the teacher's is the run folder, which is there once it is trained
 WAYS: dict[str, dict[str, Any]] = {
@@ -38,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "adamw-1e-3": {"optimizer": "adamw", "lr": 1e-3},
     "adamw-3e-3": {"optimizer": "adamw", "lr": 3e-3},
 }
-SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.2, "epochs": 12}
+SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.1, "epochs": 16}
 FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
 TEACHER: dict[str, Any] = {"model": "C+Femto/4"}  # convolutions before the blocks: better in as many epochs
 
@@ -71,6 +73,8 @@ def run(options: Options) -> list[Table]:
     if unknown := [name for name in options.names if name not in (*WAYS, "full", "frozen")]:
         raise SystemExit(f"no way '{unknown[0]}'; there are {', '.join(WAYS)}, full for all the pictures, and frozen")
     if "frozen" in options.names:
+        if len(options.names) > 1:
+            raise SystemExit("frozen is measured alone")
         return _frozen(options)
     full = "full" in options.names
     base = QUICK if options.quick else FULL if full else SHARE
@@ -79,8 +83,10 @@ def run(options: Options) -> list[Table]:
     ways = [{**WAYS[name]} for name in options.names if name != "full"] or [{**way} for way in WAYS.values()]
     for way in ways if options.quick else ():
         way |= {name: value for name, value in QUICK_CHANGES.items() if name in way}
-    with tempfile.TemporaryDirectory() as folder:
-        return [_table(_Bench(options, base, Path(folder)), ways, "full" if full else "")]
+    name = "full" if full else ""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep / f"fewer-{name}" if options.keep else Path(temporary)
+        return [_table(_Bench(options, base, folder), ways, name)]
 
 
 class _Bench:
@@ -89,7 +95,6 @@ class _Bench:
     def __init__(self, options: Options, base: Mapping[str, Any], folder: Path):
         self.options, self.base, self.folder = options, base, folder
         self.teachers: dict[int, Trained] = {}
-        self.made = 0
 
     def train(self, changes: Mapping[str, Any]) -> list[Trained]:
         """One run for each seed."""
@@ -107,8 +112,9 @@ class _Bench:
         if "teacher" in changes:
             before = self.teacher(seed).seconds
             changes["teacher"] = str(self.folder / f"teacher-{seed}")
-        self.made += 1
-        found = self.fit(changes, seed, self.folder / f"run-{self.made}")
+        way = "-".join(f"{name}-{value}" for name, value in changes.items() if name != "teacher")
+        taught = "-taught" * ("teacher" in changes)
+        found = self.fit(changes, seed, self.folder / f"run{taught}-{way}-{seed}")
         return Trained(found.accuracy, found.epochs, found.seconds + before)
 
     def fit(self, changes: Mapping[str, Any], seed: int, out: Path) -> Trained:
@@ -116,7 +122,7 @@ class _Bench:
         options = self.options
         result = vitral.train(
             **{**self.base, **changes}, seed=seed, data_root=str(options.data_root), out=str(out),
-            device=options.device, quiet=options.quick,
+            device=options.device, quiet=options.quick, resume=RunFolder(out).exists(),
         ).result  # fmt: skip
         accuracy = result.get("test_accuracy", result.get("val_accuracy"))
         return Trained(accuracy, result["epochs"], result["seconds"])

@@ -21,7 +21,8 @@ validation. Where the time is over sooner, the training ends with the epoch that
 Accuracy is that after the last epoch, for all: no training chooses by the pictures that judge. But the batch of 16 in
 our recipe was once compared with 64 on these very ants and bees (docs/log.md); nothing of the others' was. The interval
 is 95 % (Wilson) of seed 0: all seeds are judged by the same pictures, so that pooled they would not be independent.
-With `--keep FOLDER` what is done is there when the same command is typed again.
+With `--keep FOLDER` what is done is there when the same command is typed again, on the same machine, with nothing
+changed.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from vitral.device import Machine, cores, synchronise
 from vitral.evaluation.metrics import wilson_interval
 from vitral.recipes.planning import Job, plan_run
 from vitral.training.run import RunFolder
+from vitral.weights.files import write_text
 
 SET = "hymenoptera.tar"
 OURS = "vitral"
@@ -150,7 +152,7 @@ def _installed(*, say: bool) -> list[str]:
 @contextlib.contextmanager
 def _folder(options: Options, data: Path, seed: int) -> Iterator[Path]:
     """Where the trainings of a seed leave what they found: under `--keep`, or only for the moment."""
-    if options.keep:
+    if options.keep and not options.quick:
         folder = options.keep / f"photographs-{data.stem}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -162,7 +164,7 @@ def _folder(options: Options, data: Path, seed: int) -> Iterator[Path]:
 def _kept(path: Path, train: Callable[[], Trained]) -> Trained:
     """What a training came to, from the file where that is told already."""
     if not path.exists():
-        path.write_text(json.dumps(asdict(train())), "utf-8")
+        write_text(path, json.dumps(asdict(train())))
     return Trained(**json.loads(path.read_text("utf-8")))
 
 

@@ -29,7 +29,7 @@ class Options:
     device: str = "cpu"
     seeds: int = 1
     data_root: Path = ROOT.parent / "shared" / "data"
-    keep: Path | None = None  # where whole runs stay (accuracy)
+    keep: Path | None = None  # where whole runs stay (accuracy, fewer, photographs)
 
     def data(self, name: str) -> Path | None:
         """A file or folder of the real data; None, and a line that says so, where it is absent."""

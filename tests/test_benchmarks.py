@@ -14,6 +14,7 @@ import torch
 from vitral.bench.peers import Peer
 from vitral.data import Split
 from vitral.device import choose
+from vitral.recipes import features
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds it in the working folder
@@ -58,7 +59,10 @@ def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 def test_a_frozen_backbone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "nowhere to be written")
+    computed, read = [], features.read_by_head
+    monkeypatch.setattr(features, "read_by_head", lambda *given: computed.append(1) or read(*given))
     rows = measure("fewer", Options("", ("frozen",), quick=True)).tables[0].rows
+    assert len(computed) == 3, "two batches of training pictures, one of validation, and nothing again"
     assert [row["way"] for row in rows] == ["all layers", "the head, by steps", "the head, on features", "again"]
     assert rows[3]["accuracy"] == rows[2]["accuracy"]
     assert rows[1]["typed"] == "`--freeze '[!h]*'`"

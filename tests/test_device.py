@@ -75,14 +75,3 @@ def test_the_machine_is_described():
     assert "1 thread" in choose("cpu").name
     assert cores() >= 1
     assert memory_bytes() > 1 << 28
-
-
-def test_a_gpu_that_is_named_is_the_current_one(monkeypatch):
-    """Events and streams are made on that."""
-    current = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert choose("cuda:1", "bf16").device == torch.device("cuda:1")
-    assert current == [torch.device("cuda:1")]
-    assert choose("cuda", "bf16").device == torch.device("cuda")
-    assert len(current) == 1

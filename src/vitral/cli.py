@@ -745,7 +745,7 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
         fields.append((item.name, Annotated[kind, about], dataclasses.field(default=default)))
     common: list[Any] = []
     for name, kind, default, text in (
-        ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits"),
+        ("resume", bool, False, "go on with the run in --out from where it stopped, to the same bits on a processor"),
         ("overwrite", bool, False, "replace the run in --out"),
         ("quiet", bool, False, "print nothing but the result"),
         ("format", Literal["text", "json"], "text", "how the result is printed"),

@@ -86,8 +86,6 @@ def _device(name: str) -> torch.device:
     )
     if missing or device.type not in ("cpu", "cuda", "mps"):
         raise UsageError(f"no device '{name}' on this machine", hint="--device auto")
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # events and streams that name no device are the current one's
     return device
 
 
@@ -119,7 +117,7 @@ def _cpu_name() -> str:
     return _cpu_line("model name") or platform.processor() or platform.machine()
 
 
-def in_full(device: torch.device) -> AbstractContextManager[None]:
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Within, nothing is rounded to bf16, whatever `Machine.autocast` says around it."""
     if not torch.amp.is_autocast_available(device.type):
         return contextlib.nullcontext()

@@ -33,7 +33,7 @@ def test_a_peer_builds_the_same_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_on_a_gpu_timm_is_channels_last_as_it_advises(device: str) -> None:
+def test_on_a_gpu_timm_is_channels_last(device: str) -> None:
     pytest.importorskip("timm")
     patches = peers.network(PEERS["timm"], TINY, device).get_parameter("patch_embed.proj.weight")
     assert patches.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")

@@ -173,3 +173,8 @@ def test_real_photographs_are_sound(shared_data: Path) -> None:
     assert found.is_sound
     assert found.formats == {"JPEG": 397, "GIF": 1}
     assert np.prod([high for _, _, high in (found.sizes.height, found.sizes.width)]) > 10**6  # type: ignore[union-attr]
+
+
+def test_one_class_alone_is_told(make_pictures: MakePictures) -> None:
+    found = check(load(make_pictures({"cat": 12})))
+    assert found.findings() == [("one class", "every picture is cat: there is nothing to learn from it alone")]

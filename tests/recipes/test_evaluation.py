@@ -149,12 +149,13 @@ def test_the_engine_that_is_asked_for_computes(trained):
 
 def test_the_page_tells_the_command_that_makes_it(trained, sky, tmp_path, capsys):
     page = tmp_path / "page.html"
+    shutil.copy(sky / "day/0.png", sky / "night/wrong.png")  # a mistake to be looked at
     words = [str(trained.folder), str(sky), "--tta", "shifts", "--merge", "1", "--precision", "fp32"]
     assert main(["evaluate", *words, "--report", str(page)]) == 0
     command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts --report {page}"
     written = page.read_text("utf-8")
     assert command in written
-    assert "shown of the picture alone" in written
+    assert "Maps are of the picture alone" in written
     page.unlink()
     capsys.readouterr()
     assert main(command.split()[1:]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -216,13 +217,22 @@ def test_a_run_folder_that_exists(trained, tmp_path, make_pictures):
     with pytest.raises(RunError, match="will not overwrite"):
         train(photos, mine, overwrite=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
-    for needed in ({"init": str(trained.folder)}, {"teacher": str(trained.folder / "model.safetensors")}):
-        others = trained.predictor.classes  # a teacher knows the classes that are taught
-        with pytest.raises(RunError, match=f"--{next(iter(needed))} .* is in it"):
-            train(make_pictures(dict.fromkeys(others, 4), name="same"), trained.folder, overwrite=True, **needed)
-    assert trained.folder.joinpath("model.safetensors").is_file()
     (tmp_path / "empty").mkdir()
     assert train(photos, tmp_path / "empty", epochs=1).folder == tmp_path / "empty"
+
+
+def test_what_a_run_begins_from_is_not_overwritten(trained, tmp_path, make_pictures):
+    for needed in ({"init": str(trained.folder)}, {"teacher": str(trained.folder / "model.safetensors")}):
+        others = trained.predictor.classes  # a teacher knows the classes that are taught
+        with pytest.raises(RunError, match=rf"--{next(iter(needed))}, .* is in it"):
+            train(make_pictures(dict.fromkeys(others, 4), name="same"), trained.folder, overwrite=True, **needed)
+    assert trained.folder.joinpath("model.safetensors").is_file()
+    photos = make_pictures({"a": 4, "b": 4})
+    run = train(photos, tmp_path / "run", epochs=1)
+    shutil.move(photos, run.folder / "photos")
+    with pytest.raises(RunError, match=r"what is learned from, .*photos, is in it"):
+        train(run.folder / "photos", run.folder, overwrite=True)
+    assert (run.folder / "photos").is_dir()
 
 
 def test_classes_that_validation_lacks(make_pictures, tmp_path):

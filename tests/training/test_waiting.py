@@ -114,7 +114,7 @@ def waits() -> Iterator[Waits]:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_recorded_event", _Event)
+    monkeypatch.setattr(loop, "_recorded_event", lambda device: _Event())
     monkeypatch.setattr(optimizers, "_fused", lambda groups: True)
     fused = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(fused, "_get_fused_kernels_supported_devices", lambda: ["meta", "cpu"])
@@ -227,7 +227,7 @@ def test_what_goes_on_by_itself_is_not():
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_is_found_a_step_later(monkeypatch, what):
+def test_what_is_not_finite_is_found_a_batch_later(monkeypatch, what):
     """As on a GPU: the step is taken, nothing is saved; it is the pictures of that step that are named."""
     monkeypatch.setattr(loop, "_AT_ONCE", ())
     run = Run(batch_size=4, epochs=1, optimizer="sgd", lr=0.0, clip=1.0)
@@ -244,7 +244,7 @@ def test_what_is_not_finite_is_found_a_step_later(monkeypatch, what):
 
     state = State(model, OptimizerSet(model, run))
     named = f"p{batches.order(0)[4]}.png"
-    with pytest.raises(TrainingError, match=f"the {what} is nan in epoch 1; stopped a step later") as caught:
+    with pytest.raises(TrainingError, match=f"the {what} is nan in epoch 1; stopped a batch later") as caught:
         loop._epoch(state, run, choose("cpu", "fp32"), batches, objective, Listener(), threading.Event())
     assert (state.step, len(seen)) == (2, 3)
     assert named in str(caught.value)

@@ -101,7 +101,10 @@ def carry_out(
 
 def _cases(asked: Asked) -> tuple[list[Case], list[str]]:
     """Everything named is looked up before the first measurement; what is left out is said in the notes."""
-    device = choose(asked.device).device.type
+    place = choose(asked.device).device
+    if place.type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)  # from here on a device is no more than its kind
+    device = place.type
     dataset = load_data(asked.data, root=asked.data_root) if asked.data else None
     cases: list[Case] = []
     notes: list[str] = []

@@ -39,7 +39,7 @@ class Peer:
     build: Callable[[ViTConfig], nn.Module]  # images (B, C, H, W), standardised, to logits (B, K)
     settings: str
     square: bool = False  # takes square, three-channel pictures only
-    channels_last: bool = False  # its authors advise that layout on a GPU
+    channels_last: bool = False  # its training script offers that layout
 
     @property
     def is_installed(self) -> bool:
@@ -110,7 +110,7 @@ def _module(name: str) -> Any:
 
 PEERS: dict[str, Peer] = {
     "timm": Peer(
-        "timm", "timm", _timm, "VisionTransformer, fused attention as it is by default; channels-last on a GPU",
+        "timm", "timm", _timm, "VisionTransformer, fused attention as it is by default; on a GPU --channels-last",
         channels_last=True,
     ),
     "transformers": Peer("transformers", "transformers", _transformers, "ViTForImageClassification, attention 'sdpa'"),

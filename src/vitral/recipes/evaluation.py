@@ -58,7 +58,7 @@ class Beside:
         return f"{done}: {self.accuracy:.2%} right, without {self.accuracy_without:.2%}; {self.agree:.1%} alike"
 
 
-_MAPS_WITHOUT = "What it looked at is shown of the picture alone, with all its tokens."
+_LOOKED_AT_PLAINLY = "Maps are of the picture alone, with all its tokens."
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +90,13 @@ class Evaluated:
         mistakes = confident_mistakes(self.probabilities, self.pictures, self.predictor.classes)
         summary = summarize(self.predictor.model)
         looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
+        if looks.looked_at and self.beside:
+            looks = dataclasses.replace(looks, looked_note=f"{looks.looked_note} {_LOOKED_AT_PLAINLY}".strip())
         content = ReportContent(
             title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
             evaluation=self.evaluation,
             evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
-            findings=[("Views and merging", f"{self.beside}. {_MAPS_WITHOUT}")] if self.beside else [],
+            findings=[("Views and merging", f"{self.beside}.")] if self.beside else [],
             mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
         )  # fmt: skip
         write_report(path, content)

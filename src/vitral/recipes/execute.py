@@ -101,10 +101,10 @@ def _make_way(folder: RunFolder, overwrite: bool, run: Run) -> None:
     if not folder.is_run():
         why = "it is no run folder, and is not ours to replace"
         raise RunError("will not overwrite this", where=folder.path, why=why, hint="another --out")
-    for name in ("init", "teacher"):
-        needed = getattr(run, name)
-        if needed and os.path.exists(needed) and Path(needed).resolve().is_relative_to(folder.path.resolve()):
-            why = f"{flag(name)} {needed} is in it"
+    for name in ("data", "init", "teacher"):
+        needed = os.path.expanduser(getattr(run, name) or "")
+        if os.path.exists(needed) and Path(needed).resolve().is_relative_to(folder.path.resolve()):
+            why = f"{'what is learned from' if name == 'data' else flag(name)}, {needed}, is in it"
             raise RunError("will not overwrite this", where=folder.path, why=why, hint="another --out")
 
 

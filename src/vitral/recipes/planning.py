@@ -61,6 +61,7 @@ def plan_run(options: dict[str, Any]) -> Job:
     if given.get("minutes") is not None and "epochs" in given:
         raise UsageError("--minutes and --epochs both say how long to train", hint="leave one out")
     dataset = load_given(given)
+    check_classes(dataset)
     machine = choose(given.get("device", "auto"))
     known = dataclasses.replace(facts(dataset), epochs=given.get("epochs"))
     job = resolve(_recipe(given)(known, machine), given, dataset)

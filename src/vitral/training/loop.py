@@ -257,11 +257,11 @@ _AT_ONCE = ("cpu", "mps")
 class _FiniteWatch:
     """Stops at the first loss or gradient that is not finite, without making a GPU wait.
 
-    On a CPU the number is there already. On a GPU it is copied as the device goes and read a step later.
+    On a CPU the number is there already. On a GPU it is copied as the device goes and read a batch later.
     """
 
     def __init__(self, train: Batches, device: torch.device):
-        self.train, self.late = train, device.type not in _AT_ONCE
+        self.train, self.device, self.late = train, device, device.type not in _AT_ONCE
         self.pending: list[tuple[str, Tensor, torch.cuda.Event, Batch, int]] = []
 
     def loss(self, loss: Tensor, batch: Batch, epoch: int) -> None:
@@ -281,27 +281,28 @@ class _FiniteWatch:
     def _look(self, what: str, value: Tensor, batch: Batch, epoch: int) -> None:
         if self.late:
             copy = value.detach().to("cpu", non_blocking=True)
-            self.pending.append((what, copy, _recorded_event(), batch, epoch))
+            self.pending.append((what, copy, _recorded_event(self.device), batch, epoch))
         else:
             self._judge(what, float(value.detach()), batch, epoch)
 
     def _judge(self, what: str, value: float, batch: Batch, epoch: int) -> None:
         if math.isfinite(value):
             return
+        stopped = "a batch later" if self.late else "before the step"
         names: Sequence[str] = [self.train.split.names[int(i)] for i in batch.indices]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise TrainingError(
-            f"the {what} is {value} in epoch {epoch + 1}; stopped {'a step later' if self.late else 'before the step'}",
+            f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}",
             where=", ".join(names[:5]) + more,
             why="a learning rate too high, or damaged pictures or labels in this batch",
             hint="a lower --lr, or --precision fp32; earlier epochs are saved",
         )
 
 
-def _recorded_event() -> torch.cuda.Event:
-    """What is over when the GPU has done all that was asked of it until now."""
+def _recorded_event(device: torch.device) -> torch.cuda.Event:
+    """What is over when this GPU has done all that was asked of it until now."""
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
-from vitral.device import in_full
+from vitral.device import without_autocast
 from vitral.training.distillation import Teacher
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, Tensor]]]
@@ -36,7 +36,7 @@ def classification(
 
     def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            with in_full(batch.images.device):  # in bf16 a rotation would be off by a quarter of a pixel and more
+            with without_autocast(batch.images.device):  # in bf16 a rotation is off by a quarter of a pixel of 128
                 images = preprocessing.standardise(augmentation.pixels(batch.images))
                 images, labels = augmentation.standardised(images, batch.labels, classes)
             answers = teacher(images) if teacher else None

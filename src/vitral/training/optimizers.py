@@ -1,4 +1,4 @@
-"""Optimizers: torch's own, with parameters grouped by what decays and how fast each layer learns."""
+"""Optimizers: torch's own (but for Muon's step), parameters in groups by what decays and how fast a layer learns."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def muon(groups: Groups, run: Run) -> list[Optimizer]:
     rest = [g for g in groups if not g["hidden"]]
     optimizers: list[Optimizer] = []
     if hidden:
-        optimizers.append(Muon(hidden, lr=run.peak_lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, lr=run.peak_lr, momentum=0.95))
     return optimizers + (adamw(rest, run) if rest else [])
 
 

@@ -122,4 +122,4 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 _NARROWEST = 12
-"""Characters, below which a column is no longer read."""
+"""Characters; a column of fewer is too narrow to read."""
