@@ -81,7 +81,7 @@ def test_mixed_pictures_count_by_the_heavier_label():
 
 
 def test_pictures_are_moved_as_precisely_in_bf16():
-    """Autocast would round where each pixel comes from: at 64 pixels by an eighth of one."""
+    """Autocast would round where each pixel comes from: at 64 pixels by up to a fifth of one."""
     images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     batch = Batch(images, torch.zeros(4, dtype=torch.long), np.arange(4))
     augmentation = Augmentation(augment="affine")
