@@ -1,10 +1,13 @@
-"""Results as plain data (benchmarks/results/NAME.json), and the page that is made from them (benchmarks/RESULTS.md)."""
+"""Results as plain data (benchmarks/results/MACHINE/NAME.json), and the page that is made from them
+(benchmarks/RESULTS.md).
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,12 +80,18 @@ class Result:
     versions: Mapping[str, str]
     tables: Sequence[Table] = field(default_factory=tuple)
 
+    @property
+    def place(self) -> str:
+        """What it was measured on: the GPU where there is one, else the processor."""
+        return str(self.machine.get("gpu") or self.machine["cpu"])
+
     def save(self, folder: Path = FOLDER) -> list[Path]:
-        """Write one file for each name among the tables, replacing the older measurement of the same."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write one file for each name among the tables, replacing the older measurement of the same on the same."""
+        own = folder / "-".join(re.findall(r"[a-z0-9]+", self.place.lower().replace("(r)", "")))
+        own.mkdir(parents=True, exist_ok=True)
         paths = []
         for name in dict.fromkeys(table.name for table in self.tables):
-            path = folder / f"{'-'.join(filter(None, (self.program, name)))}.json"
+            path = own / f"{'-'.join(filter(None, (self.program, name)))}.json"
             tables = [asdict(table) for table in self.tables if table.name == name]
             text = json.dumps({**asdict(self), "tables": tables}, indent=1, ensure_ascii=False)
             path.write_text(text + "\n", "utf-8")
@@ -116,19 +125,23 @@ _HEAD = """# Results
 
 Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit. A figure is the median of n
 rounds in which everything in its table took its turn (A B A B), with the least and the greatest; a ratio is one of
-medians. `python -m benchmarks NAME` measures anew.
+medians. `python -m benchmarks NAME` measures anew; what was measured on another machine stays beside it. Times and rates
+of two machines say nothing of the programs that were measured on them: compare within a table.
 """
 
 
 def page(folder: Path = FOLDER) -> str:
     """RESULTS.md: the same files give the same page."""
     parts = [_HEAD]
+    everything = [Result.read(path) for path in sorted(folder.glob("*/*.json"))]
     for program, title in PROGRAMS.items():
-        found = [Result.read(path) for path in sorted(folder.glob("*.json"))]
-        found = [result for result in found if result.program == program]
+        found = [result for result in everything if result.program == program]
+        places = dict.fromkeys(result.place for result in found)
         if found:
             parts.append(f"## {title}\n\n{explanation(program)}\n")
-            parts += [result.markdown() + "\n" for result in found]
+        for place in places:
+            parts += [f"### {place}\n"] if len(places) > 1 else []
+            parts += [result.markdown() + "\n" for result in found if result.place == place]
     return "\n".join(parts)
 
 

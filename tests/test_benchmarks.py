@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,9 @@ def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_p
         assert all(set(table.columns) <= set(row) for row in table.rows), "a column without a value in some row"
     read = [Result.read(path) for path in result.save(tmp_path)]
     assert "\n\n".join(one.markdown() for one in read).count("| --- ") == result.markdown().count("| --- ")
-    assert str(Path.home()) not in "".join(path.read_text() for path in tmp_path.iterdir())
-    assert str(ROOT.parent) not in "".join(path.read_text() for path in tmp_path.iterdir())
+    written = "".join(path.read_text() for path in tmp_path.glob("*/*.json"))
+    assert str(Path.home()) not in written
+    assert str(ROOT.parent) not in written
 
 
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
@@ -88,7 +90,22 @@ def test_a_new_measurement_replaces_the_old_one_and_no_other(tmp_path: Path) -> 
     _result("accuracy", "mnist").save(tmp_path)
     _result("accuracy", "digits").save(tmp_path)
     _result("accuracy", "mnist").save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy-digits.json", "accuracy-mnist.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-processor"]
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["accuracy-digits.json", "accuracy-mnist.json"]
+
+
+def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None:
+    here, there = _result("decode"), _result("decode")
+    there = replace(there, machine={**there.machine, "gpu": "NVIDIA H200"})
+    assert here.save(tmp_path) == [tmp_path / "a-processor" / "decode.json"]
+    assert "### a processor" not in page(tmp_path), "one machine needs no heading"
+    assert there.save(tmp_path) == [tmp_path / "nvidia-h200" / "decode.json"]
+    told = page(tmp_path)
+    assert told.count(f"## {PROGRAMS['decode']}\n") == 1
+    assert told.index("### a processor") < told.index("### NVIDIA H200")
+    assert told.count("| torchvision | 3 | 1,234.5 |") == 2
+    _result("attention").save(tmp_path)
+    assert page(tmp_path).count("### ") == 2, "what one machine alone has measured"
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:

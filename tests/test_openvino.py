@@ -120,13 +120,13 @@ class TestInstalled:
         assert "compiled and kept in" in first.note
         assert "read from" in again.note
         assert torch.equal(first(images), again(images))
-        openvino.compiled(model, BF16)
+        in_halves = "bf16" in openvino.compiled(model, BF16).note  # else the processor has no such instructions
         with torch.no_grad():
             model.head.weight.mul_(2)
         other = openvino.compiled(model, FP32)
         assert "compiled" in other.note
         assert not torch.equal(first(images), other(images))
-        assert len(list(folder.iterdir())) == 3
+        assert len(list(folder.iterdir())) == (3 if in_halves else 2)
         kept.write_bytes(b"damaged")
         with torch.no_grad():
             model.head.weight.div_(2)
