@@ -15,10 +15,10 @@ pictures, in bf16 both by casting the module and by autocast, of which the faste
 takes by itself is `vitral`; others of ours stand in brackets, from the same weights, and what is compiled or laid out
 for them is ready before the rounds. Integers are compared with ours by default; their ranges are those of the random
 pictures, so that they show speed alone. "Defaults" is fp32 for the others, which is what they compute in when nothing
-is said, and what the machine can do best for ours. The share is that of the machine's own matrix-product rate at the
-same precision, measured in the same rounds, with the operations of the network counted once (a multiply-add is two; a
-training step is three forward passes); there is no such rate for integers. Memory is the peak of one call above what
-was there before, weights and optimizer.
+is said, and what the machine can do best for ours. A processor without instructions for bf16 is measured in fp32 alone.
+The share is that of the machine's own matrix-product rate at the same precision, measured in the same rounds, with the
+operations of the network counted once (a multiply-add is two; a training step is three forward passes); there is no
+such rate for integers. Memory is the peak of one call above what was there before, weights and optimizer.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _tables(name: str, asked: Sequence[str], options: Options) -> Iterator[Table
         print(note)
     whole = name == USUAL and not compiled and not files  # the others in fp32 would take hours
     usual = choose(options.device, dim=network.config.dim).precision
-    precisions = PRECISIONS if whole else (usual,)
+    precisions = PRECISIONS if whole and usual == "bf16" else (usual,)
     # each has its own file, and stays there
     parts = {name.replace("/", "-"): name != USUAL, COMPILED: compiled, JPEG: files, "cuda": options.device == "cuda"}
     file = "-".join(part for part, there in parts.items() if there)
