@@ -112,15 +112,23 @@ def test_bf16_is_near(trained, predictor, files):
     assert np.allclose(half.probabilities(files), predictor.probabilities(files), atol=0.03)
 
 
-def test_engines_agree_and_the_plain_one_is_the_network(trained, files):
-    fast, plain = (vitral.load(trained.folder, precision="bf16", engine=engine) for engine in ("auto", "plain"))
+@pytest.mark.parametrize(("precision", "kind", "within"), [("bf16", torch.bfloat16, 0.02), ("fp32", None, 1e-5)])
+def test_engines_agree_and_the_plain_one_is_the_network(trained, files, precision, kind, within):
+    fast, plain = (vitral.load(trained.folder, precision=precision, engine=engine) for engine in ("auto", "plain"))
     assert plain.engine == "plain"
-    assert vitral.load(trained.folder, precision="fp32").engine == "plain"
     images = torch.stack([plain.prepare(file) for file in files])
     with torch.inference_mode():
-        logits = plain.model(plain.preprocessing.standardise(images).bfloat16())
+        logits = plain.model(plain.preprocessing.standardise(images).to(kind or torch.float32))
     assert (plain.probabilities(files) == logits.float().softmax(1).numpy()).all()
-    assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < 0.02
+    assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < within
+
+
+def test_what_packs_in_full_precision(trained, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    if packed.works(torch.float32):
+        assert vitral.load(trained.folder, precision="fp32").engine == "packed"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert vitral.load(trained.folder, precision="fp32").engine == "plain"
     with pytest.raises(UsageError, match="nothing can be packed here"):
         vitral.load(trained.folder, precision="fp32", engine="packed")
     with pytest.raises(UsageError, match="unknown engine 'quick'"):
@@ -222,12 +230,12 @@ def test_merging_is_off_unless_asked_for(trained, predictor, files):
 
 def test_predicting_leaves_random_numbers_alone(trained, files):
     for module in (packed, quantized):
-        module._works.cache_clear()
+        module.works.cache_clear()
     torch.manual_seed(3)
     wanted = torch.rand(4)
     torch.manual_seed(3)
     vitral.load(trained.folder, precision="bf16").probabilities(files)
-    quantized._works()
+    quantized.works()
     assert torch.equal(torch.rand(4), wanted)
 
 

@@ -143,8 +143,8 @@ class Predictor:
         if engine != "plain" and packable(self.model):
             return "packed"
         if engine == "packed":
-            why = f"it is for a ViT in bf16 on a CPU with torch's oneDNN; this is {self.machine.precision}"
-            raise UsageError("nothing can be packed here", why=why, hint="--precision bf16, or --engine plain")
+            why = "it is for a ViT on a CPU with torch's oneDNN, in fp32 with AVX-512"
+            raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
         return "plain"
 
     def _by_openvino(self) -> bool:

@@ -24,7 +24,7 @@ SUBJECT = of_config("tiny", ViTConfig(image_size=32, patch_size=16, dim=16, dept
 RESNET = of_config("resnet", BiTConfig(image_size=32, classes=5, layers=(1, 1)))
 
 INSTALLED = importlib.util.find_spec("openvino") is not None
-INTEGERS = quantized._works()
+INTEGERS = quantized.works()
 HERE = tuple(
     name for name, engine in ENGINES.items()
     if (INSTALLED or engine.name != "openvino") and (INTEGERS or name != "int8")

@@ -176,11 +176,11 @@ def test_packed_and_integer_networks_merge_too(name):
     model, images = moderate(config).float(), pictures(config).float()
     with torch.inference_mode():
         wanted = merged(model, 2)(images)
-        if integers._works():
+        if integers.works():
             twin = quantized(model, observe(model, [images]))
             assert _far(merged(twin, 2)(images), wanted) < _far(twin(images), model(images)) + 0.3
             assert torch.equal(merged(twin, 0)(images), twin(images))
-        if packing._works():
+        if packing.works(torch.bfloat16):
             half = model.bfloat16()
             plain = merged(half, 2)(images.bfloat16())
             twin = packed(half)

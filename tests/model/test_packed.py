@@ -1,4 +1,4 @@
-"""Packed weights compute what the network computes, up to rounding in bf16."""
+"""Packed weights compute what the network computes, up to rounding."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from vitral.model import BiT, BiTConfig
 from vitral.model import packed as module
 from vitral.model.packed import packable, packed
 
-pytestmark = pytest.mark.skipif(not module._works(), reason="this torch cannot pack weights here")
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+pytestmark = pytest.mark.skipif(
+    not (module.works(HALF) and module.works(SINGLE)), reason="this torch cannot pack weights here"
+)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_as_near_to_full_precision_as_the_plain_network(name):
-    """Both round in bf16; what fp32 says is between them."""
+@pytest.mark.parametrize(("kind", "slack", "within"), [(HALF, 0.01, 0.1), (SINGLE, 1e-6, 1e-4)])
+def test_as_near_to_full_precision_as_the_plain_network(name, kind, slack, within):
+    """Both round; what double precision says is between them."""
     config = VARIANTS[name]
-    exact, images = moderate(config).float(), pictures(config).float()
-    rounded = copy.deepcopy(exact).bfloat16()
-    exact.load_state_dict({k: v.float() for k, v in rounded.state_dict().items()})
+    rounded, images = moderate(config).to(kind), pictures(config).to(kind)
+    exact = copy.deepcopy(rounded).double()
     with torch.inference_mode():
-        wanted = exact(images.bfloat16().float())
-        plain, found = rounded(images.bfloat16()).float(), packed(rounded)(images.bfloat16()).float()
+        wanted = exact(images.double())
+        plain, found = rounded(images).double(), packed(rounded)(images).double()
     size = wanted.abs().max()
-    assert (found - wanted).abs().max() <= 2 * (plain - wanted).abs().max() + 0.01 * size
-    assert (found - wanted).abs().max() <= 0.1 * size
+    assert (found - wanted).abs().max() <= 2 * (plain - wanted).abs().max() + slack * size
+    assert (found - wanted).abs().max() <= within * size
 
 
 @pytest.mark.parametrize("name", ["paper", "mean", "map-with-prefix"])
@@ -45,35 +49,37 @@ def test_masks_reach_the_packed_network(name):
 
 @pytest.mark.parametrize("size", [1.0, 40.0, 1e4])
 @pytest.mark.parametrize("shift", [0.0, -200.0, 95.0])
-def test_attention_survives_scores_that_overflow(size, shift, monkeypatch):
+@pytest.mark.parametrize(("kind", "within"), [(HALF, 0.03), (SINGLE, 1e-4)])
+def test_attention_survives_scores_that_overflow(size, shift, kind, within, monkeypatch):
     """Scores of any size; a row's common offset changes nothing. Also with fewer pictures at a time than there are."""
-    monkeypatch.setattr(module, "_IN_CACHE", 2 * 3 * 7 * 7 * 2)
+    monkeypatch.setattr(module, "_IN_CACHE", kind.itemsize * 3 * 7 * 7 * 2)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(5, 3, 7, 8, generator=generator) for _ in range(3))
     q, k = q * size, k.clone()
     q[..., 0], k[..., 0] = shift, 1.0  # adds the same to all scores of a row
     mask = torch.ones(5, 1, 1, 7, dtype=torch.bool)
     mask[2, ..., 4] = False
-    q, k, v = (x.bfloat16() for x in (q, k, v))
+    q, k, v = (x.to(kind) for x in (q, k, v))
     scores = (q.double() @ k.double().transpose(-2, -1)).masked_fill(~mask, -torch.inf)
     found = module.attend(1.0, q, k, v, mask)
     rounded = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
     wanted = rounded.double().softmax(-1) @ v.double()
     assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), wanted, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
     if size == 1 and shift == 0:
-        torch.testing.assert_close(found.double(), scores.softmax(-1) @ v.double(), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(found.double(), scores.softmax(-1) @ v.double(), rtol=2 * within, atol=2 * within)
 
 
 @pytest.mark.parametrize("score", [0.0, 69.0, 84.0, 86.0, 87.0, 88.0, 200.0])
 @pytest.mark.parametrize("value", [1.0, 20.0, 1e6])
-def test_attention_survives_values_times_what_is_raised(score, value):
+@pytest.mark.parametrize(("kind", "within"), [(HALF, 0.02), (SINGLE, 1e-5)])
+def test_attention_survives_values_times_what_is_raised(score, value, kind, within):
     q = torch.zeros(1, 2, 5, 8)
     k = torch.zeros(1, 2, 5, 8)
     q[..., 0], k[..., 0] = 1.0, score
     v = torch.full((1, 2, 5, 8), value)
-    found = module.attend(1.0, *(x.bfloat16() for x in (q, k, v)), None)
-    torch.testing.assert_close(found.float(), v, rtol=0.02, atol=0.0)
+    found = module.attend(1.0, *(x.to(kind) for x in (q, k, v)), None)
+    torch.testing.assert_close(found.float(), v, rtol=within, atol=0.0)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -95,20 +101,30 @@ def test_the_network_stays_as_it_is():
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("capability", "there"), [("AVX512", True), ("AVX2", False)])
+def test_fp32_is_packed_where_it_was_seen_to_pay(capability, there, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert packable(moderate(VARIANTS["paper"]).float()) == there
+    assert packable(moderate(VARIANTS["paper"]).bfloat16())
+
+
 def test_what_cannot_be_packed(monkeypatch):
     config = VARIANTS["paper"]
     assert packable(moderate(config).bfloat16())
-    assert not packable(moderate(config).float())
+    assert not packable(moderate(config).double())
+    mixed = moderate(config)
+    mixed.head.bfloat16()
+    assert not packable(mixed)
     assert not packable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))).bfloat16())
     assert not packable(nn.Linear(2, 2).bfloat16())
 
     def other(x, *_):
         return x @ torch.zeros(64, 32).bfloat16()
 
-    module._works.cache_clear()
+    module.works.cache_clear()
     monkeypatch.setattr(module._Linear, "forward", lambda self, x: other(x))
     assert not packable(moderate(config).bfloat16()), "an operator that computes something else"
-    module._works.cache_clear()
+    module.works.cache_clear()
     monkeypatch.setattr(module._Linear, "forward", lambda self, x: torch.ops.mkldnn.no_such_operator(x))
     assert not packable(moderate(config).bfloat16()), "a torch without the operator"
-    module._works.cache_clear()
+    module.works.cache_clear()

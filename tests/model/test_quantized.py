@@ -15,7 +15,7 @@ from vitral.model import BiT, BiTConfig, ViT
 from vitral.model import quantized as module
 from vitral.model.quantized import layer_names, observe, quantizable, quantized
 
-pytestmark = pytest.mark.skipif(not module._works(), reason="this torch has no integer layers here")
+pytestmark = pytest.mark.skipif(not module.works(), reason="this torch has no integer layers here")
 
 
 def rounded(model: ViT, ranges: module.Ranges) -> ViT:
@@ -93,7 +93,7 @@ def test_refusals(monkeypatch):
         quantized(model, {"blocks.0.attn.qkv": (-1.0, 1.0)})
     with pytest.raises(UsageError, match="no pictures"):
         observe(model, [])
-    module._works.cache_clear()
+    module.works.cache_clear()
     monkeypatch.setattr(module._Linear, "to", lambda self, x, dtype: F.linear(x.float(), torch.zeros(32, 64)))
     assert not quantizable(model), "an operator that computes something else"
-    module._works.cache_clear()
+    module.works.cache_clear()

@@ -72,7 +72,7 @@ def _refusal(name: str, subject: Subject, device: str) -> VitralError | None:
         return UsageError(f"{name} computes on a processor, not on {device}", hint=f"--device cpu, or {hint}")
     if engine.integers and not isinstance(subject.config, ViTConfig):
         return UsageError("only a ViT computes in int8", where=subject.name, hint=hint)
-    if name == "int8" and not quantized._works():
+    if name == "int8" and not quantized.works():
         return UsageError("this torch does not compute in int8", why="it lacks oneDNN's operators", hint=hint)
     if engine.name == "openvino":
         try:

@@ -1,10 +1,11 @@
-"""A ViT's forward pass for inference on a CPU in bf16, with the weights of dense layers laid out once.
+"""A ViT's forward pass for inference on a CPU, with the weights of dense layers laid out once.
 
 A dense layer on a CPU first brings its weights into the order in which the processor's matrix instructions read them,
 at every call. Here that is done once, and what follows a layer is done while its result is still in the cache: GELU
 after the first layer of the MLP, the residual after attention and MLP, with LayerScale multiplied into the weights.
 Attention goes a few pictures at a time, so that scores stay in the cache too. Everything else is the network's own
-code. Results differ by rounding in bf16 alone (tests/model/test_packed.py).
+code. Results differ by rounding alone (tests/model/test_packed.py). Weights are in memory twice, as they were and laid
+out.
 
 The operators are those that torch.compile calls for the same purpose (oneDNN, `torch.ops.mkldnn`). They are no promise
 of torch's: `packable` tries them, and where they are not there or say something else, nothing is packed.
@@ -25,8 +26,9 @@ from vitral.model.vit import MLP, Block, ViT, masked
 
 
 def packed(network: ViT) -> ViT:
-    """A network that computes the same from weights that are laid out for this machine. `network` is on a CPU in bf16
-    and stays as it is; changes of its weights do not reach the packed one. For inference alone: there are no gradients.
+    """A network that computes the same from weights that are laid out for this machine. `network` is on a CPU, in bf16
+    or fp32, and stays as it is; changes of its weights do not reach the packed one. For inference alone: there are no
+    gradients.
     """
     twin = sharing(network)
     twin._modules["blocks"] = nn.ModuleList(_Block(block) for block in network.blocks)  # type: ignore[arg-type]
@@ -34,16 +36,21 @@ def packed(network: ViT) -> ViT:
 
 
 def packable(network: nn.Module) -> bool:
-    """Whether `packed` can take this network here."""
-    parameters = list(network.parameters())
-    fitting = all(p.device.type == "cpu" and p.dtype == torch.bfloat16 for p in parameters)
-    return isinstance(network, ViT) and fitting and _works()
+    """Whether `packed` can take this network here: in bf16, and in fp32 where the processor has AVX-512; on others it
+    was not measured (docs/log.md).
+    """
+    kinds = {(p.device.type, p.dtype) for p in network.parameters()}
+    if not isinstance(network, ViT) or len(kinds) != 1:
+        return False
+    ((device, kind),) = kinds
+    wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return device == "cpu" and (kind == torch.bfloat16 or (kind == torch.float32 and wide)) and works(kind)
 
 
 @cache
-def _works() -> bool:
+def works(kind: torch.dtype) -> bool:
     """Whether torch has the operators, and they do what they are called for."""
-    linear, x, other = sample(torch.bfloat16)
+    linear, x, other = sample(kind)
     try:
         layer = _Linear(linear)
         found = torch.stack([layer(x), layer.gelu(x, "none"), layer.gelu(x, "tanh"), layer.added(x, other)])
@@ -51,7 +58,8 @@ def _works() -> bool:
         return False
     plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
     wanted = torch.stack([plain, F.gelu(plain), F.gelu(plain, approximate="tanh"), plain + other.float()])
-    return torch.allclose(found.float(), wanted, rtol=0.02, atol=0.02)
+    within = 0.02 if kind == torch.bfloat16 else 1e-4
+    return torch.allclose(found.float(), wanted, rtol=within, atol=within)
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -124,7 +132,7 @@ def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
     """softmax(q kᵀ · scale) v, (B, heads, queries, d)."""
     B, heads, queries, d = q.shape
     mixed = torch.empty(B, queries, heads, d, dtype=q.dtype).transpose(1, 2)  # as the next layer reads it
-    step = max(1, _IN_CACHE // (2 * heads * queries * k.shape[2]))
+    step = max(1, _IN_CACHE // (q.element_size() * heads * queries * k.shape[2]))
     for i in range(0, B, step):
         part = slice(i, i + step)
         scores = masked(_scores(scale, q[part], k[part]), None if mask is None else mask[part])

@@ -88,7 +88,7 @@ def rounded(network: ViT, ranges: Ranges) -> ViT:
 
 def quantizable(network: nn.Module) -> bool:
     """Whether `quantized` can take this network here."""
-    return isinstance(network, ViT) and next(network.parameters()).device.type == "cpu" and _works()
+    return isinstance(network, ViT) and next(network.parameters()).device.type == "cpu" and works()
 
 
 def _check(network: ViT, ranges: Ranges) -> None:
@@ -101,7 +101,7 @@ def _of(ranges: Ranges, block: int) -> list[_Scale]:
 
 
 @cache
-def _works() -> bool:
+def works() -> bool:
     """Whether torch has the operators here, and they do what they are called for."""
     linear, x, other = sample(torch.float32)
     scale = _Scale(float(x.min()), float(x.max()))
