@@ -93,7 +93,7 @@ def test_a_resnet_has_no_integers() -> None:
 
 
 def test_a_torch_without_the_operators_has_no_integers_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "_works", lambda: False)
+    monkeypatch.setattr(quantized, "works", lambda: False)
     with pytest.raises(UsageError, match="this torch does not compute in int8"):
         chosen(["int8"], SUBJECT, "cpu")
     assert "int8" not in chosen(["all"], SUBJECT, "cpu")[0]

@@ -120,6 +120,18 @@ def test_differentiating_forwards():
     torch.testing.assert_close(tangent, torch.ones_like(x) @ weight.T)
 
 
+@pytest.mark.parametrize("name", ["paper", "qk-norm-rotary"])
+def test_exported_networks_take_batches_of_any_size(name, monkeypatch):
+    """Where the size of a layer's input decides, an exporter would hold on to the size that it saw."""
+    model, images = moderate(VARIANTS[name]).float(), pictures(VARIANTS[name]).float()
+    tokens = model.config.grid[0] * model.config.grid[1]
+    monkeypatch.setattr(module, "_WORTH_IT", 8 * tokens * model.config.dim**2)
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=64)}, "mask": None}
+    exported = torch.export.export(model, (images, None), dynamic_shapes=shapes).module()
+    many = images.repeat(20, 1, 1, 1)
+    torch.testing.assert_close(exported(many, None), model(many), rtol=1e-4, atol=1e-4)
+
+
 def test_which_processors_mkl_is_slow_on(monkeypatch):
     answers = []
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)

@@ -44,10 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
     """What oneDNN shall compute in; None where torch does it as well."""
+    if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
+        return None  # they know `F.linear`; asked for the number of rows first, they would hold on to the answer
     if x.device.type != "cpu" or x.numel() * len(weight) < _WORTH_IT:
         return None
-    if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
-        return None  # they know `F.linear`
     if forward_ad._current_level >= 0:  # so does what differentiates forwards
         return None
     if not torch.is_autocast_enabled("cpu"):
