@@ -189,6 +189,21 @@ def test_table_for_the_terminal():
     assert "top-5" not in text
 
 
+@pytest.mark.parametrize(
+    ("answers", "labels", "one"), [([1, 1, 1], [0, 1, 1], "owl"), ([1, 0, 1], [0, 1, 1], None), ([1, 1], [1, 1], None)]
+)
+def test_one_answer_for_everything_is_named(answers, labels, one):
+    found = measure(np.eye(3)[answers], np.array(labels), ["cat", "owl", "fox"])
+    assert found.one_answer == one
+    assert ("one answer for every picture: owl" in printed(found)) == (one is not None)
+
+
+def test_what_pictures_of_one_class_are_taken_for():
+    found = measure(np.eye(2)[[0, 1, 1]], np.zeros(3, dtype=int), ["cat", "owl"])
+    assert "owl (2×)" in printed(found)
+    assert "owl (" not in printed(measure(np.eye(2)[[0, 0]], np.zeros(2, dtype=int), ["cat", "owl"]))
+
+
 def test_table_shows_the_worst_and_takes_no_markup_from_names():
     probabilities, labels, names = random_case(300, 8)
     probabilities = np.hstack([probabilities, np.zeros((300, 1))])

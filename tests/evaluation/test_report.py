@@ -365,3 +365,10 @@ def test_values_as_people_read_them():
     ]
     assert (count(1, "class", "classes"), count(1200, "picture")) == ("1 class", "1,200 pictures")
     assert (amount(None), amount(0), amount(1920)) == ("", "", "1.92\u202fk")
+
+
+def test_a_network_with_one_answer_is_named_as_such(content: ReportContent):
+    found = measure(np.eye(2)[[1, 1, 1]], np.array([0, 1, 1]), ["cat", "owl"])
+    text = Page(render(replace(content, evaluation=found, mistakes=()), run="r")).text
+    assert "Every picture is taken for “owl”." in text
+    assert "Hardest class" not in text

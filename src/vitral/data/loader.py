@@ -394,4 +394,4 @@ def _counted(workers: int) -> str:
 
 
 def _mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
+    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:,.0f} KiB"

@@ -93,6 +93,13 @@ class Evaluation:
         names = self.classes
         return [(names[rows[i]], names[columns[i]], int(wrong[rows[i], columns[i]])) for i in order]
 
+    @property
+    def one_answer(self) -> str | None:
+        """The class that all pictures are taken for, where they are of several; else None."""
+        answered = np.flatnonzero(self.confusion.sum(axis=0))
+        several = np.count_nonzero(self.confusion.sum(axis=1)) > 1
+        return self.classes[answered[0]] if several and len(answered) == 1 else None
+
     def to_json(self) -> dict[str, Any]:
         """Plain data that `json` writes and `from_json` reads back without loss."""
         plain: dict[str, Any] = {
@@ -138,9 +145,12 @@ class Evaluation:
     def print_table(self, console: Console, worst: int = 5) -> None:
         """Write the headline figures and the `worst` classes by F1 to a terminal."""
         console.print(_headline(self))
+        if self.one_answer is not None:
+            console.print(_plain(f"It has one answer for every picture: {self.one_answer}", style="yellow"))
         scored = sorted((score for score in self.per_class if score.images), key=lambda score: (score.f1, score.name))
-        if len(scored) > 1 and worst > 0:
-            title = "Classes, worst first" if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
+        if worst > 0 and (len(scored) > 1 or scored[0].times):
+            all_of_them = "Classes, worst first" if len(scored) > 1 else "The class"
+            title = all_of_them if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
             console.print(_class_table(scored[:worst], title))
         if without := [score.name for score in self.per_class if not score.images]:
             shown = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")

@@ -283,7 +283,9 @@ def _findings(
 ) -> list[tuple[str, str]]:
     """What a person who knows would say after a look at the page: heading, sentence."""
     findings = []
-    if evaluation and evaluation.accuracy < 1:
+    if evaluation and evaluation.one_answer is not None:
+        findings.append(("One answer", f"Every picture is taken for “{evaluation.one_answer}”."))
+    elif evaluation and evaluation.accuracy < 1:
         label, predicted, times = evaluation.most_confused(1)[0]
         of = evaluation.per_class[evaluation.classes.index(label)].images
         sentence = f"“{label}” is taken for “{predicted}”: {times} of {count(of, 'picture')}."

@@ -12,6 +12,8 @@ from vitral.data.intake import probe
 from vitral.errors import ImageError
 
 _SAMPLED = 64
+_FEW_STEPS = 10
+"""Of an epoch: beyond, what is left out is less than a tenth."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ class Facts:
     """How many pictures were opened to find sizes and channels."""
     epochs: int | None = None
     """Passes that a person asks for (`--epochs`), or that fit into a time (`--minutes`)."""
+
+    def batch(self, most: int) -> int:
+        """How many pictures a batch has: `most`, or where an epoch is only some steps, as many as make them even. An
+        epoch leaves out the incomplete batch at its end: 11 of 27 pictures where batches have 16, but one where they
+        have 13.
+        """
+        steps = -(-self.images // most)
+        return most if steps > _FEW_STEPS else max(1, self.images // steps)
 
 
 def facts(dataset: DataSet) -> Facts:

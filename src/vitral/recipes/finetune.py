@@ -23,15 +23,16 @@ def finetune(facts: Facts, machine: Machine) -> Plan:
     epochs = max(3, min(50, round(pictures / max(facts.images, 1))))
     photographs, colour = max(facts.size) > 96, facts.channels == 3
     run = Run(
-        recipe="finetune", channels=facts.channels, epochs=epochs, batch_size=32 if facts.images < 2_000 else 64,
-        optimizer="adamw", lr=1e-3, layer_decay=0.75, weight_decay=0.05, schedule="cosine", warmup=epochs / 10,
-        clip=1.0, label_smoothing=0.1, crop="random-resized" if photographs else "shift", crop_area=0.3, flip=colour,
+        recipe="finetune", channels=facts.channels, epochs=epochs,
+        batch_size=facts.batch(32 if facts.images < 2_000 else 64), optimizer="adamw", lr=1e-3, layer_decay=0.75,
+        weight_decay=0.05, schedule="cosine", warmup=epochs / 10, clip=1.0, label_smoothing=0.1,
+        crop="random-resized" if photographs else "shift", crop_area=0.3, flip=colour,
     )  # fmt: skip
     return Plan(
         run,
         (
             Choice("epochs", str(epochs), "about 120,000 pictures seen, at most 50 times each" + " × 20 on a GPU"),
-            Choice("batch", str(run.batch_size), "many steps on a small set" if run.batch_size == 32 else "usual"),
+            Choice("batch", str(run.batch_size), "many steps on a small set" if run.batch_size <= 32 else "usual"),
             Choice("optimizer", "adamw, 0.001", "of the head; blocks below it learn more slowly"),
             Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
             Choice("geometry", _geometry(run.crop), "where the object is does not matter"),

@@ -22,7 +22,7 @@ def small(facts: Facts, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     shape = _shape(facts, gpu)
     epochs, why_epochs = _epochs(facts, gpu)
-    batch = 16 if facts.images < 500 else 64 if facts.images < 5_000 else 256
+    batch = facts.batch(16 if facts.images < 500 else 64 if facts.images < 5_000 else 256)
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
         epochs=epochs, batch_size=batch, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, weight_decay=0.05,
@@ -145,6 +145,6 @@ def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     why = (
         f"{facts.images:,} pictures, seen often and never twice alike"
         if epochs == most
-        else (f"about {epochs * facts.images / 1e6:.1f} million pictures seen, which takes minutes, not hours")
+        else f"about {epochs * facts.images / 1e6:.1f} million pictures seen; --minutes takes what fits into a time"
     )
     return epochs, why
