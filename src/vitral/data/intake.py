@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -63,20 +64,19 @@ _HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, r
 _MODES = {"L": 1, "RGB": 3}  # torchvision's ImageReadMode
 
 
-def _find_jpeg_operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+@cache
+def _jpeg_operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
     """torchvision's JPEG decoder, or None: Pillow then decodes everything, to the same pixels.
 
     The operator itself, because torchvision 0.29 announces, at every call of the function around it, that it will go.
     """
     try:
-        import torchvision.io  # noqa: F401  loads the operators
+        import torchvision.io  # noqa: F401  loads the operators; here, because it takes seconds
 
         return cast(Callable[[torch.Tensor, int], torch.Tensor], torch.ops.image.decode_jpeg.default)
     except (ImportError, AttributeError, RuntimeError):
         return None
 
-
-_jpeg_operator = _find_jpeg_operator()
 
 # The first bytes and who reads them. Pillow's own `open` would try some forty formats, and has a limit of its own.
 _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[io.BytesIO], Image.Image]], ...] = (
@@ -246,10 +246,11 @@ def _decode_plain_jpeg(data: bytes, at_least: tuple[int, int] | None = None) -> 
 
 def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
     """(H, W, C), or None where torchvision cannot; Pillow then tries, and says what is wrong."""
-    if _jpeg_operator is None:
+    operator = _jpeg_operator()
+    if operator is None:
         return None
     try:
-        pixels = _jpeg_operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), _MODES[mode])
+        pixels = operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), _MODES[mode])
     except RuntimeError:
         return None
     return pixels.permute(1, 2, 0).numpy()
