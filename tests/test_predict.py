@@ -123,6 +123,16 @@ def test_engines_agree_and_the_plain_one_is_the_network(trained, files, precisio
     assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < within
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_autocast_changes_nothing_of_what_is_packed(trained, files, precision):
+    predictor = vitral.load(trained.folder, precision=precision)
+    alone = predictor.probabilities(files)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = predictor.probabilities(files)
+    if predictor.engine == "packed":
+        assert (within == alone).all()
+
+
 def test_what_packs_in_full_precision(trained, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     if packed.works(torch.float32):

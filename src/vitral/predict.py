@@ -6,6 +6,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -22,7 +23,7 @@ from vitral.data.files import is_picture
 from vitral.data.intake import read_image
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
-from vitral.device import Machine, choose, cores
+from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, unknown
 from vitral.model import Network, ViT
 from vitral.model.merging import merged
@@ -215,7 +216,9 @@ class Predictor:
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, K) fp32 of prepared pictures (B, C, H, W) uint8."""
         images = self.preprocessing.standardise(images.to(self.machine.device))
-        logits = self._network()(images.to(next(self.model.parameters()).dtype))
+        # What is packed has a precision of its own, and its operators know no autocast.
+        with without_autocast(self.machine.device) if self.engine == "packed" else nullcontext():
+            logits = self._network()(images.to(next(self.model.parameters()).dtype))
         return logits.float()
 
     def _network(self) -> nn.Module:

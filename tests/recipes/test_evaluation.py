@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitral
@@ -139,7 +140,7 @@ def test_choices_are_checked(trained, sky):
         vitral.evaluate(trained.folder, sky, bad_images="ignore")
 
 
-@pytest.mark.skipif(not packed._works(), reason="this torch cannot pack weights here")
+@pytest.mark.skipif(not packed.works(torch.bfloat16), reason="this torch cannot pack weights here")
 def test_the_engine_that_is_asked_for_computes(trained):
     plain = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"})
     found = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"}, engine="packed")

@@ -93,6 +93,31 @@ def test_shares(make_pictures: MakePictures):
     assert {name: len(split) for name, split in job.dataset.splits.items()} == {"train": 16, "val": 8}
 
 
+@pytest.mark.parametrize(
+    ("each", "options", "kept", "batch"),
+    [
+        (15, {}, 27, 13),  # two steps, where 16 would make one and leave out 11
+        (20, {"train_share": 0.5}, 18, 9),
+        (15, {"val_fraction": 0.0}, 30, 15),
+        (8, {}, 14, 14),
+        (15, {"batch_size": 16}, 27, 16),
+    ],
+)
+def test_few_pictures_make_even_batches(each, options, kept, batch, make_pictures: MakePictures):
+    job = plan_run({"data": str(make_pictures({"a": each, "b": each})), "model": "mu/4", **options})
+    assert (len(job.dataset["train"]), job.run.batch_size) == (kept, batch)
+
+
+def test_many_pictures_make_the_batches_of_the_recipe():
+    assert [of_cifar(images=n).batch(16) for n in (160, 161, 499)] == [16, 16, 16]
+    assert [of_cifar(images=n).batch(64) for n in (500, 640, 641)] == [62, 64, 64]
+
+
+def test_a_recipe_that_cuts_nothing_needs_nothing_to_cut(make_pictures: MakePictures):
+    job = plan_run({"data": str(make_pictures({"a": 1, "b": 1})), "recipe": "mnist-7562"})
+    assert len(job.dataset["train"]) == 2
+
+
 def test_unequal_classes_are_said(make_pictures: MakePictures):
     folder = make_pictures({"a": 40, "b": 4})
     told = reasons(plan_run({"data": str(folder), **TINY}))

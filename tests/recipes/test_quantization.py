@@ -18,7 +18,7 @@ from vitral.model import quantized
 from vitral.recipes.evaluation import evaluate
 from vitral.recipes.quantization import Quantized, quantize
 
-pytestmark = pytest.mark.skipif(not quantized._works(), reason="this torch has no integer layers here")
+pytestmark = pytest.mark.skipif(not quantized.works(), reason="this torch has no integer layers here")
 
 
 @pytest.fixture(autouse=True)

@@ -34,14 +34,17 @@ class Facts:
     """How many pictures were opened to find sizes and channels."""
     epochs: int | None = None
     """Passes that a person asks for (`--epochs`), or that fit into a time (`--minutes`)."""
+    kept: int | None = None
+    """Pictures that are learned from, without those for validation or beyond a share; None for all."""
 
     def batch(self, most: int) -> int:
         """How many pictures a batch has: `most`, or where an epoch is only some steps, as many as make them even. An
         epoch leaves out the incomplete batch at its end: 11 of 27 pictures where batches have 16, but one where they
         have 13.
         """
-        steps = -(-self.images // most)
-        return most if steps > _FEW_STEPS else max(1, self.images // steps)
+        count = self.images if self.kept is None else self.kept
+        steps = -(-count // most)
+        return most if steps > _FEW_STEPS else max(1, count // steps)
 
 
 def facts(dataset: DataSet) -> Facts:

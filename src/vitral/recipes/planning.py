@@ -16,7 +16,7 @@ from vitral.data.dataset import check_classes
 from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
-from vitral.errors import UsageError, unknown
+from vitral.errors import UsageError, VitralError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
@@ -63,9 +63,21 @@ def plan_run(options: dict[str, Any]) -> Job:
     dataset = load_given(given)
     check_classes(dataset)
     machine = choose(given.get("device", "auto"))
-    known = dataclasses.replace(facts(dataset), epochs=given.get("epochs"))
+    known = dataclasses.replace(facts(dataset), epochs=given.get("epochs"), kept=_kept(dataset, given))
     job = resolve(_recipe(given)(known, machine), given, dataset)
     return job if job.run.minutes is None else _in_time(job, known, machine, given, dataset)
+
+
+def _kept(dataset: DataSet, given: dict[str, Any]) -> int | None:
+    """How many pictures are left to learn from, where the recipe cuts no other share; None where nothing can be cut."""
+    splitting = {name: value for name, value in given.items() if name in _SPLITTING}
+    try:
+        return len(_split(dataset, Run(**splitting), [])["train"])
+    except VitralError:  # told once it is known that the recipe does cut
+        return None
+
+
+_SPLITTING = ("val_fraction", "train_share", "val_share", "seed")
 
 
 def _in_time(job: Job, known: Facts, machine: Machine, given: dict[str, Any], dataset: DataSet) -> Job:
