@@ -151,7 +151,8 @@ def evaluate_pictures(
         predictor = load(model, device=device, precision=precision, engine=engine, merge=merge, tta=tta)
         machine = predictor.machine
     else:  # the module's fp32 weights under autocast, as at the end of training: the same figures to the last picture
-        predictor = load(model, device=device, precision="fp32", engine="plain", tta=tta)
+        itself: Engine = "plain" if engine == "auto" else engine
+        predictor = load(model, device=device, precision="fp32", engine=itself, tta=tta)
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
     whole = set(dataset.splits) == {"train"}  # nobody has parted them: they are no one's train pictures
