@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import vitral
 from vitral import errors
@@ -52,6 +53,21 @@ def test_mistakes_do_not_wait_for_what_reads_pictures():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_threads_that_decode_the_first_pictures_do_not_meet(tmp_path):
+    """Two of them that import different parts of torchvision would end with half of it."""
+    for n in range(12):
+        Image.new("RGB", (40, 30), (n, 90, 30)).save(tmp_path / f"{n:02}.{'png' if n % 2 else 'jpg'}")
+    code = (
+        "import sys, vitral; from pathlib import Path; predictor = vitral.load('demo')\n"
+        "assert 'torchvision' not in sys.modules\n"
+        "found = list(predictor.stream(sorted(Path(sys.argv[1]).iterdir())))\n"
+        "assert [type(one).__name__ for one in found] == ['Prediction'] * 12, found\n"
+        "from vitral.data import intake; assert intake._jpeg_operator() is not None"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, capture_output=True)
 
 
 def test_help_does_not_wait_for_torch():

@@ -27,7 +27,7 @@ from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, unknown
 from vitral.model import Network, ViT
 from vitral.model.merging import merged
-from vitral.model.packed import packable, packed
+from vitral.model.packed import packable, packed, pays
 from vitral.model.quantized import Ranges, quantizable, quantized
 from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
@@ -141,10 +141,10 @@ class Predictor:
             if missing := lacking(self.machine.device):
                 raise UsageError(missing, hint="--engine auto")
             return "compiled"
-        if engine != "plain" and packable(self.model):
+        if engine != "plain" and packable(self.model) and (engine == "packed" or pays(self.model)):  # type: ignore[arg-type]  # it is a ViT
             return "packed"
         if engine == "packed":
-            why = "it is for a ViT on a CPU with torch's oneDNN, in fp32 with AVX-512"
+            why = "it is for a ViT on a CPU with torch's oneDNN"
             raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
         return "plain"
 
@@ -217,7 +217,8 @@ class Predictor:
         """Logits (B, K) fp32 of prepared pictures (B, C, H, W) uint8."""
         images = self.preprocessing.standardise(images.to(self.machine.device))
         # What is packed has a precision of its own, and its operators know no autocast.
-        with without_autocast(self.machine.device) if self.engine == "packed" else nullcontext():
+        apart = self.engine in ("packed", "int8")
+        with without_autocast(self.machine.device) if apart else nullcontext():
             logits = self._network()(images.to(next(self.model.parameters()).dtype))
         return logits.float()
 

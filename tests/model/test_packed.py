@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny import VARIANTS, moderate, pictures
 from torch import nn
 
-from vitral.model import BiT, BiTConfig
+from vitral.model import BiT, BiTConfig, ViT
 from vitral.model import packed as module
-from vitral.model.packed import packable, packed
+from vitral.model.packed import packable, packed, pays
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 
@@ -104,8 +106,30 @@ def test_the_network_stays_as_it_is():
 @pytest.mark.parametrize(("capability", "there"), [("AVX512", True), ("AVX2", False)])
 def test_fp32_is_packed_where_it_was_seen_to_pay(capability, there, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert packable(moderate(VARIANTS["paper"]).float()) == there
-    assert packable(moderate(VARIANTS["paper"]).bfloat16())
+    narrow = moderate(VARIANTS["paper"])
+    assert packable(narrow.float())
+    assert not pays(narrow)
+    wide = ViT(dataclasses.replace(VARIANTS["paper"], dim=384, heads=6))
+    assert pays(wide) == there
+    assert pays(narrow.bfloat16())
+
+
+@pytest.mark.parametrize("kind", [HALF, SINGLE])
+def test_a_trial_under_autocast_finds_what_it_finds_alone(kind):
+    module.works.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module.works(kind)
+    module.works.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "keys", "fused"), [(HALF, 2048, False), (HALF, 2049, True), (SINGLE, 5, True)])
+def test_scores_are_written_out_where_the_network_does_so(kind, keys, fused, monkeypatch):
+    calls = []
+    original = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or original(*a, **k))
+    q, k = torch.randn(1, 1, 1, 8, dtype=kind), torch.randn(1, 1, keys, 8, dtype=kind)
+    module.attend(1.0, q, k, k, None)
+    assert bool(calls) == fused
 
 
 def test_what_cannot_be_packed(monkeypatch):

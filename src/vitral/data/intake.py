@@ -31,6 +31,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from vitral.data.kernels import torchvision
 from vitral.errors import ImageError
 
 MAX_BYTES = 256 << 20
@@ -71,8 +72,7 @@ def _jpeg_operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
     The operator itself, because torchvision 0.29 announces, at every call of the function around it, that it will go.
     """
     try:
-        import torchvision.io  # noqa: F401  loads the operators; here, because it takes seconds
-
+        torchvision()  # loads the operators
         return cast(Callable[[torch.Tensor, int], torch.Tensor], torch.ops.image.decode_jpeg.default)
     except (ImportError, AttributeError, RuntimeError):
         return None

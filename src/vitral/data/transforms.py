@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitral.data.kernels import torchvision
 from vitral.errors import UsageError, unknown
 
 Resize = Literal["stretch", "crop", "letterbox"]
@@ -42,15 +43,6 @@ MAX_SIDE = 1 << 14
 """Largest side of `resize_size`: a damaged header must not ask for all the memory."""
 RESIZES = ("stretch", "crop", "letterbox")
 CENTRES = ("round", "floor")
-
-
-def torchvision_v2() -> Any:
-    """torchvision's transforms, imported when the first picture needs them: that takes as long as importing torch, and
-    many commands, and all that end in a message, need none.
-    """
-    from torchvision.transforms import v2
-
-    return v2
 
 
 @dataclass(frozen=True)
@@ -127,14 +119,14 @@ class Preprocessing:
             size = tuple(
                 max(round(n * scale), least) for n, least in zip(image.shape[-2:], self.image_size, strict=True)
             )
-            return torchvision_v2().functional.center_crop(self.resized(image, size), [height, width])
+            return torchvision().transforms.v2.functional.center_crop(self.resized(image, size), [height, width])
         scale = min(height / image.shape[-2], width / image.shape[-1])
         inner = tuple(
             min(max(round(n * scale), 1), most) for n, most in zip(image.shape[-2:], (height, width), strict=True)
         )
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
         padding = [left, top, width - inner[1] - left, height - inner[0] - top]
-        return torchvision_v2().functional.pad(self.resized(image, inner), padding, fill=self._mean_colour)
+        return torchvision().transforms.v2.functional.pad(self.resized(image, inner), padding, fill=self._mean_colour)
 
     def _before_centre(self, height: int, width: int) -> tuple[int, int]:
         """What a picture is resized to before its centre is cut.
@@ -158,7 +150,9 @@ class Preprocessing:
         if any(lack):
             before, after = [n // 2 for n in lack], [(n + 1) // 2 for n in lack]
             fill = self._mean_colour if self.resize == "letterbox" else [0] * self.channels
-            image = torchvision_v2().functional.pad(image, [before[1], before[0], after[1], after[0]], fill=fill)
+            image = torchvision().transforms.v2.functional.pad(
+                image, [before[1], before[0], after[1], after[0]], fill=fill
+            )
         height, width = self.image_size
         rule = round if self.centre == "round" else math.floor
         top, left = rule((image.shape[-2] - height) / 2), rule((image.shape[-1] - width) / 2)
@@ -173,7 +167,7 @@ class Preprocessing:
         mode = INTERPOLATIONS[self.interpolation]
         if isinstance(mode, Image.Resampling):
             return _resized_by_pillow(image, size, mode)
-        v2 = torchvision_v2()
+        v2 = torchvision().transforms.v2
         return v2.functional.resize(image, list(size), v2.InterpolationMode(mode), antialias=self.antialias)
 
     def standardise(self, images: Tensor) -> Tensor:
@@ -246,7 +240,9 @@ class Augmentation:
             return preprocessing.geometry(pixels)
         image = _channels_first(pixels)
         area, ratio = [self.crop_area, 1.0], [3 / 4, 4 / 3]
-        top, left, height, width = torchvision_v2().RandomResizedCrop.get_params(image, scale=area, ratio=ratio)
+        top, left, height, width = torchvision().transforms.v2.RandomResizedCrop.get_params(
+            image, scale=area, ratio=ratio
+        )
         return preprocessing.resized(image[:, top : top + height, left : left + width], preprocessing.image_size)
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -264,8 +260,8 @@ class Augmentation:
 
     def _operations(self) -> Any:
         if self.augment == "trivialaugment":
-            return torchvision_v2().TrivialAugmentWide()
-        return torchvision_v2().RandAugment(num_ops=self.randaugment[0], magnitude=self.randaugment[1])
+            return torchvision().transforms.v2.TrivialAugmentWide()
+        return torchvision().transforms.v2.RandAugment(num_ops=self.randaugment[0], magnitude=self.randaugment[1])
 
     def standardised(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """A batch of floats (B, C, H, W) and labels (B,): random erasing, then mixup or cutmix.
@@ -274,8 +270,8 @@ class Augmentation:
         """
         if self.erase:
             images = random_erase(images, self.erase)
-        mixes = [torchvision_v2().MixUp(alpha=self.mixup, num_classes=classes)] if self.mixup else []
-        mixes += [torchvision_v2().CutMix(alpha=self.cutmix, num_classes=classes)] if self.cutmix else []
+        mixes = [torchvision().transforms.v2.MixUp(alpha=self.mixup, num_classes=classes)] if self.mixup else []
+        mixes += [torchvision().transforms.v2.CutMix(alpha=self.cutmix, num_classes=classes)] if self.cutmix else []
         if mixes and len(images) > 1:
             images, labels = mixes[int(torch.randint(len(mixes), ()))](images, labels)
         return images, labels

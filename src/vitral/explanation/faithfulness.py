@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from vitral.data.transforms import torchvision_v2
+from vitral.data.kernels import torchvision
 from vitral.errors import UsageError, unknown
 from vitral.explanation.explain import find_method
 from vitral.explanation.methods import Maps, Method
@@ -55,7 +55,11 @@ def blurred(images: Tensor, grid: tuple[int, int]) -> Tensor:
     sides = list(images.shape[2:])
     sigma = max(n / cells for n, cells in zip(sides, grid, strict=True)) / 2
     height, width = (2 * min(round(2 * sigma), (n - 1) // 2) + 1 for n in sides)
-    return torchvision_v2().functional.gaussian_blur(images.float(), [width, height], [sigma, sigma]).to(images.dtype)
+    return (
+        torchvision()
+        .transforms.v2.functional.gaussian_blur(images.float(), [width, height], [sigma, sigma])
+        .to(images.dtype)
+    )
 
 
 FILLS: Mapping[str, Callable[[Tensor, tuple[int, int]], Tensor]] = {

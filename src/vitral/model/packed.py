@@ -2,8 +2,8 @@
 
 A dense layer on a CPU first brings its weights into the order in which the processor's matrix instructions read them,
 at every call. Here that is done once, and what follows a layer is done while its result is still in the cache: GELU
-after the first layer of the MLP, the residual after attention and MLP, with LayerScale multiplied into the weights.
-Attention goes a few pictures at a time, so that scores stay in the cache too. Everything else is the network's own
+after the first layer of the MLP, the residual after attention and MLP, with LayerScale multiplied into the weights. In
+bf16 attention goes a few pictures at a time, so that scores stay in the cache too. Everything else is the network's own
 code. Results differ by rounding alone (tests/model/test_packed.py). Weights are in memory twice, as they were and laid
 out.
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.model.linear import sample
-from vitral.model.vit import MLP, Block, ViT, masked
+from vitral.model.vit import MLP, Block, ViT, explicit_is_faster, masked
 
 
 def packed(network: ViT) -> ViT:
@@ -36,27 +36,38 @@ def packed(network: ViT) -> ViT:
 
 
 def packable(network: nn.Module) -> bool:
-    """Whether `packed` can take this network here: in bf16, and in fp32 where the processor has AVX-512; on others it
-    was not measured (docs/log.md).
-    """
+    """Whether `packed` can take this network here."""
     kinds = {(p.device.type, p.dtype) for p in network.parameters()}
     if not isinstance(network, ViT) or len(kinds) != 1:
         return False
     ((device, kind),) = kinds
-    wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
-    return device == "cpu" and (kind == torch.bfloat16 or (kind == torch.float32 and wide)) and works(kind)
+    return device == "cpu" and kind in (torch.bfloat16, torch.float32) and works(kind)
+
+
+def pays(network: ViT) -> bool:
+    """Whether a packable network is faster packed: in bf16 every one, in fp32 wide ones, on a processor with AVX-512;
+    on others it was not measured (docs/log.md).
+    """
+    if next(network.parameters()).dtype == torch.bfloat16:
+        return True
+    return network.config.dim >= _WIDE and "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+_WIDE = 384
+"""Width of ViT-S. In fp32 narrower networks lose more by the calls than their products gain."""
 
 
 @cache
 def works(kind: torch.dtype) -> bool:
     """Whether torch has the operators, and they do what they are called for."""
     linear, x, other = sample(kind)
-    try:
-        layer = _Linear(linear)
-        found = torch.stack([layer(x), layer.gelu(x, "none"), layer.gelu(x, "tanh"), layer.added(x, other)])
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
+    with torch.autocast("cpu", enabled=False):  # whoever asks may be under one
+        try:
+            layer = _Linear(linear)
+            found = torch.stack([layer(x), layer.gelu(x, "none"), layer.gelu(x, "tanh"), layer.added(x, other)])
+        except (AttributeError, RuntimeError, TypeError):
+            return False
+        plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
     wanted = torch.stack([plain, F.gelu(plain), F.gelu(plain, approximate="tanh"), plain + other.float()])
     within = 0.02 if kind == torch.bfloat16 else 1e-4
     return torch.allclose(found.float(), wanted, rtol=within, atol=within)
@@ -129,7 +140,11 @@ class _Block(nn.Module):
 
 
 def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q kᵀ · scale) v, (B, heads, queries, d)."""
+    """softmax(q kᵀ · scale) v, (B, heads, queries, d). As in the network, torch's fused kernel does it in fp32, and
+    where there are so many keys that the scores of one picture fill the memory.
+    """
+    if not explicit_is_faster(q, k):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     B, heads, queries, d = q.shape
     mixed = torch.empty(B, queries, heads, d, dtype=q.dtype).transpose(1, 2)  # as the next layer reads it
     step = max(1, _IN_CACHE // (q.element_size() * heads * queries * k.shape[2]))

@@ -44,7 +44,7 @@ class Facts:
         """
         count = self.images if self.kept is None else self.kept
         steps = -(-count // most)
-        return most if steps > _FEW_STEPS else max(1, count // steps)
+        return most if steps > _FEW_STEPS else max(1, count // max(1, steps))
 
 
 def facts(dataset: DataSet) -> Facts:
