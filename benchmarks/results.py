@@ -125,7 +125,7 @@ _HEAD = """# Results
 
 Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit. A figure is the median of n
 rounds in which everything in its table took its turn (A B A B), with the least and the greatest; a ratio is one of
-medians. `python -m benchmarks NAME` measures anew; what was measured on another machine stays beside it. Times of two
+medians. `python -m benchmarks NAME` measures anew; what another processor or GPU gave stays beside it. Times of two
 machines say nothing of the programs: compare within a table.
 """
 

@@ -120,7 +120,8 @@ def evaluate(
 
     `split` is by default the one furthest from training that there is: test, else val, else all the pictures. Classes
     are matched by name: the data may lack some of the network's, and may not have others (`DataError`). `precision`,
-    `engine`, `merge` and `tta` are those of `vitral.load`, for a model that is no predictor yet.
+    `engine`, `merge` and `tta` are those of `vitral.load`, for a model that is no predictor yet; but where nothing else
+    is asked for, the module itself computes, as at the end of its run, and figures are the same to the last picture.
     """
     return evaluate_pictures(
         model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,

@@ -32,7 +32,7 @@ def finetune(facts: Facts, machine: Machine) -> Plan:
         run,
         (
             Choice("epochs", str(epochs), "about 120,000 pictures seen, at most 50 times each" + " × 20 on a GPU"),
-            Choice("batch", str(run.batch_size), "many steps on a small set" if run.batch_size <= 32 else "usual"),
+            Choice("batch", str(run.batch_size), "small, as the set is" if run.batch_size <= 32 else "usual"),
             Choice("optimizer", "adamw, 0.001", "of the head; blocks below it learn more slowly"),
             Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
             Choice("geometry", _geometry(run.crop), "where the object is does not matter"),

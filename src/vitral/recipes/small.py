@@ -62,6 +62,7 @@ def _seen(facts: Facts, shape: _Shape) -> tuple[Choice, ...]:
 def _learned(run: Run, why_epochs: str) -> tuple[Choice, ...]:
     """How it learns, and what from."""
     few = run.batch_size <= 64
+    often = run.epochs >= 5
     if run.crop == "random-resized":
         geometry = "crops of 30 to 100 %", "the object may be anywhere in a photograph"
     else:
@@ -69,12 +70,12 @@ def _learned(run: Run, why_epochs: str) -> tuple[Choice, ...]:
     smoothing = f"{run.label_smoothing:g}, weights averaged"
     return (
         Choice("epochs", str(run.epochs), why_epochs),
-        Choice("batch", str(run.batch_size), "more steps for a small set" if few else "keeps the processor busy"),
+        Choice("batch", str(run.batch_size), "small, as the set is" if few else "keeps the processor busy"),
         Choice("optimizer", f"muon, {run.lr:g}", "learns in fewer passes than AdamW (docs/log.md)"),
         Choice("geometry", *geometry),
         Choice("mirror", "yes" if run.flip else "no", "photographs stay true" if run.flip else "grey may be writing"),
         _augmentation(run),
-        Choice("smoothing", smoothing, "both steady a network that sees each picture often"),
+        Choice("smoothing", smoothing, "both steady a network" + " that sees each picture often" * often),
     )
 
 
