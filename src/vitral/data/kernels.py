@@ -5,11 +5,13 @@ all that end in a message, read no picture.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 _importing = threading.Lock()
 
 
+@cache  # asked for every picture: later calls take no lock, which a process forked meanwhile would never get
 def torchvision() -> Any:
     """The package, with its decoders and its transforms.
 
