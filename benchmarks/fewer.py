@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "adamw-1e-3": {"optimizer": "adamw", "lr": 1e-3},
     "adamw-3e-3": {"optimizer": "adamw", "lr": 3e-3},
 }
-SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.1, "epochs": 16}
+SHARE: dict[str, Any] = {"data": "cifar10", "model": "Nano/4", "train_share": 0.1, "epochs": 8}
 FULL: dict[str, Any] = {"data": "cifar10", "model": "Nano/4"}
 TEACHER: dict[str, Any] = {"model": "C+Femto/4"}  # convolutions before the blocks: better in as many epochs
 
