@@ -82,8 +82,8 @@ class Result:
 
     @property
     def place(self) -> str:
-        """What it was measured on: the GPU where there is one, else the processor."""
-        return str(self.machine.get("gpu") or self.machine["cpu"])
+        """What it was measured on: the GPU where there is one, else the processor and its cores."""
+        return str(self.machine.get("gpu") or f"{self.machine['cpu']}, {self.machine['cores']} cores")
 
     def save(self, folder: Path = FOLDER) -> list[Path]:
         """Write one file for each name among the tables, replacing the older measurement of the same on the same."""

@@ -90,14 +90,14 @@ def test_a_new_measurement_replaces_the_old_one_and_no_other(tmp_path: Path) -> 
     _result("accuracy", "mnist").save(tmp_path)
     _result("accuracy", "digits").save(tmp_path)
     _result("accuracy", "mnist").save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-processor"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-processor-2-cores"]
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["accuracy-digits.json", "accuracy-mnist.json"]
 
 
 def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None:
     here, there = _result("decode"), _result("decode")
     there = replace(there, machine={**there.machine, "gpu": "NVIDIA H200"})
-    assert here.save(tmp_path) == [tmp_path / "a-processor" / "decode.json"]
+    assert here.save(tmp_path) == [tmp_path / "a-processor-2-cores" / "decode.json"]
     assert "### a processor" not in page(tmp_path), "one machine needs no heading"
     assert there.save(tmp_path) == [tmp_path / "nvidia-h200" / "decode.json"]
     told = page(tmp_path)
@@ -106,6 +106,8 @@ def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None
     assert told.count("| torchvision | 3 | 1,234.5 |") == 2
     _result("attention").save(tmp_path)
     assert page(tmp_path).count("### ") == 2, "what one machine alone has measured"
+    wider = replace(here, machine={**here.machine, "cores": 64})
+    assert wider.save(tmp_path) == [tmp_path / "a-processor-64-cores" / "decode.json"], "of it there may be more"
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:

@@ -75,3 +75,47 @@ def test_the_machine_is_described():
     assert "1 thread" in choose("cpu").name
     assert cores() >= 1
     assert memory_bytes() > 1 << 28
+
+
+def a_busy_machine(monkeypatch, others: float, own: float = 2.0, there: int = 2, threads: int = 2) -> device.OthersWork:
+    """One on which so many of its cores were busy in the two seconds since the object was made."""
+    told = iter([(10.0, 100.0, 5.0), (12.0, 100.0 + 2 * others + own, 5.0 + own)])
+    monkeypatch.setattr(device, "_work", lambda: next(told))
+    monkeypatch.setattr(device, "cores", lambda: there)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    return device.OthersWork()
+
+
+def test_busy_neighbours_are_told_with_what_to_type(monkeypatch):
+    told = device.crowded(a_busy_machine(monkeypatch, others=1.0)) or ""
+    assert "keep 1.0 of 2 cores busy" in told
+    assert "OMP_NUM_THREADS=1 " in told
+    assert "OMP_NUM_THREADS=6 " in (device.crowded(a_busy_machine(monkeypatch, 1.6, there=8, threads=8)) or "")
+    assert "OMP_NUM_THREADS=1 " in (device.crowded(a_busy_machine(monkeypatch, 2.0)) or ""), "never none at all"
+
+
+@pytest.mark.parametrize(
+    ("others", "there", "threads"), [(0.3, 2, 2), (0.0, 2, 2), (1.0, 2, 1), (1.0, 8, 4), (2.0, 16, 8)]
+)
+def test_where_there_is_room_nothing_is_said(monkeypatch, others, there, threads):
+    assert device.crowded(a_busy_machine(monkeypatch, others, there=there, threads=threads)) is None
+
+
+def test_the_work_of_others_is_that_of_our_cores_without_our_own(monkeypatch, tmp_path):
+    """Ticks of a hundredth of a second; waiting for a disk is no work, a time that the host stole is."""
+    stat, clock, own = tmp_path / "stat", [50.0], [1.0]
+    monkeypatch.setattr(device, "_STAT", stat)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
+    monkeypatch.setattr(device.os, "sysconf", lambda _: 100, raising=False)
+    monkeypatch.setattr(device.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(device.time, "process_time", lambda: own[0])
+    head = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 5000 0 0 0 0 0 0 0 0 0\n"
+    stat.write_text(head + "cpu1 100 1 10 7 7 1 1 1 50 0\ncpu3 0 0 0 500 0 0 0 0 0 0\ncpu11 7 7 7 7 7 7 7 7 7 7\n")
+    others = device.OthersWork()
+    assert others.cores() is None, "no time has passed"
+    clock[0], own[0] = 52.0, 2.5  # two seconds: 350 ticks of work, 150 of them ours
+    stat.write_text(head + "cpu1 300 1 10 99 99 1 1 1 90 0\ncpu3 100 0 0 600 0 0 10 40 0 0\n")
+    assert others.cores() == pytest.approx(1.0)
+    monkeypatch.setattr(device, "_STAT", tmp_path / "none")
+    assert others.cores() is None
+    assert device.crowded(device.OthersWork()) is None

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -159,6 +161,55 @@ def memory_bytes() -> int:
 def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class OthersWork:
+    """What other programs do with the cores that this process may use, from the moment that this is made (Linux)."""
+
+    def __init__(self) -> None:
+        self._began = _work()
+
+    def cores(self) -> float | None:
+        """How many of the cores they kept busy, in the mean; None elsewhere, and before a fifth of a second is over,
+        which the system's clock of ticks is too coarse for.
+        """
+        now = _work()
+        if self._began is None or now is None or (passed := now[0] - self._began[0]) < 0.2:
+            return None
+        everyone, own = (after - before for before, after in zip(self._began[1:], now[1:], strict=True))
+        return max(0.0, everyone - own) / passed
+
+
+def crowded(others: OthersWork) -> str | None:
+    """What to say before a long computation on a processor on which too much else goes on: all threads of a layer wait
+    for the one that has to share its core. None where there is room for them all.
+    """
+    busy, threads, there = others.cores(), torch.get_num_threads(), cores()
+    if busy is None or threads == 1 or busy < 0.5 or threads + busy < there + 0.5:
+        return None
+    free = max(1, there - round(busy))
+    return (
+        f"other programs keep {busy:.1f} of {there} cores busy: with {threads} threads a small network can be many "
+        f"times slower, since each layer waits for the slowest of them; OMP_NUM_THREADS={free} in front of the command "
+        "keeps out of their way"
+    )
+
+
+_STAT = Path("/proc/stat")
+
+
+def _work() -> tuple[float, float, float] | None:
+    """Seconds: of the clock, of work that was done on our cores by anyone, and of our own."""
+    try:
+        lines = _STAT.read_text().splitlines()
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        tick = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+    told = [line.split() for line in lines if line.partition(" ")[0] in ours]
+    # user, nice, system, idle, iowait, irq, softirq, steal: all but the two in the middle are work
+    ticks = sum(int(number) for words in told for number in (*words[1:4], *words[6:9]))
+    return time.monotonic(), ticks / tick, time.process_time()
 
 
 def derive_seed(*parts: int) -> int:

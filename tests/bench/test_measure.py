@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from vitral.data import Split
 from vitral.data import load as load_data
 from vitral.data.transforms import Preprocessing
 from vitral.errors import UsageError
-from vitral.model import ViTConfig
+from vitral.model import ViTConfig, summarize
 
 TINY = ViTConfig(image_size=32, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=32, classes=5)
 SUBJECT = of_config("tiny", TINY)
@@ -78,12 +78,13 @@ def test_training_from_files(dataset) -> None:
 @pytest.mark.parametrize("what", ["inference", "training"])
 def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    original = torch.nn.Module.compile
+    original = torch.compile
 
-    def without_a_compiler(self: torch.nn.Module, **options) -> None:
+    def without_a_compiler(function: Callable, **options) -> Callable:
         assert options == {"dynamic": False}
-        compiled.append(type(self).__name__)
-        original(self, backend=backend)
+        owner = getattr(function, "__self__", None)  # of a method
+        compiled.append(function.__name__ if owner is None else type(owner).__name__)
+        return original(function, backend=backend)
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
         frozen.append(inductor.freezing)
@@ -92,12 +93,12 @@ def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.Mo
     from torch._inductor import config as inductor
 
     frozen: list[bool] = []
-    monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
+    monkeypatch.setattr(torch, "compile", without_a_compiler)
     rows, _ = measure.measure(case(what, "torchvision", compile=True), rounds=1)
     assert [(row.who, row.compiled) for row in rows] == [
         (OURS, False), ("torchvision", False), (OURS, True), ("torchvision", True)
     ]  # fmt: skip
-    assert compiled == ["ViT", "VisionTransformer"]
+    assert compiled == ["judged" if what == "training" else "ViT", "VisionTransformer"], "of ours the loss as well"
     assert [row.first is not None for row in rows] == [False, False, True, True]
     assert len({row.ours for row in rows}) == 1, "what all are compared with is not compiled"
     assert set(frozen) == {what == "inference"}, "inference with torch's setting for it"
@@ -234,6 +235,30 @@ def test_what_cannot_fit_is_not_begun(what: str, monkeypatch: pytest.MonkeyPatch
     smaller = int(str(refused.value.hint).removeprefix("--batch "))
     with pytest.raises(AssertionError, match="begun"):  # what the hint says is not refused
         measure.measure(case(what, batch=smaller), rounds=1)
+
+
+@pytest.mark.parametrize(("what", "of_one"), [("inference", 1), ("training", 3)])
+def test_peers_that_do_not_fit_beside_ours_are_left_out_and_named(
+    what: str, of_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights are there at once, in training with AdamW's two moments: a process that takes too much is killed."""
+    asked = case(what, "timm", "transformers", "torchvision", batch=1, precisions=("fp32",))
+    found = summarize(TINY)
+    of_call = found.parameter_bytes + found.activation_bytes if what == "training" else found.input_bytes
+    for many, left in ((4, []), (3.5, ["torchvision"]), (2, ["transformers", "torchvision"])):
+        there = int((of_call + many * of_one * found.parameter_bytes) / measure._USABLE) + 1
+        monkeypatch.setattr(measure, "memory_bytes", lambda there=there: there)
+        rows, notes = measure.measure(asked, rounds=1)
+        assert [note.split()[2].strip(":") for note in notes] == left
+        assert [row.who for row in rows] == [OURS, *(name for name in asked.peers if name not in left)]
+    assert "beside vitral, timm it does not fit into 0 GiB; --peers torchvision measures it" in notes[1]
+
+
+def test_networks_that_are_held_are_counted() -> None:
+    both = case("inference", "timm", precisions=("bf16", "fp32"), engines=("plain", "int8"))
+    assert measure._held(both, training=False) == (4, 3), "bf16 by casting and by autocast, and fp32"
+    assert measure._held(dataclasses.replace(both, compile=True), training=False) == (6, 5)
+    assert measure._held(dataclasses.replace(both, compile=True), training=True) == (2, 2)
 
 
 # ---------------------------------------------------------------- which of two ways

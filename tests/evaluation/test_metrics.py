@@ -204,6 +204,16 @@ def test_what_pictures_of_one_class_are_taken_for():
     assert "owl (" not in printed(measure(np.eye(2)[[0, 0]], np.zeros(2, dtype=int), ["cat", "owl"]))
 
 
+def test_of_pictures_of_one_class_there_is_neither_precision_nor_f1():
+    classes = ["cat", "owl"]
+    one, several = (measure(np.eye(2)[[0, 1, 1]], np.array(labels), classes) for labels in ([0, 0, 0], [0, 0, 1]))
+    assert (one.one_class, several.one_class) == (True, False)
+    for word in ("precision", "F1", "balanced"):
+        assert word in printed(several)
+        assert word not in printed(one)
+    assert "recall" in printed(one)
+
+
 def test_table_shows_the_worst_and_takes_no_markup_from_names():
     probabilities, labels, names = random_case(300, 8)
     probabilities = np.hstack([probabilities, np.zeros((300, 1))])

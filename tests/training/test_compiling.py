@@ -17,7 +17,7 @@ from pictures import MakePictures
 from running import TINY, same_bits, weights_of
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
-from vitral.device import Machine
+from vitral.device import Machine, seed_everything
 from vitral.errors import TrainingError, UsageError
 from vitral.model import network
 from vitral.model.variants import config
@@ -25,9 +25,11 @@ from vitral.recipes import planning
 from vitral.recipes.planning import plan_run
 from vitral.training import compiling
 from vitral.training.compiling import FIRST_CALL, GAIN, RATES, Stopwatch, compiled, keep_code, seconds_saved, whether
+from vitral.training.distillation import Teacher
 from vitral.training.loop import State
-from vitral.training.objective import classification
+from vitral.training.objective import Classification
 from vitral.training.run import Run, RunFolder
+from vitral.weights.native import Weights
 
 S16 = config("S/16", image_size=224)
 GPU = Machine(torch.device("cuda"), "bf16", "for a test")
@@ -139,7 +141,7 @@ def a_batch(shape) -> Batch:
 
 
 TINY_SHAPE = config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8)
-OBJECTIVE = classification(Preprocessing((8, 8)), Augmentation(), 3)
+OBJECTIVE = Classification(Preprocessing((8, 8)), Augmentation(), 3)
 
 
 def test_the_module_itself_is_not_compiled(monkeypatch):
@@ -155,6 +157,60 @@ def test_the_module_itself_is_not_compiled(monkeypatch):
     assert seen == [{"dynamic": False}]
     assert getattr(model, "_compiled_call_impl", None) is None
     assert all("_orig_mod" not in name for name in model.state_dict())
+
+
+def of_a_teacher() -> Teacher:
+    weights = Weights(TINY_SHAPE, network(TINY_SHAPE).state_dict(), Preprocessing((8, 8)), ("a", "b", "c"), {})
+    about = (weights, Preprocessing((8, 8)), ("a", "b", "c"), torch.device("cpu"))
+    return Teacher.of(*about, weight=0.5, temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [
+        (TINY_SHAPE, OBJECTIVE),
+        (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(), 3, 0.1, torch.tensor([1.0, 2.0, 0.5]))),
+        (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(flip=True, mixup=1.0), 3)),
+        (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(), 3, teacher=of_a_teacher())),
+        (config("mu/4", image_size=8, classes=3, depth=1, dropout=0.1, drop_path=0.1), OBJECTIVE),
+        (config("mu/2", image_size=8, classes=3, depth=1, patch_dropout=0.5), OBJECTIVE),
+        (config("C+Femto/4", image_size=8, classes=3, depth=1), OBJECTIVE),
+    ],
+    ids=["plain", "smoothing and weights", "mixed labels", "teacher", "dropout", "patch dropout", "stem"],
+)
+def test_all_that_follows_the_pictures_is_one_graph(monkeypatch, model, objective):
+    """The loss and the metrics as well; and the numbers drawn are those that are drawn without compiling."""
+    graphs = []
+
+    def kept(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=kept, **how))
+    net = network(model).train()
+    found = []
+    for each in (objective, compiled(objective, net)):
+        seed_everything(3)
+        loss, metrics = each(net, a_batch(TINY_SHAPE))
+        found.append({"loss": loss.detach(), **metrics})
+    assert len(graphs) == 1
+    assert "cross_entropy" in graphs[0].code
+    assert "argmax" in graphs[0].code
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_networks_one_after_the_other_are_all_compiled(monkeypatch):
+    """Of one function torch compiles eight and then, with no more than a warning, none."""
+    graphs = []
+    original = torch.compile
+    backend = lambda graph, inputs: graphs.append(graph) or graph.forward  # noqa: E731
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=backend, **how))
+    for width in range(1, 11):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, width), nn.Linear(width, 3))
+        compiled(OBJECTIVE, net)(net, a_batch(TINY_SHAPE))
+    assert len(graphs) == 10
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch):

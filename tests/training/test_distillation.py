@@ -15,7 +15,7 @@ from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BiTConfig, ModelConfig, ViT, ViTConfig, network
 from vitral.training.distillation import Teacher, order_of
-from vitral.training.objective import classification
+from vitral.training.objective import Classification
 from vitral.weights.native import Weights
 
 CPU = torch.device("cpu")
@@ -55,8 +55,8 @@ def batch() -> Batch:
 def test_the_loss_is_the_formula(weight, temperature):
     """(1 - w) × cross-entropy + w T² Σ p log(p / q), p and q softened, in NumPy."""
     teacher, model = teacher_of(weights_of(SMALL, GIVEN), weight, temperature), student()
-    loss, metrics = classification(GIVEN, Augmentation(), 3, 0.1, teacher=teacher)(model, batch())
-    plain, _ = classification(GIVEN, Augmentation(), 3, 0.1)(model, batch())
+    loss, metrics = Classification(GIVEN, Augmentation(), 3, 0.1, teacher=teacher)(model, batch())
+    plain, _ = Classification(GIVEN, Augmentation(), 3, 0.1)(model, batch())
     images = GIVEN.standardise(batch().images)
     q, p = (np.exp(net(images).detach().double().numpy() / temperature) for net in (model, teacher.network))
     q, p = q / q.sum(1, keepdims=True), p / p.sum(1, keepdims=True)
@@ -70,7 +70,7 @@ def test_a_student_that_agrees_has_nothing_to_learn():
     teacher = teacher_of(weights_of(SMALL, GIVEN), weight=1.0, temperature=2.0)
     model = ViT(SMALL)
     model.load_state_dict(teacher.network.state_dict())
-    loss, _ = classification(GIVEN, Augmentation(), 3, teacher=teacher)(model, batch())
+    loss, _ = Classification(GIVEN, Augmentation(), 3, teacher=teacher)(model, batch())
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert all(p.grad.abs().max() < 1e-6 for p in model.parameters())
@@ -79,7 +79,7 @@ def test_a_student_that_agrees_has_nothing_to_learn():
 def test_gradients_reach_the_student_and_never_the_teacher():
     teacher, model = teacher_of(weights_of(SMALL, GIVEN), weight=1.0), student()
     before = {name: value.clone() for name, value in teacher.network.state_dict().items()}
-    loss, _ = classification(GIVEN, Augmentation(), 3, teacher=teacher)(model, batch())
+    loss, _ = Classification(GIVEN, Augmentation(), 3, teacher=teacher)(model, batch())
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     assert not any(p.requires_grad or p.grad is not None for p in teacher.network.parameters())
@@ -118,17 +118,17 @@ def test_teacher_and_student_see_the_same_view():
     for net in (teacher.network, model):
         net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     augmentation = Augmentation(crop="shift", flip=True, erase=0.5, mixup=0.5)
-    classification(GIVEN, augmentation, 3, teacher=teacher)(model, batch())
+    Classification(GIVEN, augmentation, 3, teacher=teacher)(model, batch())
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], GIVEN.standardise(batch().images))
-    classification(GIVEN, augmentation, 3, size=lambda: (4, 8), teacher=teacher)(model, batch())
+    Classification(GIVEN, augmentation, 3, size=lambda: (4, 8), teacher=teacher)(model, batch())
     assert torch.equal(seen[3], F.interpolate(seen[2], size=(4, 8), mode="bilinear", antialias=True))
     assert seen[2].shape[2:] == (8, 8)
 
 
 def test_a_resnet_teaches():
     teacher = teacher_of(weights_of(BiTConfig(image_size=32, classes=3, layers=(1, 1)), Preprocessing((32, 32))))
-    loss, metrics = classification(GIVEN, Augmentation(), 3, teacher=teacher)(student(), batch())
+    loss, metrics = Classification(GIVEN, Augmentation(), 3, teacher=teacher)(student(), batch())
     assert math.isfinite(loss.item())
     assert metrics["distill_loss"] > 0
 
@@ -160,7 +160,7 @@ def test_off_is_what_it_was_to_the_bit():
     losses = []
     for more in ({}, {"teacher": None, "size": None}, {"size": lambda: (8, 8)}):
         torch.manual_seed(3)
-        loss, metrics = classification(GIVEN, Augmentation(crop="shift", flip=True), 3, **more)(student(), batch())
+        loss, metrics = Classification(GIVEN, Augmentation(crop="shift", flip=True), 3, **more)(student(), batch())
         losses.append(loss)
         assert set(metrics) == {"train_accuracy"}
     assert losses[0] == losses[1] == losses[2]

@@ -26,7 +26,7 @@ from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
 from vitral.training import loop
 from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
-from vitral.training.objective import classification
+from vitral.training.objective import Classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import ConsoleListener
 from vitral.training.run import Run
@@ -64,7 +64,7 @@ def trained(run: Run, state: State | None = None, **parts: Any) -> State:
     """`fit` with quiet defaults for every part that is not given."""
     state = state or state_of(run)
     given: dict[str, Any] = {
-        "train": batches(run), "objective": classification(PREPROCESSING, run.augmentation, 3),
+        "train": batches(run), "objective": Classification(PREPROCESSING, run.augmentation, 3),
         "validate": lambda model: {}, "save": lambda state, best: None, "listener": Listener(), **parts,
     }  # fmt: skip
     fit(state, run, choose("cpu", "fp32"), given.pop("train"), given.pop("objective"), given.pop("validate"), **given)
@@ -88,7 +88,7 @@ def test_accumulated_batches_equal_a_large_one(batch_size, accumulate):
 def test_gradients_of_a_step_are_added_where_they_lie():
     """No copy for each batch: from the first to the last of a step they are the same memory."""
     run = run_of(batch_size=4, accumulate=3, optimizer="sgd", lr=0.1)
-    state, plain = state_of(run), classification(PREPROCESSING, Augmentation(), 3)
+    state, plain = state_of(run), Classification(PREPROCESSING, Augmentation(), 3)
     seen: list[list[int]] = []
 
     def objective(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -108,7 +108,7 @@ def test_the_last_step_of_an_epoch_may_have_fewer_batches():
     found = trained(run, train=pictures)
     assert found.step == 3
     by_hand = state_of(run)
-    objective = classification(PREPROCESSING, Augmentation(), 3)
+    objective = Classification(PREPROCESSING, Augmentation(), 3)
     groups = [[0, 1], [2, 3], [4]]
     parts = list(pictures.epoch(0))
     for group in groups:
@@ -217,7 +217,7 @@ def test_train_loss_is_the_mean_over_pictures():
 
 
 def failing_at(number: int, loss: Any) -> Any:
-    real, count = classification(PREPROCESSING, Augmentation(), 3), iter(range(99))
+    real, count = Classification(PREPROCESSING, Augmentation(), 3), iter(range(99))
 
     def objective(model, batch):
         value, metrics = real(model, batch)
@@ -289,7 +289,7 @@ def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.Monke
     now = [0.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     run = run_of(epochs=2)
-    pictures, objective = batches(run), classification(PREPROCESSING, run.augmentation, 3)
+    pictures, objective = batches(run), Classification(PREPROCESSING, run.augmentation, 3)
     whole = pictures.epoch
 
     def read(*arguments: Any, **options: Any) -> Iterator[Batch]:
@@ -350,7 +350,7 @@ def test_validation_leaves_dropout_on_for_the_next_epoch():
 
     def objective(model, batch):
         modes.append(model.training)
-        return classification(PREPROCESSING, Augmentation(), 3)(model, batch)
+        return Classification(PREPROCESSING, Augmentation(), 3)(model, batch)
 
     trained(run, state, objective=objective, validate=lambda model: model.eval() and {})
     assert modes == [True] * 6

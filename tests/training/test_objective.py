@@ -11,7 +11,7 @@ from torch import nn
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
-from vitral.training.objective import balanced_weights, classification
+from vitral.training.objective import Classification, balanced_weights
 
 PREPROCESSING = Preprocessing((4, 4), 1, mean=(0.5,), std=(0.5,))
 
@@ -39,7 +39,7 @@ def logits() -> torch.Tensor:
 
 def test_cross_entropy_of_standardised_pictures():
     model = Fixed(logits())
-    loss, metrics = classification(PREPROCESSING, Augmentation(), 3)(model, batch())
+    loss, metrics = Classification(PREPROCESSING, Augmentation(), 3)(model, batch())
     assert torch.allclose(model.seen, batch().images / 127.5 - 1, atol=1e-6)
     wanted = -logits().log_softmax(1)[range(6), batch().labels].mean()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
@@ -48,7 +48,7 @@ def test_cross_entropy_of_standardised_pictures():
 
 
 def test_label_smoothing_is_the_formula():
-    loss, _ = classification(PREPROCESSING, Augmentation(), 3, label_smoothing=0.3)(Fixed(logits()), batch())
+    loss, _ = Classification(PREPROCESSING, Augmentation(), 3, label_smoothing=0.3)(Fixed(logits()), batch())
     shares = 0.7 * F.one_hot(batch().labels, 3) + 0.1
     assert loss.item() == pytest.approx(-(shares * logits().log_softmax(1)).sum(1).mean().item(), rel=1e-6)
 
@@ -59,14 +59,14 @@ def test_class_weights_are_inverse_to_frequency():
     assert weights.tolist() == pytest.approx([10 / 16, 10 / 4, 0])
     assert weights[labels].mean() == pytest.approx(1.0)
     given = torch.tensor([1.0, 5.0, 0.0])
-    loss, _ = classification(PREPROCESSING, Augmentation(), 3, class_weights=given)(Fixed(logits()), batch())
+    loss, _ = Classification(PREPROCESSING, Augmentation(), 3, class_weights=given)(Fixed(logits()), batch())
     each = -logits().log_softmax(1)[range(6), batch().labels]
     picked = given[batch().labels]
     assert loss.item() == pytest.approx(((each * picked).sum() / picked.sum()).item(), rel=1e-6)
 
 
 def test_logits_of_half_precision_make_a_loss_of_full():
-    loss, _ = classification(PREPROCESSING, Augmentation(), 3)(Fixed(logits().bfloat16()), batch())
+    loss, _ = Classification(PREPROCESSING, Augmentation(), 3)(Fixed(logits().bfloat16()), batch())
     assert loss.dtype == torch.float32
 
 
@@ -74,7 +74,7 @@ def test_mixed_pictures_count_by_the_heavier_label():
     torch.manual_seed(0)
     hits = torch.full((6, 3), -5.0)
     hits[range(6), batch().labels] = 5.0
-    objective = classification(PREPROCESSING, Augmentation(mixup=1.0), 3)
+    objective = Classification(PREPROCESSING, Augmentation(mixup=1.0), 3)
     loss, metrics = objective(Fixed(hits), batch())
     assert torch.isfinite(loss)
     assert 0 <= metrics["train_accuracy"] <= 1
@@ -94,5 +94,5 @@ def test_pictures_are_moved_as_precisely_in_bf16():
     for precision in ("fp32", "bf16"):
         seed_everything(0)
         with choose("cpu", precision).autocast():
-            classification(Preprocessing((64, 64)), augmentation, 3)(model, batch)
+            Classification(Preprocessing((64, 64)), augmentation, 3)(model, batch)
     assert torch.equal(*seen)

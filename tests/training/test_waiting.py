@@ -34,7 +34,7 @@ from vitral.model.variants import config
 from vitral.training import loop, optimizers
 from vitral.training.distillation import Teacher
 from vitral.training.loop import Averaged, Listener, State
-from vitral.training.objective import classification
+from vitral.training.objective import Classification
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
 from vitral.weights.native import Weights
@@ -146,7 +146,7 @@ def epoch_of(run: Run, residency: Residency, name: str = "mu/4", **more: Any) ->
         pictures, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
         residency=residency, workers=0,
     )  # fmt: skip
-    objective = classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing, **more)
+    objective = Classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing, **more)
     machine = Machine(GPU, "fp32", "stands for a GPU")
     with waits() as found:
         loop._epoch(state, run, machine, batches, objective, Listener(), threading.Event())
@@ -234,7 +234,7 @@ def test_what_is_not_finite_is_found_a_batch_later(monkeypatch, what):
     model = network(config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8))
     pictures = Split([f"p{i}.png" for i in range(12)], np.arange(12) % 3, lambda i: noise(i, (8, 8)))
     batches = Batches(pictures, PREPROCESSING, batch_size=4, device=torch.device("cpu"), augmentation=Augmentation())
-    plain, seen = classification(PREPROCESSING, Augmentation(), 3), []
+    plain, seen = Classification(PREPROCESSING, Augmentation(), 3), []
 
     def objective(model, batch):
         seen.append(batch.indices)
@@ -258,7 +258,7 @@ def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32():
     batch = Batch(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long), np.arange(4))
     with Products() as found:
         with choose("cpu", "bf16").autocast():
-            loss, _ = classification(PREPROCESSING, Augmentation(), 3)(model, batch)
+            loss, _ = Classification(PREPROCESSING, Augmentation(), 3)(model, batch)
         loss.backward()
         optimizer.step()
     assert len(found.kinds) > 20

@@ -145,6 +145,6 @@ def _settings(cases: Sequence[Case]) -> dict[str, str]:
     if any(case.compile for case in cases):
         found["compiled"] = (
             "torch.compile(dynamic=False), its default mode; in inference with frozen weights, and the networks alone, "
-            "ours called as theirs are"
+            "ours called as theirs are; in training ours with its loss, as `vitral train --compile` does"
         )
     return found | {name: peer.settings for name, peer in known.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from vitral.errors import UsageError
 from vitral.model import summarize
 from vitral.model.quantized import observe
 from vitral.predict import Predictor
-from vitral.training.objective import Objective, classification
+from vitral.training import compiling
+from vitral.training.objective import Classification, Objective
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
 
@@ -201,11 +203,12 @@ WHAT: dict[str, tuple[Callable[[Case], Iterator[Way]], int]] = {
 def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, bool, Step]]:
     """Everyone's training step: who, precision, whether compiled, step. One network serves all precisions."""
     subject, device = case.subject, torch.device(case.device)
-    objective = classification(subject.preprocessing, augmentation, subject.config.classes)
+    objective = Classification(subject.preprocessing, augmentation, subject.config.classes)
     for who, compiled, build in _networks(case):
-        model = _built(build, device, compiled).train()
+        model = _built(build, device, compiled and who != OURS).train()
         if who == OURS:
-            of_ours = partial(_step, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), objective)
+            whole = compiling.compiled(objective, model) if compiled else objective
+            of_ours = partial(_step, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), whole)
             steps = {precision: partial(of_ours, choose(case.device, precision)) for precision in case.precisions}
         else:
             of_theirs = partial(theirs.step, model, theirs.optimizer(model))
@@ -267,8 +270,8 @@ def measure(
     make, passes = WHAT[case.what]
     with _memory_told(case), _compiler_at_its_best(case), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the peers, about themselves
-        _refuse_too_large(case, passes)
-        first, memory, times, notes = {}, {}, {}, []
+        case, notes = _fitting(case, training=passes > 1)
+        first, memory, times = {}, {}, {}
         ways = list(make(case))
         for number, way in enumerate(ways):
             progress(f"{case.title}: {way.who}", number, len(ways))
@@ -371,15 +374,43 @@ def _left_out(way: Way, error: Exception) -> str:
 # ---------------------------------------------------------------- memory that does not suffice
 
 
-def _refuse_too_large(case: Case, passes: int) -> None:
-    """On a CPU the system ends a process that takes too much, without a word: refuse what cannot fit."""
+_USABLE = 0.9
+"""Share of the memory that may be planned with."""
+
+
+def _fitting(case: Case, *, training: bool) -> tuple[Case, list[str]]:
+    """The case with as many peers as fit into the memory beside ours, and a note on the others: all networks are there
+    at once. On a CPU the system ends a process that takes too much, without a word. `UsageError` where ours alone does
+    not fit.
+    """
     if case.device != "cpu":
-        return
-    found = summarize(case.subject.config)
-    kept = found.activation_bytes if passes > 1 else found.input_bytes  # a step keeps what its way back reads
-    if kept * case.batch > memory_bytes():
-        why = f"it takes {kept * case.batch / 2**30:,.0f} GiB and more, of {memory_bytes() / 2**30:,.0f}"
-        raise _too_large(case, why, memory_bytes() // kept)
+        return case, []
+    found, there = summarize(case.subject.config), memory_bytes()
+    kept = found.activation_bytes if training else found.input_bytes  # a step keeps what its way back reads
+    call = kept * case.batch + found.parameter_bytes * training  # and its gradients
+    if call > there:
+        why = f"it takes {call / 2**30:,.0f} GiB and more, of {there / 2**30:,.0f}"
+        raise _too_large(case, why, max(0, there - found.parameter_bytes * training) // kept)
+    one = found.parameter_bytes * (3 if training else 1)  # with the two moments of AdamW
+    ours, theirs = _held(case, training)
+    room = int((_USABLE * there - call - ours * one) // (theirs * one))
+    some = dict(list(case.peers.items())[: max(0, room)])
+    notes = [
+        f"left out: {who}: beside {', '.join((OURS, *some))} it does not fit into {there / 2**30:,.0f} GiB; "
+        f"--peers {who} measures it"
+        for who in case.peers
+        if who not in some
+    ]
+    return dataclasses.replace(case, peers=some), notes
+
+
+def _held(case: Case, training: bool) -> tuple[int, int]:
+    """How many networks are held of ours, and how many of each peer."""
+    states = (False, True) if case.compile else (False,)
+    if training:
+        return len(states), len(states)
+    theirs = sum(len(list(_ways_to(case.precisions, compiled))) for compiled in states)
+    return len(case.precisions) * len(states) + len(case.engines), theirs
 
 
 @contextlib.contextmanager

@@ -94,11 +94,15 @@ class Evaluation:
         return [(names[rows[i]], names[columns[i]], int(wrong[rows[i], columns[i]])) for i in order]
 
     @property
+    def one_class(self) -> bool:
+        """Whether all pictures are of one class: nothing else can be taken for it, and precision says nothing."""
+        return np.count_nonzero(self.confusion.sum(axis=1)) == 1
+
+    @property
     def one_answer(self) -> str | None:
         """The class that all pictures are taken for, where they are of several; else None."""
         answered = np.flatnonzero(self.confusion.sum(axis=0))
-        several = np.count_nonzero(self.confusion.sum(axis=1)) > 1
-        return self.classes[answered[0]] if several and len(answered) == 1 else None
+        return self.classes[answered[0]] if len(answered) == 1 and not self.one_class else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `json` writes and `from_json` reads back without loss."""
@@ -151,7 +155,7 @@ class Evaluation:
         if worst > 0 and (len(scored) > 1 or scored[0].times):
             all_of_them = "Classes, worst first" if len(scored) > 1 else "The class"
             title = all_of_them if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
-            console.print(_class_table(scored[:worst], title))
+            console.print(_class_table(scored[:worst], title, recall_alone=self.one_class))
         if without := [score.name for score in self.per_class if not score.images]:
             shown = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
             console.print(_plain(f"Without pictures, so not measured ({len(without)}): {shown}", style="dim"))
@@ -283,8 +287,10 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
     return confusion
 
 
-CALIBRATES = 100
-"""Pictures, below which a calibrated network, too, may have an ECE of some ten per cent."""
+TELLING = 100
+"""Pictures that rates say something of: with fewer an accuracy may be off by ten per cent, and a calibrated network,
+too, may have an ECE of as much.
+"""
 
 
 def _headline(evaluation: Evaluation) -> Table:
@@ -297,30 +303,25 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
     if evaluation.top5 is not None:
         rows.add_row("top-5", f"{evaluation.top5:.2%}", "")
-    rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
-    rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
+    if not evaluation.one_class:
+        rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
+        rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; {evaluation.images} are too few to tell" if evaluation.images < CALIBRATES else ""
+    few = f"; {evaluation.images} are too few to tell" if evaluation.images < TELLING else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy (ECE){few}")
     return rows
 
 
-def _class_table(scores: Sequence[ClassScore], title: str) -> Table:
+def _class_table(scores: Sequence[ClassScore], title: str, *, recall_alone: bool) -> Table:
     rows = table(title)
     rows.add_column("class")
-    for heading in ("pictures", "precision", "recall", "F1"):
+    for heading in ("pictures", "recall") if recall_alone else ("pictures", "precision", "recall", "F1"):
         rows.add_column(heading, justify="right")
     rows.add_column("most often taken for")
     for score in scores:
         confused = f"{score.most_confused_with} ({score.times}×)" if score.most_confused_with is not None else "—"
-        rows.add_row(
-            _plain(score.name),
-            f"{score.images:,}",
-            f"{score.precision:.1%}",
-            f"{score.recall:.1%}",
-            f"{score.f1:.1%}",
-            _plain(confused),
-        )
+        rates = (score.recall,) if recall_alone else (score.precision, score.recall, score.f1)
+        rows.add_row(_plain(score.name), f"{score.images:,}", *(f"{rate:.1%}" for rate in rates), _plain(confused))
     return rows
 
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import CALIBRATES, ClassScore, Evaluation
+from vitral.evaluation.metrics import TELLING, ClassScore, Evaluation
 from vitral.weights.files import write_text
 
 GALLERY_PICTURES = 24
@@ -239,7 +239,7 @@ def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: s
             "interval": evaluation.accuracy_interval,
             "images": evaluation.images,
             "right": int(np.trace(evaluation.confusion)),
-            "guess": max(per_class) / evaluation.images,
+            "guess": None if evaluation.one_class else max(per_class) / evaluation.images,
             "guess_class": evaluation.classes[int(np.argmax(per_class))],
             "digits": 2 if evaluation.images >= 10_000 else 1,
         }
@@ -263,7 +263,8 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
     if evaluation:
         if evaluation.top5 is not None:
             facts.append(("top-5", percent(evaluation.top5), "label among the five most probable"))
-        facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, rare ones count the same"))
+        if not evaluation.one_class:
+            facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, rare ones count the same"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
         facts.append(("calibration error", percent(evaluation.ece), "mean gap of confidence and accuracy"))
     if known("parameters"):
@@ -316,7 +317,7 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
     sure = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"on average {percent(sure)} sure and {percent(evaluation.accuracy)} right"
-    if evaluation.images < CALIBRATES:
+    if evaluation.images < TELLING:
         return f"Too few pictures to judge it: {means}."
     if sure > high:
         return f"Too sure of itself: {means}."

@@ -20,16 +20,12 @@ from vitral.data.loader import Batches, Progress
 from vitral.device import choose
 from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
-from vitral.evaluation.report import Mistake, ReportContent, write_report
 from vitral.model import summarize
 from vitral.model.views import COUNTS, Views
 from vitral.predict import Engine, Predictor, load
-from vitral.recipes.looking import look_inside
 from vitral.recipes.planning import reopen
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
-
-_MISTAKES = 96  # pictures that a report may show
 
 CAUTION = {
     "train": "The network learned from these pictures, so expect less on new ones.",
@@ -87,6 +83,9 @@ class Evaluated:
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
+        from vitral.evaluation.report import ReportContent, write_report  # here: what draws takes a second to import
+        from vitral.recipes.looking import confident_mistakes, look_inside
+
         mistakes = confident_mistakes(self.probabilities, self.pictures, self.predictor.classes)
         summary = summarize(self.predictor.model)
         looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
@@ -239,19 +238,3 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
 
 def _learning(data: str, weights: str) -> str:
     return shlex.join(["vitral", "train", data, *(["--init", weights] if weights else [])])
-
-
-def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
-    """The mistakes that the network is surest of, with their pictures, surest first."""
-    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
-    wrong = np.flatnonzero(predicted != split.labels)
-    return [
-        Mistake(
-            picture=split.image(int(i), 3),
-            name=split.names[int(i)],
-            label=classes[split.labels[i]],
-            predicted=classes[predicted[i]],
-            confidence=float(confidence[i]),
-        )
-        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MISTAKES]
-    ]

@@ -26,23 +26,21 @@ from torch import nn
 from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
-from vitral.device import keep_freed_memory, seed_everything
+from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError
-from vitral.evaluation.metrics import measure
-from vitral.evaluation.report import ReportContent, write_report
-from vitral.model import ViT
+from vitral.evaluation.metrics import Evaluation, measure
+from vitral.model import Network, ViT
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
-from vitral.recipes.evaluation import CAUTION, confident_mistakes
+from vitral.recipes.evaluation import CAUTION
 from vitral.recipes.features import FeatureCache
 from vitral.recipes.learning import begin, objective_of
-from vitral.recipes.looking import Looks, look_inside
 from vitral.recipes.pace import keeps_up
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
 from vitral.training.compiling import Stopwatch, compiled, compiler_timed
 from vitral.training.loop import Averaged, State, fit
-from vitral.training.objective import balanced_weights
+from vitral.training.objective import Objective, balanced_weights
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import KEEP_THEM, ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, Run, RunFolder, checked_options
@@ -173,7 +171,10 @@ class _Running:
 
 
 def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool) -> TrainedRun:
+    others = OthersWork()
     running = _set_up(job, folder, console, typed)
+    if job.machine.device.type == "cpu" and (told := crowded(others)):
+        console.print(told, style="yellow", highlight=False, soft_wrap=True)
     if not resume:
         _open_folder(running)
     elif folder.last.is_file():
@@ -203,12 +204,13 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
     """Train from where the state stands to the end, step by step."""
     job, state, run = running.job, running.state, running.job.run
     size = _growing(job, running.batches["train"])
-    objective = objective_of(job, size and (lambda: size(state.step)))
+    plain = objective_of(job, size and (lambda: size(state.step)))
+    objective: Objective = plain
     with ExitStack() as stack:
         watch = Stopwatch()
         if run.compile:
             running.console.print("compiling: the first step takes longer", style="dim")
-            objective = compiled(objective, state.model)
+            objective = compiled(plain, state.model)
             watch = stack.enter_context(compiler_timed())
         listener = stack.enter_context(ConsoleListener(running.console, run.epochs))
         fit(
@@ -379,26 +381,46 @@ def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
         "command": running.command,
         "versions": versions(),
     }
-    evaluation, mistakes, split = None, [], "val"
+    last: _Measured | None = None
     for split in (name for name in ("val", "test") if name in job.dataset.splits):
         batches = running.batches[split]
         probabilities = logits_of(model, batches, job.machine).softmax(1).numpy()
-        evaluation = measure(probabilities, batches.split.labels, job.dataset.classes)
-        mistakes = confident_mistakes(probabilities, batches.split, job.dataset.classes)
-        result[f"{split}_accuracy"] = evaluation.accuracy
-        result[split] = evaluation.to_json()
-    summary, looks = summarize(model), Looks()
-    if evaluation is not None:
-        machine = dataclasses.replace(job.machine, precision="fp32")  # else the weights would be cast
-        predictor = Predictor(model, job.run.preprocessing, job.dataset.classes, machine=machine)
-        looks = look_inside(predictor, mistakes, running.batches[split].split, summary.flops)
-    content = ReportContent(
-        title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
-        history=state.history,
-        evaluation=evaluation, evaluated_on=split, caution=CAUTION.get(split, "") if evaluation else "",
-        mistakes=mistakes,
-        layers=summary.to_json()["layers"], **vars(looks),
-    )  # fmt: skip
-    write_report(folder.report, content)
+        last = _Measured(split, probabilities, measure(probabilities, batches.split.labels, job.dataset.classes))
+        result[f"{split}_accuracy"] = last.evaluation.accuracy
+        result[split] = last.evaluation.to_json()
+    _report(running, model, result, chosen, last)
     write_text(folder.result, json.dumps(result, indent=2) + "\n")
     return TrainedRun(folder.path, result)
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What the best weights came to on a split."""
+
+    split: str
+    probabilities: np.ndarray
+    evaluation: Evaluation
+
+
+def _report(
+    running: _Running, model: Network, result: dict[str, Any], chosen: tuple[Choice, ...], last: _Measured | None
+) -> None:
+    """Write the page about the run; `last` is the split that it is about."""
+    from vitral.evaluation.report import ReportContent, write_report  # here: what draws takes a second to import
+    from vitral.recipes.looking import confident_mistakes, look_inside
+
+    job, summary = running.job, summarize(model)
+    content = ReportContent(
+        title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
+        history=running.state.history, layers=summary.to_json()["layers"],
+    )  # fmt: skip
+    if last is not None:
+        pictures = running.batches[last.split].split
+        mistakes = confident_mistakes(last.probabilities, pictures, job.dataset.classes)
+        machine = dataclasses.replace(job.machine, precision="fp32")  # else the weights would be cast
+        predictor = Predictor(model, job.run.preprocessing, job.dataset.classes, machine=machine)
+        content = dataclasses.replace(
+            content, evaluation=last.evaluation, evaluated_on=last.split, caution=CAUTION.get(last.split, ""),
+            mistakes=mistakes, **vars(look_inside(predictor, mistakes, pictures, summary.flops)),
+        )  # fmt: skip
+    write_report(running.folder.report, content)

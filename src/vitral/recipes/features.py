@@ -33,7 +33,7 @@ from vitral.device import Machine, choose
 from vitral.errors import DataError, TrainingError, UsageError, VitralError, unknown
 from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
-from vitral.evaluation.metrics import Evaluation, measure
+from vitral.evaluation.metrics import TELLING, Evaluation, measure
 from vitral.model import ViT
 from vitral.predict import Predictor, load
 from vitral.weights.files import read_tensors, write_tensors
@@ -243,8 +243,10 @@ class FeatureEvaluation:
         rows = table()
         for column in ("rule", "accuracy", "spread", "note"):
             rows.add_column(column, justify="right" if column in ("accuracy", "spread") else "left")
+        few = [f"{self.images} pictures are too few to tell"] if self.images < TELLING else []
         for entry in self.few_shot:
-            note = f"{entry.short} of {len(self.classes)} classes have fewer pictures" if entry.short else ""
+            short = [f"{entry.short} of {len(self.classes)} classes have fewer pictures"] if entry.short else []
+            note = "; ".join(short + few)
             seeds = len(entry.accuracies)
             spread = "" if entry.std is None else f"± {entry.std:.2%} ({seeds} seeds)"
             rows.add_row(f"{entry.shots}-shot least squares", f"{entry.mean:.2%}", spread, note)

@@ -16,7 +16,7 @@ from vitral.data.loader import Batches
 from vitral.model import Network, network
 from vitral.model.conv_stem import whiten
 from vitral.training.distillation import Teacher
-from vitral.training.objective import Objective, balanced_weights, classification
+from vitral.training.objective import Classification, balanced_weights
 from vitral.training.optimizers import freeze
 from vitral.weights import native
 
@@ -53,10 +53,10 @@ def _some_pictures(job: Job) -> Tensor:
     return preprocessing.standardise(next(batches.epoch()).images)
 
 
-def objective_of(job: Job, size: Callable[[], tuple[int, int]] | None = None) -> Objective:
+def objective_of(job: Job, size: Callable[[], tuple[int, int]] | None = None) -> Classification:
     """The objective of a job; `size` says at which height and width the network sees the next batch."""
     run = job.run
-    return classification(
+    return Classification(
         run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
         size=size, teacher=_teacher(job),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from vitral.predict import Predictor
 
 MISTAKES = 12
 """Pictures that are explained."""
+_SHOWN = 96  # pictures that a report may show
 SAMPLE = 32
 """Pictures over which attention distance is averaged; the paper takes 128, which `vitral inspect` does, too."""
 
@@ -44,6 +45,22 @@ class Looks:
     looked_note: str = ""
     inside: Sequence[Plot] = ()
     inside_note: str = ""
+
+
+def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
+    """The mistakes that the network is surest of, with their pictures, surest first."""
+    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
+    wrong = np.flatnonzero(predicted != split.labels)
+    return [
+        Mistake(
+            picture=split.image(int(i), 3),
+            name=split.names[int(i)],
+            label=classes[split.labels[i]],
+            predicted=classes[predicted[i]],
+            confidence=float(confidence[i]),
+        )
+        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_SHOWN]
+    ]
 
 
 def look_inside(predictor: Predictor, mistakes: Sequence[Mistake], pictures: Split, flops: int) -> Looks:

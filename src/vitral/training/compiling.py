@@ -15,7 +15,7 @@ from vitral.data.loader import Batch
 from vitral.device import Machine, Precision
 from vitral.errors import TrainingError
 from vitral.model import ModelConfig, summarize
-from vitral.training.objective import Objective
+from vitral.training.objective import Classification, Objective
 
 FIRST_CALL = 60.0
 """Seconds by which compiling delays the first step, about: S/16 took 69 s on one core without a cache (docs/log.md)."""
@@ -23,6 +23,10 @@ GAIN = 0.2
 """Share of a step's time that compiling saves on a GPU: an assumption, meant to be low; nothing was measured here."""
 RATES: dict[Precision, float] = {"bf16": 200e12, "fp32": 20e12}
 """FLOP/s that a GPU is taken to reach in a step. A slower one has more to gain than is reckoned here."""
+
+
+_AT_MOST = 64
+"""Networks of a process, and sizes of growing pictures, that are compiled."""
 
 
 def seconds_saved(operations: float, precision: Precision) -> float:
@@ -45,9 +49,10 @@ def whether(machine: Machine, config: ModelConfig, pictures: int) -> tuple[bool,
     return saved > FIRST_CALL, told
 
 
-def compiled(objective: Objective, model: nn.Module) -> Objective:
-    """The objective with this network compiled in it. The module itself is not touched: validation, which has other
-    batches, calls it as it is.
+def compiled(objective: Classification, model: nn.Module) -> Objective:
+    """The objective with all that follows the pictures compiled as one: this network, the loss, the metrics, and the
+    way back through them. The module itself is not touched: validation, which has other batches, calls it as it is.
+    Outside stay augmentation, whose numbers would be drawn otherwise, and the optimizer, which torch has fused.
 
     torch's default mode: `max-autotune` chooses kernels by their time, so that a run that goes on would not end with
     the same bits, and `reduce-overhead` (CUDA graphs) holds memory of its own for what a step reads and makes.
@@ -55,11 +60,17 @@ def compiled(objective: Objective, model: nn.Module) -> Objective:
     compiler fails.
     """
     keep_code()
-    network: Any = torch.compile(model, dynamic=False)
+
+    def judged(images: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        return objective.judged(model, images, labels, answers)
+
+    at_once: Any = torch.compile(judged, dynamic=False)
 
     def with_compiled(_: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        with failures_told(TrainingError, "--no-compile"):
-            return objective(network, batch)
+        shown = objective.shown(batch)
+        # torch gives up, without an error, once a function has been compiled for eight networks or sizes
+        with failures_told(TrainingError, "--no-compile"), torch._dynamo.config.patch(recompile_limit=_AT_MOST):
+            return at_once(*shown)
 
     return with_compiled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,41 +19,54 @@ Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, Tensor]]]
 """(model, batch) → (loss, metrics): scalars; metrics are averaged over an epoch's pictures under their names."""
 
 
-def classification(
-    preprocessing: Preprocessing,
-    augmentation: Augmentation,
-    classes: int,
-    label_smoothing: float = 0.0,
-    class_weights: Tensor | None = None,
-    *,
-    size: Callable[[], tuple[int, int]] | None = None,
-    teacher: Teacher | None = None,
-) -> Objective:
+@dataclass(frozen=True, eq=False)
+class Classification:
     """Cross-entropy on augmented pictures. `train_accuracy` counts the heavier label where pictures are mixed.
 
-    `size` says at which height and width the network sees the next batch. With a `teacher` the loss is (1 - w) times
-    this plus w times the teacher's; it sees the same pictures, always whole.
+    It is made of two halves: what a step shows (`shown`), which draws random numbers, and what it computes of that
+    (`judged`), which draws none but the network's own and is compiled as one (`vitral.training.compiling`).
     """
 
-    def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad():
-            with without_autocast(batch.images.device):  # in bf16 a rotation is off by up to 0.4 pixels of 128
-                images = preprocessing.standardise(augmentation.pixels(batch.images))
-                images, labels = augmentation.standardised(images, batch.labels, classes)
-            answers = teacher(images) if teacher else None
-            if size and (now := size()) != tuple(images.shape[2:]):
-                images = F.interpolate(images, size=now, mode="bilinear", antialias=True)
+    preprocessing: Preprocessing
+    augmentation: Augmentation
+    classes: int
+    label_smoothing: float = 0.0
+    class_weights: Tensor | None = None
+    """(K,), on the device."""
+    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
+    """At which height and width the network sees the next batch; without it, as they are."""
+    teacher: Teacher | None = field(default=None, kw_only=True)
+    """The loss is (1 - w) times cross-entropy plus w times this teacher's; it sees the same pictures, always whole."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.judged(model, *self.shown(batch))
+
+    @torch.no_grad()
+    def shown(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Augmented, standardised pictures (B, C, H, W) fp32; labels (B,), or shares (B, K) of mixed pictures; and the
+        teacher's logits (B, K).
+        """
+        with without_autocast(batch.images.device):  # in bf16 a rotation is off by up to 0.4 pixels of 128
+            images = self.preprocessing.standardise(self.augmentation.pixels(batch.images))
+            images, labels = self.augmentation.standardised(images, batch.labels, self.classes)
+        answers = self.teacher(images) if self.teacher else None
+        if self.size and (now := self.size()) != tuple(images.shape[2:]):
+            images = F.interpolate(images, size=now, mode="bilinear", antialias=True)
+        return images, labels, answers
+
+    def judged(
+        self, model: nn.Module, images: Tensor, labels: Tensor, answers: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of what `shown` gave."""
         logits = model(images).float()
-        loss = F.cross_entropy(logits, labels, weight=class_weights, label_smoothing=label_smoothing)
+        loss = F.cross_entropy(logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing)
         hard = labels if labels.ndim == 1 else labels.argmax(1)
         metrics = {"train_accuracy": (logits.detach().argmax(1) == hard).float().mean()}
-        if teacher and answers is not None:
-            apart = teacher.loss(logits, answers)
-            loss = (1 - teacher.weight) * loss + teacher.weight * apart
+        if self.teacher and answers is not None:
+            apart = self.teacher.loss(logits, answers)
+            loss = (1 - self.teacher.weight) * loss + self.teacher.weight * apart
             metrics["distill_loss"] = apart.detach()
         return loss, metrics
-
-    return objective
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> np.ndarray:

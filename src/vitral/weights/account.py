@@ -26,7 +26,7 @@ class Line:
     """How it was transformed, from what to what it was resized, or why it was left out."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Account:
     """What happened to a file of weights."""
 
@@ -39,6 +39,9 @@ class Account:
     """What else the reader should know, a sentence each: assumptions, renamings, values that are not finite."""
     written: list[str] = field(default_factory=list)
     """Files that were written from it."""
+
+    def __repr__(self) -> str:
+        return f"<Account of {self.headline()}>"
 
     def counts(self) -> dict[str, int]:
         """How many tensors met which fate."""
