@@ -246,7 +246,7 @@ def test_peers_that_do_not_fit_beside_ours_are_left_out_and_named(
     found = summarize(TINY)
     of_call = found.parameter_bytes + found.activation_bytes if what == "training" else found.input_bytes
     for many, left in ((4, []), (3.5, ["torchvision"]), (2, ["transformers", "torchvision"])):
-        there = int((of_call + many * of_one * found.parameter_bytes) / measure._USABLE) + 1
+        there = int((measure._OTHERS * of_call + many * of_one * found.parameter_bytes) / measure._USABLE) + 1
         monkeypatch.setattr(measure, "memory_bytes", lambda there=there: there)
         rows, notes = measure.measure(asked, rounds=1)
         assert [note.split()[2].strip(":") for note in notes] == left
