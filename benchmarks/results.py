@@ -83,20 +83,24 @@ class Result:
     @property
     def place(self) -> str:
         """What it was measured on: the GPU where there is one, else the processor and its cores."""
-        return str(self.machine.get("gpu") or f"{self.machine['cpu']}, {self.machine['cores']} cores")
+        return str(self.machine.get("gpu") or _processor(self.machine))
 
     def save(self, folder: Path = FOLDER) -> list[Path]:
         """Write one file for each name among the tables, replacing the older measurement of the same on the same."""
-        own = folder / "-".join(re.findall(r"[a-z0-9]+", self.place.lower().replace("(r)", "")))
-        own.mkdir(parents=True, exist_ok=True)
         paths = []
-        for name in dict.fromkeys(table.name for table in self.tables):
-            path = own / f"{'-'.join(filter(None, (self.program, name)))}.json"
+        for name, path in self.paths(folder).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             tables = [asdict(table) for table in self.tables if table.name == name]
             text = json.dumps({**asdict(self), "tables": tables}, indent=1, ensure_ascii=False)
             path.write_text(text + "\n", "utf-8")
             paths.append(path)
         return paths
+
+    def paths(self, folder: Path = FOLDER) -> dict[str, Path]:
+        """Where the tables of each name belong."""
+        own = folder / "-".join(re.findall(r"[a-z0-9]+", self.place.lower().replace("(r)", "")))
+        names = dict.fromkeys(table.name for table in self.tables)
+        return {name: own / f"{'-'.join(filter(None, (self.program, name)))}.json" for name in names}
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -111,7 +115,7 @@ class Result:
 
     def _origin(self) -> str:
         machine = self.machine
-        place = f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])})"
+        place = f"{_processor(machine)} ({', '.join(machine['instructions'])})"
         place = f"{machine['gpu']}; {place}" if "gpu" in machine else place
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         load = " → ".join("?" if one is None else f"{one:.1f}" for one in self.load_average)
@@ -119,6 +123,10 @@ class Result:
             f"<sub>`{self.command}` · {self.date} · commit {self.commit} · {place} · {machine['system']} · "
             f"load {load} · {versions}</sub>"
         )
+
+
+def _processor(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"
 
 
 _HEAD = """# Results

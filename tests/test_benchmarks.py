@@ -116,6 +116,11 @@ def test_the_page_in_the_repository_is_up_to_date() -> None:
     assert results.PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
 
 
+def test_each_measurement_in_the_repository_lies_where_the_next_one_replaces_it() -> None:
+    for path in results.FOLDER.glob("*/*.json"):
+        assert [*Result.read(path).paths().values()] == [path]
+
+
 def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = Options("", ("mnist",), data_root=tmp_path)
     assert importlib.import_module("benchmarks.accuracy").run(options) == []

@@ -77,6 +77,14 @@ def test_the_machine_is_described():
     assert memory_bytes() > 1 << 28
 
 
+def test_the_limit_of_a_container_is_the_memory_there_is(monkeypatch, tmp_path):
+    whole = memory_bytes()
+    for text, expected in (("max\n", whole), (f"{5 << 20}\n", 5 << 20), (f"{1 << 62}\n", whole)):
+        (tmp_path / "memory.max").write_text(text)
+        monkeypatch.setattr(device, "_LIMITS", (tmp_path / "none", tmp_path / "memory.max"))
+        assert memory_bytes() == expected
+
+
 def a_busy_machine(monkeypatch, others: float, own: float = 2.0, there: int = 2, threads: int = 2) -> device.OthersWork:
     """One on which so many of its cores were busy in the two seconds since the object was made."""
     told = iter([(10.0, 100.0, 5.0), (12.0, 100.0 + 2 * others + own, 5.0 + own)])
@@ -90,7 +98,8 @@ def test_busy_neighbours_are_told_with_what_to_type(monkeypatch):
     told = device.crowded(a_busy_machine(monkeypatch, others=1.0)) or ""
     assert "keep 1.0 of 2 cores busy" in told
     assert "OMP_NUM_THREADS=1 " in told
-    assert "OMP_NUM_THREADS=6 " in (device.crowded(a_busy_machine(monkeypatch, 1.6, there=8, threads=8)) or "")
+    assert "OMP_NUM_THREADS=6 " in (device.crowded(a_busy_machine(monkeypatch, 2.4, there=8, threads=8)) or "")
+    assert "OMP_NUM_THREADS=5 " in (device.crowded(a_busy_machine(monkeypatch, 2.5, there=8, threads=6)) or "")
     assert "OMP_NUM_THREADS=1 " in (device.crowded(a_busy_machine(monkeypatch, 2.0)) or ""), "never none at all"
 
 

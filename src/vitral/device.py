@@ -151,11 +151,19 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, in bytes."""
+    """Memory that this process may use, in bytes: the machine's, or less where a container has a limit (Linux)."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
-        return 8 << 30
+        there = 8 << 30
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is none
+            there = min(there, int(limit.read_text()))
+    return there
+
+
+_LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+"""Where the second and the first version of Linux's control groups tell it."""
 
 
 def cores() -> int:
@@ -185,13 +193,13 @@ def crowded(others: OthersWork) -> str | None:
     for the one that has to share its core. None where there is room for them all.
     """
     busy, threads, there = others.cores(), torch.get_num_threads(), cores()
-    if busy is None or threads == 1 or busy < 0.5 or threads + busy < there + 0.5:
+    if busy is None or threads == 1 or busy < there / 4 or threads + busy < there + 0.5:
         return None
-    free = max(1, there - round(busy))
+    free = max(1, min(threads - 1, there - round(busy)))
     return (
-        f"other programs keep {busy:.1f} of {there} cores busy: with {threads} threads a small network can be many "
-        f"times slower, since each layer waits for the slowest of them; OMP_NUM_THREADS={free} in front of the command "
-        "keeps out of their way"
+        f"other programs, or the host of this machine, keep {busy:.1f} of {there} cores busy: with {threads} threads a "
+        "small network can be many times slower, since each layer waits for the slowest of them; "
+        f"OMP_NUM_THREADS={free} in front of the command keeps out of their way"
     )
 
 

@@ -237,28 +237,57 @@ def test_what_cannot_fit_is_not_begun(what: str, monkeypatch: pytest.MonkeyPatch
         measure.measure(case(what, batch=smaller), rounds=1)
 
 
-@pytest.mark.parametrize(("what", "of_one"), [("inference", 1), ("training", 3)])
-def test_peers_that_do_not_fit_beside_ours_are_left_out_and_named(
-    what: str, of_one: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def memory_for(asked: Case, peers: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with memory for so many peers beside ours, by the reckoning of the module."""
+    found, training = summarize(TINY), asked.what == "training"
+    ours, theirs = (held * found.parameter_bytes for held in measure._held(asked, training))
+    call = asked.batch * (found.activation_bytes if training else found.input_bytes)
+    there = ours + found.parameter_bytes * training + measure._OTHERS * call + peers * theirs
+    monkeypatch.setattr(measure, "memory_bytes", lambda: int(there / measure._USABLE) + 1)
+
+
+@pytest.mark.parametrize("what", ["inference", "training"])
+def test_peers_that_do_not_fit_beside_ours_are_left_out_and_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights are there at once, in training with AdamW's two moments: a process that takes too much is killed."""
-    asked = case(what, "timm", "transformers", "torchvision", batch=1, precisions=("fp32",))
-    found = summarize(TINY)
-    of_call = found.parameter_bytes + found.activation_bytes if what == "training" else found.input_bytes
-    for many, left in ((4, []), (3.5, ["torchvision"]), (2, ["transformers", "torchvision"])):
-        there = int((measure._OTHERS * of_call + many * of_one * found.parameter_bytes) / measure._USABLE) + 1
-        monkeypatch.setattr(measure, "memory_bytes", lambda there=there: there)
+    asked = case(what, "timm", "transformers", "torchvision", batch=1)
+    for many, left in ((3, []), (2.5, ["torchvision"]), (1, ["transformers", "torchvision"])):
+        memory_for(asked, many, monkeypatch)
         rows, notes = measure.measure(asked, rounds=1)
-        assert [note.split()[2].strip(":") for note in notes] == left
+        assert [note.split(",")[0].removeprefix("left out: ") for note in notes] == left
         assert [row.who for row in rows] == [OURS, *(name for name in asked.peers if name not in left)]
+    assert asked.title in notes[1]
     assert "beside vitral, timm it does not fit into 0 GiB; --peers torchvision measures it" in notes[1]
+    memory_for(asked, 0.9, monkeypatch)
+    rows, notes = measure.measure(asked, rounds=1)
+    assert [row.who for row in rows] == [OURS]
+    assert len(notes) == 3
+    assert not any("measures it" in note for note in notes), "alone it would not fit either"
 
 
-def test_networks_that_are_held_are_counted() -> None:
-    both = case("inference", "timm", precisions=("bf16", "fp32"), engines=("plain", "int8"))
-    assert measure._held(both, training=False) == (4, 3), "bf16 by casting and by autocast, and fp32"
-    assert measure._held(dataclasses.replace(both, compile=True), training=False) == (6, 5)
-    assert measure._held(dataclasses.replace(both, compile=True), training=True) == (2, 2)
+def test_where_ours_alone_does_not_fit_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and moments count, and the batch that is named fits."""
+    asked, found = case("training", batch=100), summarize(TINY)
+    there = 4 * found.parameter_bytes + 7 * found.activation_bytes + 1
+    monkeypatch.setattr(measure, "memory_bytes", lambda: there)
+    with pytest.raises(UsageError, match="not enough memory") as refused:
+        measure.measure(asked, rounds=1)
+    assert refused.value.hint == "--batch 7"
+    assert measure._fitting(case("training", batch=7), training=True)[1] == []
+    monkeypatch.setattr(measure, "memory_bytes", lambda: 3 * found.parameter_bytes)
+    with pytest.raises(UsageError, match="not enough memory") as refused:
+        measure.measure(asked, rounds=1)
+    assert "a smaller network" in str(refused.value.hint)
+
+
+def test_weights_that_are_held_are_counted() -> None:
+    """In fp32 ours may hold them twice, by `plain` no more; of bf16 the others have one half, and one whole."""
+    one = case("inference", "timm", precisions=("fp32",))
+    assert measure._held(one, training=False) == (2, 1)
+    assert measure._held(dataclasses.replace(one, engines=("plain", "int8")), training=False) == (3, 1)
+    both = dataclasses.replace(one, precisions=("bf16", "fp32"))
+    assert measure._held(both, training=False) == (3, 2.5)
+    assert measure._held(dataclasses.replace(both, compile=True), training=False) == (4.5, 4)
+    assert measure._held(dataclasses.replace(both, compile=True), training=True) == (6, 6)
 
 
 # ---------------------------------------------------------------- which of two ways

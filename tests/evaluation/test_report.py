@@ -372,3 +372,14 @@ def test_a_network_with_one_answer_is_named_as_such(content: ReportContent):
     text = Page(render(replace(content, evaluation=found, mistakes=()), run="r")).text
     assert "Every picture is taken for “owl”." in text
     assert "Hardest class" not in text
+
+
+def test_of_pictures_of_one_class_nothing_is_said_that_takes_several(content: ReportContent):
+    pages = [
+        Page(render(replace(content, evaluation=measure(np.eye(2)[[0, 1, 1]], labels, ["cat", "owl"])), run="r")).text
+        for labels in (np.array([0, 0, 0]), np.array([0, 0, 1]))
+    ]
+    for word in ("Precision", "F1", "always answering", "Sorted by"):
+        assert word not in pages[0]
+        assert word in pages[1]
+    assert "33.3" in pages[0], "recall"

@@ -16,7 +16,7 @@ import torch
 import vitral
 from pictures import MakePictures, noise
 from running import TINY, same_bits, weights_of
-from vitral.errors import DataError, RunError, TrainingError, WeightsError
+from vitral.errors import DataError, Interrupted, RunError, TrainingError, WeightsError
 from vitral.recipes import execute, planning
 from vitral.training.run import Run
 from vitral.weights import files, native
@@ -145,6 +145,25 @@ def test_a_full_disk_leaves_the_last_good_state(make_pictures, tmp_path, monkeyp
     resumed = vitral.train(out=str(out), resume=True, quiet=True)
     whole = train(photos, tmp_path / "whole", val_fraction=0.0)
     assert same_bits(weights_of(resumed.folder), weights_of(whole.folder))
+
+
+def test_a_busy_machine_is_told_before_a_run_and_not_where_one_goes_on(make_pictures, tmp_path, monkeypatch, capsys):
+    """A run that goes on ends with the same bits only with as many threads as it began with."""
+    photos, out = make_pictures({"a": 10, "b": 10}), tmp_path / "run"
+    monkeypatch.setattr(execute, "crowded", lambda others: "others are busy")
+    options = {**TINY, "epochs": 2, "device": "cpu"}
+    save = execute._save
+    monkeypatch.setattr(execute, "_save", lambda running, best: save(running, best) or interrupt())
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        vitral.train(str(photos), out=str(out), **options)
+    assert capsys.readouterr().err.count("others are busy") == 1
+    monkeypatch.setattr(execute, "_save", save)
+    vitral.train(out=str(out), resume=True)
+    assert "others are busy" not in capsys.readouterr().err
 
 
 def test_a_rate_far_too_high_stops_with_finite_weights(make_pictures, tmp_path):

@@ -315,7 +315,7 @@ def _compiler_at_its_best(case: Case) -> Iterator[None]:
     import torch._dynamo
     from torch._inductor import config
 
-    with config.patch(freezing=case.what == "inference"), torch._dynamo.config.patch(recompile_limit=64):
+    with config.patch(freezing=case.what == "inference"), torch._dynamo.config.patch(recompile_limit=compiling.AT_MOST):
         yield
 
 
@@ -390,31 +390,34 @@ def _fitting(case: Case, *, training: bool) -> tuple[Case, list[str]]:
     if case.device != "cpu":
         return case, []
     found, there = summarize(case.subject.config), memory_bytes()
-    kept = found.activation_bytes if training else found.input_bytes  # a step keeps what its way back reads
-    call = kept * case.batch + found.parameter_bytes * training  # and its gradients
-    if call > there:
-        why = f"it takes {call / 2**30:,.0f} GiB and more, of {there / 2**30:,.0f}"
-        raise _too_large(case, why, max(0, there - found.parameter_bytes * training) // kept)
-    one = found.parameter_bytes * (3 if training else 1)  # with the two moments of AdamW
-    ours, theirs = _held(case, training)
-    room = int((_USABLE * there - _OTHERS * call - ours * one) // (theirs * one))
-    some = dict(list(case.peers.items())[: max(0, room)])
-    notes = [
-        f"left out: {who}: beside {', '.join((OURS, *some))} it does not fit into {there / 2**30:,.0f} GiB; "
-        f"--peers {who} measures it"
-        for who in case.peers
-        if who not in some
-    ]
+    weights, kept = found.parameter_bytes, found.activation_bytes if training else found.input_bytes
+    ours, theirs = (int(held * weights) for held in _held(case, training))
+    ours += weights * training  # gradients
+    call = kept * case.batch  # a step keeps what its way back reads
+    if ours + call > there:
+        why = f"it takes {(ours + call) / 2**30:,.0f} GiB and more, of {there / 2**30:,.0f}"
+        raise _too_large(case, why, max(0, there - ours) // kept)
+    room = max(0, int((_USABLE * there - ours - _OTHERS * call) // theirs))
+    some = dict(list(case.peers.items())[:room])
+    notes = []
+    for who in case.peers:
+        if who not in some:
+            why = f"beside {', '.join((OURS, *some))} it does not fit into {there / 2**30:,.0f} GiB"
+            notes.append(f"left out: {who}, {case.title}: {why}" + f"; --peers {who} measures it" * bool(some))
     return dataclasses.replace(case, peers=some), notes
 
 
-def _held(case: Case, training: bool) -> tuple[int, int]:
-    """How many networks are held of ours, and how many of each peer."""
+def _held(case: Case, training: bool) -> tuple[float, float]:
+    """What is held of ours, and of each peer, as a multiple of the weights in fp32. AdamW has two moments; ours in
+    inference may have its weights once more, laid out, and so have its engines but for the plain one.
+    """
     states = (False, True) if case.compile else (False,)
     if training:
-        return len(states), len(states)
-    theirs = sum(len(list(_ways_to(case.precisions, compiled))) for compiled in states)
-    return len(case.precisions) * len(states) + len(case.engines), theirs
+        return 3 * len(states), 3 * len(states)
+    copies = 2 + case.compile + sum(name != "plain" for name in case.engines)
+    ours = sum(copies * (0.5 if precision == "bf16" else 1) for precision in case.precisions)
+    ways = [via for compiled in states for _, via in _ways_to(case.precisions, compiled)]
+    return ours, sum(0.5 if via == "cast" else 1 for via in ways)
 
 
 @contextlib.contextmanager

@@ -141,6 +141,7 @@ def render(content: ReportContent, run: str) -> str:
         history=_history_table(content.history, best_epoch),
         matrix=_matrix(evaluation),
         scores=_scores(evaluation),
+        several=evaluation is not None and not evaluation.one_class,
         at_once=_CLASSES_AT_ONCE,
         failures=_failures(evaluation, content.mistakes),
         gallery=_gallery(content.mistakes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -171,9 +172,11 @@ class _Running:
 
 
 def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool) -> TrainedRun:
+    importlib.import_module("vitral.recipes.looking")  # what draws the report: if it is broken, better now than then
     others = OthersWork()
     running = _set_up(job, folder, console, typed)
-    if job.machine.device.type == "cpu" and (told := crowded(others)):
+    # a run that goes on ends with the same bits only with as many threads as it began with
+    if not resume and job.machine.device.type == "cpu" and (told := crowded(others)):
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
     if not resume:
         _open_folder(running)

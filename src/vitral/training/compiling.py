@@ -25,8 +25,10 @@ RATES: dict[Precision, float] = {"bf16": 200e12, "fp32": 20e12}
 """FLOP/s that a GPU is taken to reach in a step. A slower one has more to gain than is reckoned here."""
 
 
-_AT_MOST = 64
-"""Networks of a process, and sizes of growing pictures, that are compiled."""
+AT_MOST = 64
+"""Networks of a process, and sizes of growing pictures, that are compiled. By itself torch compiles eight and then,
+with no more than a warning, none.
+"""
 
 
 def seconds_saved(operations: float, precision: Precision) -> float:
@@ -68,8 +70,7 @@ def compiled(objective: Classification, model: nn.Module) -> Objective:
 
     def with_compiled(_: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         shown = objective.shown(batch)
-        # torch gives up, without an error, once a function has been compiled for eight networks or sizes
-        with failures_told(TrainingError, "--no-compile"), torch._dynamo.config.patch(recompile_limit=_AT_MOST):
+        with failures_told(TrainingError, "--no-compile"):
             return at_once(*shown)
 
     return with_compiled
@@ -93,14 +94,18 @@ class Stopwatch:
 
 @contextmanager
 def compiler_timed() -> Iterator[Stopwatch]:
-    """A stopwatch that runs whenever torch compiles something, at the first step or later."""
+    """A stopwatch that runs whenever torch compiles something, at the first step or later; of one function it does so
+    up to `AT_MOST` times.
+    """
+    import torch._dynamo
     from torch._dynamo.callback import callback_handler  # here: torch's compiler takes seconds to import
 
     watch = Stopwatch()
     callback_handler.register_start_callback(watch.start)
     callback_handler.register_end_callback(watch.stop)
     try:
-        yield watch
+        with torch._dynamo.config.patch(recompile_limit=AT_MOST):
+            yield watch
     finally:
         callback_handler.remove_start_callback(watch.start)
         callback_handler.remove_end_callback(watch.stop)
