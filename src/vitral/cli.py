@@ -174,6 +174,9 @@ def evaluate(
         return _evaluate_features(run, data, few_shot, knn, format, device=device, precision=precision, **options)
     if cache:
         raise UsageError("--cache is where features are kept", hint="--few-shot 1,5,10,25 or --knn 20 make some")
+    if report and Path(report).is_dir():
+        hint = f"--report {shlex.quote(os.path.join(report, 'report.html'))}"
+        raise UsageError("--report is a file, and this is a folder", where=report, hint=hint)
     from vitral.recipes.evaluation import evaluate_pictures
     from vitral.training.progress import counting
 

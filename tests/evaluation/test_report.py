@@ -379,7 +379,18 @@ def test_of_pictures_of_one_class_nothing_is_said_that_takes_several(content: Re
         Page(render(replace(content, evaluation=measure(np.eye(2)[[0, 1, 1]], labels, ["cat", "owl"])), run="r")).text
         for labels in (np.array([0, 0, 0]), np.array([0, 0, 1]))
     ]
-    for word in ("Precision", "F1", "always answering", "Sorted by"):
+    for word in ("Precision", "F1", "always answering", "Sorted by", "Hardest class"):
         assert word not in pages[0]
         assert word in pages[1]
     assert "33.3" in pages[0], "recall"
+
+
+def test_time_of_the_compiler_and_few_pictures_are_told(content: ReportContent):
+    few = measure(np.eye(2)[[0, 1, 1]], np.array([0, 0, 1]), ["cat", "owl"])
+    text = Page(render(replace(content, evaluation=few), run="r")).text
+    assert "mean gap of confidence and accuracy; 3 pictures are too few to tell" in text
+    assert "compiling" not in text
+    result = {**(content.result or {}), "compile_seconds": 80.9}
+    text = Page(render(replace(content, result=result), run="r")).text
+    assert "9 epochs, 1\u202fmin 21\u202fs of it compiling" in text
+    assert "too few to tell" not in text

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import vitral
+from running import TINY
 from vitral.cli import main
 from vitral.errors import DataError, UsageError
 from vitral.model import packed
@@ -124,6 +125,20 @@ def test_bad_pictures(trained, sky):
     with pytest.raises(DataError, match=r"day/1\.png"):
         vitral.evaluate(trained.folder, sky)
     assert vitral.evaluate(trained.folder, sky, bad_images="skip").images == 5
+
+
+def test_what_a_run_left_out_its_evaluation_leaves_out(sky, tmp_path):
+    for kind in ("day", "night"):
+        (sky / kind / "none.png").write_bytes(b"no picture")
+    run = vitral.train(str(sky), out=str(tmp_path / "run"), bad_images="skip", quiet=True, val_fraction=0.5, **TINY)
+    assert vitral.evaluate(run.folder).accuracy == run.result["val_accuracy"]
+    with pytest.raises(DataError, match="unreadable"):
+        vitral.evaluate(run.folder, sky)
+
+
+def test_a_report_is_a_file(trained, sky, capsys):
+    assert main(["evaluate", str(trained.folder), str(sky), "--report", str(sky)]) == 2
+    assert "--report is a file, and this is a folder" in capsys.readouterr().err
 
 
 def test_weights_alone_do_not_say_what_to_evaluate_on(trained, sky):

@@ -267,12 +267,14 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         if not evaluation.one_class:
             facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, rare ones count the same"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        facts.append(("calibration error", percent(evaluation.ece), "mean gap of confidence and accuracy"))
+        few = f"; {count(evaluation.images, 'picture')} are too few to tell" * (evaluation.images < TELLING)
+        facts.append(("calibration error", percent(evaluation.ece), f"mean gap of confidence and accuracy{few}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))
     if known("seconds"):
         epochs = count(int(result["epochs"]), "epoch") if known("epochs") else ""
-        facts.append(("training time", duration(result["seconds"]), epochs))
+        compiling = f"{duration(result['compile_seconds'])} of it compiling" if known("compile_seconds") else ""
+        facts.append(("training time", duration(result["seconds"]), ", ".join(filter(None, (epochs, compiling)))))
     if known("images_per_second"):
         facts.append(("speed", compact(result["images_per_second"]), "pictures a second"))
     if result.get("device"):
@@ -294,9 +296,10 @@ def _findings(
         findings.append(("Most frequent mistake", sentence))
         weakest = min((score for score in evaluation.per_class if score.images), key=lambda score: score.recall)
         found = round(weakest.recall * weakest.images)
-        findings.append(
-            ("Hardest class", f"“{weakest.name}”: {found} of {count(weakest.images, 'picture')} recognised.")
-        )
+        if not evaluation.one_class:
+            findings.append(
+                ("Hardest class", f"“{weakest.name}”: {found} of {count(weakest.images, 'picture')} recognised.")
+            )
     if evaluation:
         findings.append(("Confidence", _confidence_in_words(evaluation)))
         if without := [score.name for score in evaluation.per_class if not score.images]:

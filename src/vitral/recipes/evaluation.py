@@ -121,6 +121,8 @@ def evaluate(
     are matched by name: the data may lack some of the network's, and may not have others (`DataError`). `precision`,
     `engine`, `merge` and `tta` are those of `vitral.load`, for a model that is no predictor yet; but where nothing else
     is asked for, the module itself computes, as at the end of its run, and figures are the same to the last picture.
+    Unreadable pictures are an error that names them, or are left out: with `bad_images="skip"`, and of a run's own data
+    where the run did so.
     """
     return evaluate_pictures(
         model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
@@ -165,7 +167,8 @@ def evaluate_pictures(
     if batches.unreadable:
         bad = [Unreadable(chosen, index, error.name, error.why or "") for index, error in batches.unreadable]
         own = dataclasses.replace(dataset, splits={chosen: pictures})
-        pictures = readable(own, bad, "skip" if bad_images == "skip" else "error")[chosen]
+        skip = bad_images == "skip" or (data is None and _left_out_bad(predictor))
+        pictures = readable(own, bad, "skip" if skip else "error")[chosen]
         batches = _batches(predictor, pictures, progress)
     changed = predictor.merge or predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
@@ -181,6 +184,12 @@ def _learned(predictor: Predictor, data: str) -> bool:
     """Whether these are the data of the predictor's own run."""
     folder = RunFolder(predictor.source)
     return folder.is_run() and _same(folder.read_plan().run.data, data)
+
+
+def _left_out_bad(predictor: Predictor) -> bool:
+    """Whether the predictor's own run left out pictures that cannot be read: nobody need say so again of its data."""
+    folder = RunFolder(predictor.source)
+    return folder.is_run() and folder.read_plan().run.bad_images == "skip"
 
 
 def _same(data: str, other: str) -> bool:

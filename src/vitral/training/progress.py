@@ -84,7 +84,7 @@ class ConsoleListener(Listener):
         if left := self.epochs - line["epoch"]:
             parts.append(f"{_duration(left * median(self.took[-5:]))} left")
         self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
-        if line.get("waited", 0.0) > _NOTICED and line["seconds"] > _WORTH_A_WORD and not self.warned:
+        if line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _WORTH_A_WORD and not self.warned:
             self.warned = True
             self.console.print(SLOW_PICTURES, style="dim", highlight=False, soft_wrap=True)
 
