@@ -469,13 +469,13 @@ def test_ctrl_c_before_anything_is_saved(capsys, monkeypatch, photos):
 
 def test_ctrl_c_while_the_report_is_written(capsys, monkeypatch, photos):
     """All is trained; the command that goes on writes the rest."""
-    from vitral.recipes import execute
+    from vitral.evaluation import report
 
-    original = execute.write_report
-    monkeypatch.setattr(execute, "write_report", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    original = report.write_report
+    monkeypatch.setattr(report, "write_report", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     _, err = printed(capsys, "train", photos, *WORDS, code=130)
     assert err.strip().splitlines()[-1].strip() == "vitral train --out runs/photos --resume"
-    monkeypatch.setattr(execute, "write_report", original)
+    monkeypatch.setattr(report, "write_report", original)
     printed(capsys, "train", "--out", "runs/photos", "--resume")
     assert Path("runs/photos/result.json").is_file()
 

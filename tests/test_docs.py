@@ -25,9 +25,10 @@ from pictures import noise
 from vitral.cli import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError
+from vitral.evaluation import report
 from vitral.explanation import benchmark
 from vitral.model import ViT, ViTConfig
-from vitral.recipes import execute, planning
+from vitral.recipes import planning
 from vitral.weights import convert, hub, labels
 from vitral.weights.files import write_plain
 from vitral.weights.formats import FORMATS
@@ -141,7 +142,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
 
     monkeypatch.setattr(planning, "resolve", resolve)
     monkeypatch.setattr(planning, "load", lambda data, root="data": load(data, root=root, download=False))
-    monkeypatch.setattr(execute, "write_report", lambda path, content: path.write_text("a page"))
+    monkeypatch.setattr(report, "write_report", lambda path, content: path.write_text("a page"))
     monkeypatch.setattr(planted, "SIZES", {"train": 96, "val": 24, "test": 24})
     measure = benchmark.benchmark
     monkeypatch.setattr(benchmark, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))

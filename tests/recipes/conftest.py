@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pictures import MakePictures
-from vitral.recipes import execute
+from vitral.evaluation import report
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def photos(make_pictures: MakePictures) -> Path:
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without a report, which takes longer than they do."""
-    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
+    monkeypatch.setattr(report, "write_report", lambda path, content: None)

@@ -19,6 +19,7 @@ import vitral
 from running import TINY, as_words, in_child, same_bits, train, weights_of
 from vitral.cli import main
 from vitral.errors import Interrupted, RunError, UsageError
+from vitral.evaluation import report
 from vitral.recipes import execute
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.weights.files import read_tensors, write_tensors
@@ -91,7 +92,7 @@ def test_stopped_in_mid_epoch_and_resumed(photos, tmp_path, monkeypatch, name):
     assert 0 < header["batch"] < (5 if name == "unvalidated" else 4)
     assert header["epoch"] == 1
     monkeypatch.undo()
-    monkeypatch.setattr(execute, "write_report", lambda path, content: None)
+    monkeypatch.setattr(report, "write_report", lambda path, content: None)
     again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
     assert same_bits(weights_of(whole.folder), weights_of(again.folder))
     last = [read_tensors(folder / "checkpoints/last.safetensors") for folder in (whole.folder, again.folder)]
