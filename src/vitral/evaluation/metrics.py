@@ -287,9 +287,9 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
     return confusion
 
 
-TELLING = 100
-"""Pictures that rates say something of: with fewer an accuracy may be off by ten per cent, and a calibrated network,
-too, may have an ECE of as much.
+ENOUGH_PICTURES = 100
+"""From how many pictures on rates say something: with fewer an accuracy may be off by ten per cent, and a calibrated
+network, too, may have an ECE of as much.
 """
 
 
@@ -307,7 +307,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; {evaluation.images} are too few to tell" if evaluation.images < TELLING else ""
+    few = f"; {evaluation.images} are too few to tell" if evaluation.images < ENOUGH_PICTURES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy (ECE){few}")
     return rows
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import TELLING, ClassScore, Evaluation
+from vitral.evaluation.metrics import ENOUGH_PICTURES, ClassScore, Evaluation
 from vitral.weights.files import write_text
 
 GALLERY_PICTURES = 24
@@ -267,7 +267,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         if not evaluation.one_class:
             facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, rare ones count the same"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        few = f"; {count(evaluation.images, 'picture')} are too few to tell" * (evaluation.images < TELLING)
+        few = f"; {count(evaluation.images, 'picture')} are too few to tell" * (evaluation.images < ENOUGH_PICTURES)
         facts.append(("calibration error", percent(evaluation.ece), f"mean gap of confidence and accuracy{few}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))
@@ -321,7 +321,7 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
     sure = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"on average {percent(sure)} sure and {percent(evaluation.accuracy)} right"
-    if evaluation.images < TELLING:
+    if evaluation.images < ENOUGH_PICTURES:
         return f"Too few pictures to judge it: {means}."
     if sure > high:
         return f"Too sure of itself: {means}."

@@ -409,7 +409,7 @@ def _report(
     running: _Running, model: Network, result: dict[str, Any], chosen: tuple[Choice, ...], last: _Measured | None
 ) -> None:
     """Write the page about the run; `last` is the split that it is about."""
-    from vitral.evaluation.report import ReportContent, write_report  # here: what draws takes a second to import
+    from vitral.evaluation.report import ReportContent, write_report  # `_carry_out` has imported it
     from vitral.recipes.looking import confident_mistakes, look_inside
 
     job, summary = running.job, summarize(model)

@@ -33,7 +33,7 @@ from vitral.device import Machine, choose
 from vitral.errors import DataError, TrainingError, UsageError, VitralError, unknown
 from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
-from vitral.evaluation.metrics import TELLING, Evaluation, measure
+from vitral.evaluation.metrics import ENOUGH_PICTURES, Evaluation, measure
 from vitral.model import ViT
 from vitral.predict import Predictor, load
 from vitral.weights.files import read_tensors, write_tensors
@@ -243,7 +243,7 @@ class FeatureEvaluation:
         rows = table()
         for column in ("rule", "accuracy", "spread", "note"):
             rows.add_column(column, justify="right" if column in ("accuracy", "spread") else "left")
-        few = [f"{self.images} pictures are too few to tell"] if self.images < TELLING else []
+        few = [f"{self.images} pictures are too few to tell"] if self.images < ENOUGH_PICTURES else []
         for entry in self.few_shot:
             short = [f"{entry.short} of {len(self.classes)} classes have fewer pictures"] if entry.short else []
             note = "; ".join(short + few)

@@ -84,7 +84,7 @@ def _advice(facts: Facts, gpu: bool) -> tuple[Choice, ...]:
     if facts.images >= _FEW:
         return ()
     name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
-    why = f"{facts.images:,} pictures are few: weights that have learned would help most: try --init {name}"
+    why = f"{facts.images:,} pictures are few; weights that have learned would help most: try --init {name}"
     return (Choice("init", "none", why),)
 
 
