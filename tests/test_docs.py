@@ -24,10 +24,10 @@ from PIL import Image
 from pictures import noise
 from vitral.cli import COMMANDS, main
 from vitral.data.sources import planted
-from vitral.errors import DataError
+from vitral.errors import DataError, UsageError, WeightsError
 from vitral.evaluation import report
 from vitral.explanation import benchmark
-from vitral.model import ViT, ViTConfig
+from vitral.model import ViT, ViTConfig, quantized
 from vitral.recipes import planning
 from vitral.weights import convert, hub, labels
 from vitral.weights.files import write_plain
@@ -175,6 +175,10 @@ def type_in(command: str) -> None:
         code = int(stop.code or 0)
     except DataError:
         assert any(word in ABSENT or word.startswith(ABSENT[-1]) for word in words), command
+        return
+    except (UsageError, WeightsError):  # what quantize refuses, nobody can ask for
+        assert quantized.lacking(), command
+        assert "quantize" in words or "int8" in words, command
         return
     assert code == 0, command
 

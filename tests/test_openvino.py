@@ -22,7 +22,7 @@ from vitral import openvino
 from vitral.cli import main
 from vitral.device import choose
 from vitral.errors import MissingExtraError, UsageError
-from vitral.model import BiT, BiTConfig
+from vitral.model import BiT, BiTConfig, quantized
 from vitral.model.quantized import observe, rounded
 from vitral.openvino import compiled
 from vitral.predict import Predictor
@@ -53,6 +53,12 @@ class TestInstalled:
             pytest.skip("OpenVINO is not installed")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
+    @pytest.fixture
+    def _integers(self) -> None:
+        if why := openvino.lacking() or quantized.lacking():
+            pytest.skip(why)
+
+    @pytest.mark.usefixtures("_integers")
     def test_what_is_compared_with_merged_integers_is_computed_by_the_same_engine(self, trained, tmp_path):
         run = shutil.copytree(trained.folder, tmp_path / "run")
         quantize(run, pictures=4, judged=4)
@@ -89,6 +95,7 @@ class TestInstalled:
         size = wanted.abs().max()
         assert (found - wanted).abs().max() <= 2 * (plain - wanted).abs().max() + 0.02 * size
 
+    @pytest.mark.usefixtures("_integers")
     @pytest.mark.parametrize("name", ["paper", "post-norm", "swiglu", "layer-scale-post-norm", "distilled", "mean"])
     def test_integers_are_those_of_the_ranges(self, name):
         config = VARIANTS[name]
@@ -101,6 +108,18 @@ class TestInstalled:
         kinds = [node.get_rt_info() for node in engine._request.get_compiled_model().get_runtime_model().get_ops()]
         dense = [kind["runtimePrecision"].value for kind in kinds if kind["layerType"].value == "FullyConnected"]
         assert sum(kind in ("u8", "i8") for kind in dense) == 4 * config.depth, dense
+
+    def test_integers_that_come_out_wrong_are_refused(self, monkeypatch):
+        """As on processors without VNNI; there by OpenVINO itself, elsewhere by one that computes something else."""
+        model = moderate(VARIANTS["paper"]).float()
+        ranges = observe(model, [pictures(VARIANTS["paper"]).float()])
+        traced = openvino._traced
+        if not openvino.lacking():
+            monkeypatch.setattr(openvino, "_traced", lambda module, x: traced(torch.nn.Linear(64, 32), x))
+        openvino.lacking.cache_clear()
+        with pytest.raises(UsageError, match="VNNI"):
+            compiled(model, FP32, ranges)
+        openvino.lacking.cache_clear()
 
     def test_a_resnet(self):
         model = BiT(BiTConfig(image_size=32, classes=5, layers=(1, 1))).eval()
@@ -194,6 +213,11 @@ class TestInstalled:
         assert told.err.count("\n") == 1
         assert main(["evaluate", str(run), "--engine", "openvino"]) == 0
         assert "Engine   OpenVINO " in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("_integers")
+    def test_integers_by_the_commands(self, trained, tmp_path, capsys):
+        run = shutil.copytree(trained.folder, tmp_path / "run")
+        picture = next(Path(trained.folder).parents[1].rglob("test/*/*.png"))
         quantize(run, pictures=8, judged=8)
         assert main(["predict", str(run), str(picture), "--engine", "openvino", "--precision", "int8"]) == 0
         assert ", int8, " in capsys.readouterr().err

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from vitral.data.cache import cache_folder
 from vitral.device import Machine
 from vitral.errors import MissingExtraError, UsageError, VitralError
-from vitral.model import Network, ViT
+from vitral.model import Network, quantized
 from vitral.model.kinds import config_to_json
 from vitral.model.quantized import Ranges, rounded
 from vitral.weights.files import replacing
@@ -62,12 +62,12 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
     """The network as OpenVINO computes it, from the cache where it lies there; `ranges` make its dense layers integers.
 
     Raises `MissingExtraError` where OpenVINO is not installed, and `UsageError` for a GPU, and for integers in what is
-    no ViT.
+    no ViT or on a processor that gets them wrong.
     """
     if machine.device.type != "cpu":
         raise UsageError(f"OpenVINO computes on a processor here, not on {machine.device}", hint="--device cpu")
-    if ranges is not None and not isinstance(network, ViT):
-        raise UsageError("only a ViT computes in int8", hint="--precision auto")
+    if ranges is not None and (why := refusal(network)):
+        raise UsageError(why, hint="--precision auto")
     started = time.perf_counter()
     ov = package()
     core = _core()
@@ -99,6 +99,22 @@ def anew() -> Iterator[None]:
 def installed() -> bool:
     """Whether OpenVINO is there, without importing it."""
     return find_spec("openvino") is not None
+
+
+def refusal(network: nn.Module) -> str:
+    """Why it cannot compute this network in integers here; empty where it can. `MissingExtraError` without OpenVINO."""
+    return quantized.refusal(network, lacking)
+
+
+@cache
+def lacking() -> str:
+    """Why its integers are of no use here; empty where they are right. By a trial of a tenth of a second, since it
+    offers integers on every processor. `MissingExtraError` without OpenVINO.
+    """
+    layer, x = quantized.probe()
+    model = _core().compile_model(_traced(layer, x), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    (found,) = model.create_infer_request().infer([x.numpy()]).values()
+    return "" if np.allclose(found, layer(x).numpy(), atol=0.05) else quantized.CUT_OFF
 
 
 def package() -> Any:
@@ -149,24 +165,28 @@ def _settings(core: Any, machine: Machine) -> dict[str, Any]:
 
 
 def _converted(network: Network, ranges: Ranges | None) -> Any:
-    """OpenVINO's model of the network, for batches of any size.
+    """OpenVINO's model of the network."""
+    exact: Any = copy.deepcopy(network).float().eval()
+    if ranges is not None:
+        exact = rounded(exact, ranges)  # OpenVINO makes integers of layers between roundings
+    return _traced(exact, torch.zeros(2, network.config.channels, *network.config.image))
+
+
+def _traced(module: nn.Module, example: Tensor) -> Any:
+    """OpenVINO's model of a module in fp32, for batches of any size of what is like the example.
 
     Its `convert_model` would do the same, in ten times the time: it checks the trace, and reports that it was called.
     """
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    exact: Any = copy.deepcopy(network).float().eval()
-    if ranges is not None:
-        exact = rounded(exact, ranges)  # OpenVINO makes integers of layers between roundings
-    shape = (network.config.channels, *network.config.image)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that tracing is old, and sizes of pictures become constants: they are
-        traced = torch.jit.trace(exact, torch.zeros(2, *shape), check_trace=False)
+        traced = torch.jit.trace(module, example, check_trace=False)
         decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep it alive
         frontend = FrontEndManager().load_by_framework("pytorch")
         model = frontend.convert(frontend.load(decoder))
-    model.reshape([-1, *shape])
+    model.reshape([-1, *example.shape[1:]])
     _fold_ranges(model)
     return model
 

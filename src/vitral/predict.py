@@ -25,10 +25,10 @@ from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, unknown
-from vitral.model import Network, ViT
+from vitral.model import Network
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed, pays
-from vitral.model.quantized import Ranges, quantizable, quantized
+from vitral.model.quantized import Ranges, quantized, refusal
 from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
 from vitral.weights.load import locate, read
@@ -123,18 +123,13 @@ class Predictor:
             self._network()  # what cannot be is said now
 
     def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
-        """What computes where this was asked for. Integers are OpenVINO's where it is installed: it is as fast for one
-        picture and a fifth faster in batches (docs/log.md); in bf16 it is faster in batches alone, and not taken.
-        """
-        if engine == "openvino" or (engine == "auto" and ranges and not merge and self._by_openvino()):
+        """What computes where this was asked for."""
+        if engine == "openvino":
             return "openvino"
         if ranges:
             if engine in ("plain", "compiled"):
                 raise UsageError("the module itself does not compute in int8", hint="--engine auto, or no int8")
-            if not quantizable(self.model):
-                hint = "--precision bf16, or --device cpu"
-                raise UsageError("only a ViT on a CPU with torch's oneDNN computes in int8", hint=hint)
-            return "int8"
+            return integers_by(self.model, torch_alone=engine == "packed" or merge > 0)
         if engine == "compiled":
             if merge:  # it would be compiled in pieces
                 raise UsageError("what is compiled merges no tokens", hint="--merge without --engine compiled")
@@ -147,9 +142,6 @@ class Predictor:
             why = "it is for a ViT on a CPU with torch's oneDNN"
             raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
         return "plain"
-
-    def _by_openvino(self) -> bool:
-        return openvino.installed() and isinstance(self.model, ViT) and self.machine.device.type == "cpu"
 
     def plainly(self) -> Predictor:
         """The same network on the same machine with all its tokens and one view of each picture."""
@@ -251,6 +243,19 @@ class Predictor:
         elif self.engine == "compiled":
             return Compiled(network)
         return merged(network, self.merge) if self.merge else network
+
+
+def integers_by(network: Network, *, torch_alone: bool = False) -> Literal["openvino", "int8"]:
+    """What computes a network in integers here: OpenVINO where it is installed, which is as fast for one picture and a
+    fifth faster in batches (docs/log.md; in bf16 it is faster in batches alone, and not taken), else torch.
+
+    `UsageError` where neither can.
+    """
+    if not torch_alone and openvino.installed() and not openvino.refusal(network):
+        return "openvino"
+    if why := refusal(network):
+        raise UsageError("int8 cannot be computed here", why=why, hint="--precision auto")
+    return "int8"
 
 
 class _Made:

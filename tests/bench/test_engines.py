@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitral import openvino
 from vitral.bench import engines, measure
 from vitral.bench.engines import ENGINES, chosen
 from vitral.bench.measure import Case
@@ -24,11 +25,11 @@ SUBJECT = of_config("tiny", ViTConfig(image_size=32, patch_size=16, dim=16, dept
 RESNET = of_config("resnet", BiTConfig(image_size=32, classes=5, layers=(1, 1)))
 
 INSTALLED = importlib.util.find_spec("openvino") is not None
-INTEGERS = quantized.works()
-HERE = tuple(
-    name for name, engine in ENGINES.items()
-    if (INSTALLED or engine.name != "openvino") and (INTEGERS or name != "int8")
-)  # fmt: skip
+INTEGERS = not quantized.lacking()
+LACKING = [name for name, there in [
+    ("int8", INTEGERS), ("openvino", INSTALLED), ("openvino-int8", INSTALLED and not openvino.lacking()),
+] if not there]  # fmt: skip
+HERE = tuple(name for name in ENGINES if name not in LACKING)
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +94,12 @@ def test_a_resnet_has_no_integers() -> None:
 
 
 def test_a_torch_without_the_operators_has_no_integers_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "works", lambda: False)
-    with pytest.raises(UsageError, match="this torch does not compute in int8"):
+    monkeypatch.setattr(quantized, "lacking", lambda: "no such instructions")
+    with pytest.raises(UsageError, match=r"no such instructions\n.*engine int8\n.*--engines all"):
         chosen(["int8"], SUBJECT, "cpu")
-    assert "int8" not in chosen(["all"], SUBJECT, "cpu")[0]
+    found, notes = chosen(["all"], SUBJECT, "cpu")
+    assert "int8" not in found
+    assert "left out: engine int8: no such instructions" in notes
 
 
 # ---------------------------------------------------------------- rows
@@ -119,7 +122,7 @@ def test_each_engine_is_a_row_of_each_precision_and_integers_are_one(monkeypatch
         assert row.memory is None or "openvino" not in row.who, "it keeps its workspace"
 
 
-@pytest.mark.skipif(not INTEGERS, reason="this torch does not compute in int8")
+@pytest.mark.skipif(not INTEGERS, reason=quantized.lacking())
 def test_integers_stand_beside_the_first_precision_where_the_usual_one_is_not_measured() -> None:
     usual = choose("cpu", dim=16).precision
     other = "fp32" if usual == "bf16" else "bf16"

@@ -6,16 +6,15 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tiny import VARIANTS, moderate, pictures
 from torch import nn
 
 from vitral.errors import UsageError
 from vitral.model import BiT, BiTConfig, ViT
 from vitral.model import quantized as module
-from vitral.model.quantized import layer_names, observe, quantizable, quantized
+from vitral.model.quantized import layer_names, observe, quantized, refusal
 
-pytestmark = pytest.mark.skipif(not module.works(), reason="this torch has no integer layers here")
+computed = pytest.mark.skipif(bool(module.lacking()), reason=module.lacking())
 
 
 def rounded(model: ViT, ranges: module.Ranges) -> ViT:
@@ -43,6 +42,7 @@ def rounded(model: ViT, ranges: module.Ranges) -> ViT:
     return twin
 
 
+@computed
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_rounded_layers(name):
     config = VARIANTS[name]
@@ -56,6 +56,7 @@ def test_logits_are_those_of_rounded_layers(name):
     assert (found - wanted).abs().max() < 0.5 * (wanted - exact).abs().max() + 1e-4 * size
 
 
+@computed
 def test_a_batch_is_its_pictures_and_half_precision_works():
     config = VARIANTS["paper"]
     model, images = moderate(config).float(), pictures(config).float()
@@ -70,6 +71,7 @@ def test_a_batch_is_its_pictures_and_half_precision_works():
         torch.testing.assert_close(together, alone, rtol=0.02, atol=0.02)
 
 
+@computed
 def test_what_was_not_seen_is_cut_off_and_nothing_is_left_behind():
     config = VARIANTS["paper"]
     model, images = moderate(config).float(), pictures(config).float()
@@ -83,17 +85,43 @@ def test_what_was_not_seen_is_cut_off_and_nothing_is_left_behind():
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
-def test_refusals(monkeypatch):
+@computed
+def test_refusals():
     config = VARIANTS["paper"]
     model = moderate(config).float()
-    assert quantizable(model)
-    assert not quantizable(BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))))
-    assert not quantizable(nn.Linear(2, 2))
+    assert refusal(model) == ""
+    for other in (BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))), nn.Linear(2, 2)):
+        assert refusal(other) == "only a ViT computes in int8"
+    assert "is on a GPU" in refusal(copy.deepcopy(model).to("meta"))
     with pytest.raises(UsageError, match="another network"):
         quantized(model, {"blocks.0.attn.qkv": (-1.0, 1.0)})
     with pytest.raises(UsageError, match="no pictures"):
         observe(model, [])
-    module.works.cache_clear()
-    monkeypatch.setattr(module._Linear, "to", lambda self, x, dtype: F.linear(x.float(), torch.zeros(32, 64)))
-    assert not quantizable(model), "an operator that computes something else"
-    module.works.cache_clear()
+
+
+def test_why_it_cannot_be(monkeypatch):
+    """What is said where operators are missing, and where they compute something else, as without VNNI."""
+    model, linear = moderate(VARIANTS["paper"]).float(), module._Linear
+    module.lacking.cache_clear()
+    monkeypatch.setattr(linear, "to", lambda self, x, dtype: torch.ops.onednn.no_such_operator(x))
+    assert refusal(model) == "this torch lacks oneDNN's operators for integers"
+    for name in ("to", "gelu", "added"):
+        monkeypatch.setattr(linear, name, lambda self, x, *_: torch.zeros(len(x), len(self.bias)))
+    module.lacking.cache_clear()
+    assert refusal(model) == module.CUT_OFF
+    module.lacking.cache_clear()
+
+
+def test_the_probe_shows_sums_that_are_cut_off_at_16_bits():
+    """Products added two by two in 16 bits, as processors without VNNI do, are further off than the trial allows."""
+    layer, x = module.probe()
+    whole = (layer.linear.weight / layer.steps[:, None]).round()
+    unsigned = layer.scale(x).float()
+    pairs = (unsigned[:, None] * whole).unflatten(-1, (-1, 2)).sum(-1)  # (5, 32, 32)
+
+    def product(pairs):
+        sums = pairs.sum(-1) - layer.scale.zero * whole.sum(1)
+        return sums * layer.steps * layer.scale.step + layer.linear.bias
+
+    torch.testing.assert_close(product(pairs), layer(x), rtol=0, atol=1e-4)
+    assert (product(pairs.clamp(-(2**15), 2**15 - 1)) - layer(x)).abs().max() > 0.1

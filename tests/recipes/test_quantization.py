@@ -18,7 +18,7 @@ from vitral.model import quantized
 from vitral.recipes.evaluation import evaluate
 from vitral.recipes.quantization import Quantized, quantize
 
-pytestmark = pytest.mark.skipif(not quantized.works(), reason="this torch has no integer layers here")
+computed = pytest.mark.skipif(bool(quantized.lacking()), reason=quantized.lacking())
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,7 @@ def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.folder, tmp_path / "run"))
 
 
+@computed
 def test_a_run_is_measured_and_then_loads_as_integers(run):
     with pytest.raises(WeightsError, match="not quantized yet") as error:
         vitral.load(run, precision="int8")
@@ -56,6 +57,7 @@ def test_a_run_is_measured_and_then_loads_as_integers(run):
         vitral.load(run, precision="int8", engine="plain")
 
 
+@computed
 def test_ranges_of_other_weights_are_refused(run):
     file = quantize(run, pictures=4, judged=4).file
     other = vitral.load(run, precision="fp32")
@@ -70,6 +72,7 @@ def test_ranges_of_other_weights_are_refused(run):
         vitral.load(run, precision="int8")
 
 
+@computed
 def test_what_pays_is_faster_and_no_worse():
     def result(accuracy: float, speed: float) -> Quantized:
         return Quantized(Path("x"), 1, 1, "1 test picture", "bf16", 0.9, accuracy, 1.0, speed)
@@ -79,6 +82,7 @@ def test_what_pays_is_faster_and_no_worse():
     assert not result(0.95, 1.04).pays
 
 
+@computed
 @pytest.mark.parametrize("slower", [False, True])
 def test_integers_that_did_not_pay_say_so_whenever_they_are_asked_for(run, capsys, monkeypatch, slower):
     seconds = [[2.0, 2.0], [4.0 if slower else 1.0] * 2]
@@ -91,6 +95,7 @@ def test_integers_that_did_not_pay_say_so_whenever_they_are_asked_for(run, capsy
     assert bool(vitral.load(run, precision="int8").note) == slower
 
 
+@computed
 def test_the_command(run, capsys):
     assert main(["quantize", str(run), "--pictures", "4", "--judged", "6"]) == 0
     told = capsys.readouterr()
@@ -104,8 +109,10 @@ def test_the_command(run, capsys):
     assert main(["quantize", str(run), "--pictures", "0"]) == 2
 
 
-def test_a_machine_that_cannot(run, monkeypatch):
-    monkeypatch.setattr("vitral.recipes.quantization.quantizable", lambda network: False)
-    with pytest.raises(UsageError, match="int8 is for a ViT"):
+def test_a_machine_that_cannot(run, monkeypatch, capsys):
+    monkeypatch.setattr("vitral.predict.refusal", lambda network: "no such instructions")
+    with pytest.raises(UsageError, match=r"int8 cannot be computed here\n.*no such instructions"):
         quantize(run)
     assert not (run / "model.int8.json").exists()
+    assert main(["quantize", str(run)]) == 2
+    assert "why: no such instructions" in capsys.readouterr().err

@@ -72,13 +72,15 @@ def _refusal(name: str, subject: Subject, device: str) -> VitralError | None:
         return UsageError(f"{name} computes on a processor, not on {device}", hint=f"--device cpu, or {hint}")
     if engine.integers and not isinstance(subject.config, ViTConfig):
         return UsageError("only a ViT computes in int8", where=subject.name, hint=hint)
-    if name == "int8" and not quantized.works():
-        return UsageError("this torch does not compute in int8", why="it lacks oneDNN's operators", hint=hint)
+    lacking = quantized.lacking
     if engine.name == "openvino":
         try:
             openvino.package()
         except MissingExtraError as error:
             return error
+        lacking = openvino.lacking
+    if engine.integers and (why := lacking()):
+        return UsageError(why, where=f"engine {name}", hint=hint)
     return None
 
 

@@ -10,7 +10,7 @@ attention, norms, patches and head are as precise as the network given. The oper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -86,11 +86,6 @@ def rounded(network: ViT, ranges: Ranges) -> ViT:
     return twin
 
 
-def quantizable(network: nn.Module) -> bool:
-    """Whether `quantized` can take this network here."""
-    return isinstance(network, ViT) and next(network.parameters()).device.type == "cpu" and works()
-
-
 def _check(network: ViT, ranges: Ranges) -> None:
     if set(ranges) != set(layer_names(network)):
         raise UsageError("these ranges were measured on another network", hint="measure again: vitral quantize RUN")
@@ -100,14 +95,35 @@ def _of(ranges: Ranges, block: int) -> list[_Scale]:
     return [_Scale(*ranges[f"blocks.{block}.{layer}"]) for layer in _LAYERS]
 
 
+CUT_OFF = "this processor has no instructions for sums of integers (VNNI): they would be cut off at 16 bits"
+"""Why integers are wrong on x86 processors with AVX2 or AVX-512 alone: two products of uint8 and int8 are added in 16
+bits, which 255 × 127 × 2 exceeds. Who multiplies them by oneDNN, as torch and OpenVINO do, is not told.
+"""
+
+
 @cache
-def works() -> bool:
-    """Whether torch has the operators here, and they do what they are called for."""
+def lacking() -> str:
+    """Why torch's integers are of no use here; empty where it has the operators and they do what they should."""
     with torch.autocast("cpu", enabled=False):  # whoever asks may be under one
         return _tried()
 
 
-def _tried() -> bool:
+def refusal(network: nn.Module, lacking: Callable[[], str] = lacking) -> str:
+    """Why a network cannot be computed in integers here, by torch or by what `lacking` is of; empty where it can."""
+    if not isinstance(network, ViT):
+        return "only a ViT computes in int8"
+    if next(network.parameters()).device.type != "cpu":
+        return "integers are for a processor, and the network is on a GPU"
+    return lacking()
+
+
+def probe() -> tuple[_Rounded, Tensor]:
+    """A layer between roundings and its input (5, 64), which integers must compute to 0.05: always the same."""
+    linear, x, _ = sample(torch.float32)
+    return _Rounded(linear, _Scale(float(x.min()), float(x.max()))), x
+
+
+def _tried() -> str:
     linear, x, other = sample(torch.float32)
     scale = _Scale(float(x.min()), float(x.max()))
     try:
@@ -115,10 +131,11 @@ def _tried() -> bool:
         found = torch.stack([layer.to(scale(x), torch.float32), layer.added(scale(x), other)])
         raised = layer.gelu(scale(x), "none", _Scale(-0.2, 4.0))
     except (AttributeError, RuntimeError, TypeError):
-        return False
+        return "this torch lacks oneDNN's operators for integers"
     plain = F.linear(x, linear.weight, linear.bias)
     near = torch.allclose(found, torch.stack([plain, plain + other]), atol=0.05)
-    return near and torch.allclose((raised.float() - 12) * (4.2 / 255), F.gelu(plain), atol=0.05)
+    near = near and torch.allclose((raised.float() - 12) * (4.2 / 255), F.gelu(plain), atol=0.05)
+    return "" if near else CUT_OFF
 
 
 class _Scale:

@@ -18,8 +18,8 @@ from vitral.data import Split
 from vitral.data import load as load_data
 from vitral.data.loader import Batches, Progress
 from vitral.errors import UsageError
-from vitral.model.quantized import observe, quantizable
-from vitral.predict import Predictor, load
+from vitral.model.quantized import observe
+from vitral.predict import Predictor, integers_by, load
 from vitral.recipes.evaluation import in_classes_of, own_data
 from vitral.weights.load import locate
 from vitral.weights.ranges import Measured, ranges_file, write_ranges
@@ -104,9 +104,7 @@ def quantize(
     if pictures < 1 or judged < 1:
         raise UsageError("there must be at least one picture to measure on, and one to judge by")
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
-    if not quantizable(exact.model):
-        hint = "--precision bf16" if plain.machine.precision == "bf16" else "--precision fp32"
-        raise UsageError("int8 is for a ViT, and a torch with oneDNN", where=model, hint=hint)
+    integers_by(exact.model)  # what cannot be is said now
     dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
     training = _spread(next(dataset.splits[n] for n in ("train", "val", "test") if n in dataset.splits), pictures)
     last = next(name for name in ("test", "val", "train") if name in dataset.splits)
