@@ -55,19 +55,30 @@ def test_mistakes_do_not_wait_for_what_reads_pictures():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
-def test_threads_that_decode_the_first_pictures_do_not_meet(tmp_path):
-    """Two of them that import different parts of torchvision would end with half of it."""
+def test_a_picture_is_predicted_without_torchvision(tmp_path):
+    """Few pictures are decoded by Pillow: to import torchvision takes longer than to decode a thousand."""
     for n in range(12):
         Image.new("RGB", (40, 30), (n, 90, 30)).save(tmp_path / f"{n:02}.{'png' if n % 2 else 'jpg'}")
     code = (
-        "import sys, vitral; from pathlib import Path; predictor = vitral.load('demo')\n"
-        "assert 'torchvision' not in sys.modules\n"
-        "found = list(predictor.stream(sorted(Path(sys.argv[1]).iterdir())))\n"
-        "assert [type(one).__name__ for one in found] == ['Prediction'] * 12, found\n"
-        "from vitral.data import intake; assert intake._jpeg_operator() is not None"
+        "import sys, vitral; from pathlib import Path; from vitral.cli import main\n"
+        "assert main(['predict', 'demo', sys.argv[1]]) == 0\n"
+        "heavy = {'torchvision', 'torch._dynamo', 'sklearn', 'matplotlib', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, capture_output=True)
+
+
+def test_threads_that_need_torchvision_do_not_meet():
+    """Two of them that import different parts of it would end with half of it."""
+    code = (
+        "import sys; from concurrent.futures import ThreadPoolExecutor; from vitral.data import intake, kernels\n"
+        "assert not kernels.loaded() and intake._jpeg_operator() is None and 'torchvision' not in sys.modules\n"
+        "kernels._MANY = 1\n"
+        "with ThreadPoolExecutor(8) as pool: list(pool.map(kernels.expect, range(12)))\n"
+        "assert kernels.loaded() and intake._jpeg_operator() is not None and kernels.torchvision().transforms.v2"
     )
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, capture_output=True)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
 
 
 def test_help_does_not_wait_for_torch():

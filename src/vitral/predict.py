@@ -21,6 +21,7 @@ from vitral.compiler import Compiled, lacking
 from vitral.data.dataset import natural
 from vitral.data.files import is_picture
 from vitral.data.intake import read_image
+from vitral.data.kernels import expect
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
@@ -185,6 +186,7 @@ class Predictor:
                 return error
 
         paths = list(paths)
+        expect(len(paths))
         parts = [paths[i : i + batch_size] for i in range(0, len(paths), batch_size)]
         with ThreadPoolExecutor(cores()) as pool:
             ahead = [pool.submit(prepare, path) for path in parts[0]] if parts else []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitral.data import intake
+from vitral.data import intake, kernels
 from vitral.data.intake import probe, read_image
 from vitral.errors import ImageError
 
@@ -228,6 +228,7 @@ def test_arrays_that_are_no_pictures_are_refused(shape: tuple[int, ...]) -> None
 )
 @pytest.mark.parametrize("grey", [False, True])
 def test_both_jpeg_decoders_agree(options: dict[str, object], grey: bool) -> None:
+    kernels.torchvision()
     image = Image.fromarray(gradient(67, 93))
     data = encoded(image.convert("L") if grey else image, "JPEG", quality=80, **options)
     assert intake._decode_plain_jpeg(data) is not None
@@ -238,6 +239,7 @@ def test_both_jpeg_decoders_agree(options: dict[str, object], grey: bool) -> Non
 
 def test_pillow_alone_gives_the_same_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = [jpeg(), jpeg(exif=exif(6)), encoded(Image.fromarray(gradient()[..., 0]), "JPEG")]
+    kernels.torchvision()
     fast = [read_image(data) for data in pictures]
     monkeypatch.setattr(intake, "_jpeg_operator", lambda: None)
     for data, pixels in zip(pictures, fast, strict=True):

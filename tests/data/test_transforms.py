@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 from pictures import noise
 from vitral.data.transforms import Augmentation, Preprocessing, random_affine, random_erase, random_shift
@@ -55,6 +57,34 @@ def test_geometry_of_oblong_pictures(size, target):
     rows, columns = int(inner.any(1).sum()), int(inner.any(0).sum())
     assert (rows, columns) == (round(size[0] * scale), round(size[1] * scale))
     assert torch.equal(boxed[0][~inner].unique(), torch.tensor([51], dtype=torch.uint8)) or inner.all()
+
+
+@pytest.mark.parametrize("capability", ["as it is", "DEFAULT"])
+@pytest.mark.parametrize(("interpolation", "antialias"), [("bilinear", True), ("bilinear", False), ("bicubic", True)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_torch_computes_is_torchvisions(interpolation, antialias, channels, capability, monkeypatch):
+    """To the bit, larger and smaller, whole and cut out, on processors whose kernels resize bytes and on others."""
+    if capability == "DEFAULT":
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    kind = v2.InterpolationMode(interpolation)
+    means = {"mean": (0.2,) * channels, "std": (1.0,) * channels, "channels": channels}
+    for seed, size in enumerate([(40, 80), (80, 40), (33, 47), (9, 70), (24, 24)]):
+        pixels = noise(seed, size, channels).reshape(*size, channels)
+        picture = torch.from_numpy(pixels).permute(2, 0, 1)
+        for target in ((24, 24), (17, 30)):
+            how = Preprocessing(target, interpolation=interpolation, antialias=antialias, **means)
+            for part in (picture, picture[:, 3:, 5:40]):
+                wanted = v2.functional.resize(part, list(target), kind, antialias=antialias)
+                assert torch.equal(how.resized(part, target), wanted)
+            published = dataclasses.replace(how, resize="crop", resize_size=(28, 28))
+            short = v2.functional.resize(picture, [28], kind, antialias=antialias)
+            assert torch.equal(published.geometry(pixels), v2.functional.center_crop(short, list(target)))
+            whole = dataclasses.replace(how, resize="letterbox", resize_size=(12, 12))
+            inside = v2.functional.resize(picture, list(whole._before_centre(*size)), kind, antialias=antialias)
+            lack = [want - have for want, have in zip(target, inside.shape[1:], strict=True)]
+            around = [lack[1] // 2, lack[0] // 2, (lack[1] + 1) // 2, (lack[0] + 1) // 2]
+            assert torch.equal(whole.geometry(pixels), v2.functional.pad(inside, around, fill=[51] * channels))
 
 
 def test_a_picture_of_the_right_size_is_untouched():

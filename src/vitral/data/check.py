@@ -25,6 +25,7 @@ from rich.text import Text
 from vitral.console import stderr, table
 from vitral.data.dataset import DataSet, Split, natural, some
 from vitral.data.intake import probe, read_image
+from vitral.data.kernels import expect
 from vitral.errors import DataError, ImageError, UsageError
 
 SMALL_CLASS = 10
@@ -279,6 +280,7 @@ def _in_threads(split: Split) -> Iterator[list[_Seen]]:
     def look(start: int) -> list[_Seen]:
         return [_look(split, i) for i in range(start, min(start + CHUNK, len(split)))]
 
+    expect(len(split))
     pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 16))
     try:
         yield from pool.map(look, range(0, len(split), CHUNK))

@@ -4,8 +4,8 @@ Pictures come from anywhere, so the header is judged before a pixel is decoded: 
 (told by the first bytes, never by the file's name), and bytes and pixels have limits. What comes out is always upright,
 uint8, (height, width, channels).
 
-Plain 8-bit JPEGs are decoded by torchvision, which gives the same pixels as Pillow and is about a quarter faster; every
-other picture by Pillow.
+Where torchvision is loaded, which is for many pictures (`vitral.data.kernels`), it decodes plain 8-bit JPEGs: to the
+same pixels as Pillow, about a quarter faster. Every other picture is decoded by Pillow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from vitral.data.kernels import torchvision
+from vitral.data.kernels import loaded
 from vitral.errors import ImageError
 
 MAX_BYTES = 256 << 20
@@ -65,16 +65,19 @@ _HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, r
 _MODES = {"L": 1, "RGB": 3}  # torchvision's ImageReadMode
 
 
-@cache
 def _jpeg_operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """torchvision's JPEG decoder, or None: Pillow then decodes everything, to the same pixels.
+    """torchvision's JPEG decoder, or None: Pillow then decodes everything, to the same pixels."""
+    return _operator() if loaded() else None
 
-    The operator itself, because torchvision 0.29 announces, at every call of the function around it, that it will go.
+
+@cache
+def _operator() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    """The operator itself, because torchvision 0.29 announces, at every call of the function around it, that it will
+    go; None where it was built without.
     """
     try:
-        torchvision()  # loads the operators
         return cast(Callable[[torch.Tensor, int], torch.Tensor], torch.ops.image.decode_jpeg.default)
-    except (ImportError, AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return None
 
 

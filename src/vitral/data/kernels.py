@@ -1,5 +1,6 @@
-"""torchvision, imported when the first picture needs it: that takes as long as importing torch, and many commands, and
-all that end in a message, read no picture.
+"""torchvision, imported where it pays: that takes as long as importing torch, and many commands read no picture or few.
+
+Reading and preparing a picture goes without it, by Pillow and torch, to the same pixels.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 _importing = threading.Lock()
 
 
-@cache  # asked for every picture: later calls take no lock, which a process forked meanwhile would never get
+@cache  # asked for often: later calls take no lock, which a process forked meanwhile would never get
 def torchvision() -> Any:
     """The package, with its decoders and its transforms.
 
@@ -24,3 +25,17 @@ def torchvision() -> Any:
         import torchvision.transforms.v2
 
     return torchvision
+
+
+def expect(pictures: int) -> None:
+    """Load the faster decoder where so many are to be decoded that it saves more time than it takes to import."""
+    if pictures >= _MANY:
+        torchvision()
+
+
+_MANY = 1000
+
+
+def loaded() -> bool:
+    """Whether `torchvision` has been called, and has come to its end."""
+    return torchvision.cache_info().currsize > 0

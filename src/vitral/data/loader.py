@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitral.data import Split
 from vitral.data.cache import Entry, PixelCache, pixels_key, title_of
-from vitral.data.kernels import torchvision
+from vitral.data.kernels import expect, torchvision
 from vitral.data.transforms import Augmentation, Preprocessing, _channels_first
 from vitral.device import cores, derive_seed, memory_bytes, seeded
 from vitral.errors import ImageError
@@ -90,7 +90,9 @@ class Batches:
         self.decoding_rate: float | None = None
         """Pictures a second that all cores decode, where they are decoded anew in every epoch."""
         self._crew: _Crew | None = None
-        torchvision()  # now, for all: else decoding is timed with it, and each worker process imports its own
+        expect(len(split))  # now, for all: else decoding is timed with it, and each worker process imports its own
+        if augmentation is not None and augmentation.by_torchvision:
+            torchvision()
         self._store = self._open_store(residency, progress or (lambda done: None))
 
     def close(self) -> None:

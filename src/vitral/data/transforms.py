@@ -1,8 +1,9 @@
 """From uint8 pixels to what the network reads: geometry for one picture, the rest for whole batches on the device.
 
 `Preprocessing` belongs to the model: it is saved with the weights and used by evaluation, prediction and every later
-use. `Augmentation` belongs to a training run. Both call torchvision's kernels. Random choices are drawn from torch's
-global generators, which the caller seeds from (seed, epoch, step or sample), so that any batch can be made again.
+use; torch computes it, to the same pixels as torchvision. `Augmentation` belongs to a training run, and calls
+torchvision. Random choices are drawn from torch's global generators, which the caller seeds from (seed, epoch, step or
+sample), so that any batch can be made again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +32,7 @@ Crop = Literal["none", "shift", "random-resized"]
 Augment = Literal["none", "affine", "randaugment", "trivialaugment"]
 
 INTERPOLATIONS: dict[str, str | Image.Resampling] = {
-    "bilinear": "bilinear",  # torchvision's InterpolationMode
+    "bilinear": "bilinear",  # of torch's `interpolate`
     "bicubic": "bicubic",
     # torch has no kernels for these (torchvision has Lanczos since 0.27, on CPUs): Pillow's, which always
     # antialias. Nearest, too: which of two pixels is as near differs between the two.
@@ -119,14 +121,13 @@ class Preprocessing:
             size = tuple(
                 max(round(n * scale), least) for n, least in zip(image.shape[-2:], self.image_size, strict=True)
             )
-            return torchvision().transforms.v2.functional.center_crop(self.resized(image, size), [height, width])
+            return _cut(self.resized(image, size), self.image_size, round)
         scale = min(height / image.shape[-2], width / image.shape[-1])
         inner = tuple(
             min(max(round(n * scale), 1), most) for n, most in zip(image.shape[-2:], (height, width), strict=True)
         )
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-        padding = [left, top, width - inner[1] - left, height - inner[0] - top]
-        return torchvision().transforms.v2.functional.pad(self.resized(image, inner), padding, fill=self._mean_colour)
+        return _on_colour(self.resized(image, inner), self.image_size, (top, left), self._mean_colour)
 
     def _before_centre(self, height: int, width: int) -> tuple[int, int]:
         """What a picture is resized to before its centre is cut.
@@ -146,17 +147,12 @@ class Preprocessing:
 
     def _centre(self, image: Tensor) -> Tensor:
         """Cut to `image_size` around the middle; a side that is too short is filled first."""
-        lack = [max(0, want - have) for want, have in zip(self.image_size, image.shape[-2:], strict=True)]
-        if any(lack):
-            before, after = [n // 2 for n in lack], [(n + 1) // 2 for n in lack]
-            fill = self._mean_colour if self.resize == "letterbox" else [0] * self.channels
-            image = torchvision().transforms.v2.functional.pad(
-                image, [before[1], before[0], after[1], after[0]], fill=fill
-            )
-        height, width = self.image_size
-        rule = round if self.centre == "round" else math.floor
-        top, left = rule((image.shape[-2] - height) / 2), rule((image.shape[-1] - width) / 2)
-        return image[:, top : top + height, left : left + width]
+        tall, wide = (max(want, have) for want, have in zip(self.image_size, image.shape[-2:], strict=True))
+        if (tall, wide) != image.shape[-2:]:
+            place = ((tall - image.shape[-2]) // 2, (wide - image.shape[-1]) // 2)
+            colour = self._mean_colour if self.resize == "letterbox" else [0] * self.channels
+            image = _on_colour(image, (tall, wide), place, colour)
+        return _cut(image, self.image_size, round if self.centre == "round" else math.floor)
 
     @property
     def _mean_colour(self) -> list[int]:
@@ -167,8 +163,13 @@ class Preprocessing:
         mode = INTERPOLATIONS[self.interpolation]
         if isinstance(mode, Image.Resampling):
             return _resized_by_pillow(image, size, mode)
-        v2 = torchvision().transforms.v2
-        return v2.functional.resize(image, list(size), v2.InterpolationMode(mode), antialias=self.antialias)
+        if image.shape[-2:] == size:
+            return image
+        picture = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # strides by which torch sees channels together
+        if mode == "bilinear" and not _resizes_bytes():
+            picture = picture.float()
+        found = F.interpolate(picture, list(size), mode=mode, antialias=self.antialias, align_corners=False)
+        return found.round_().to(torch.uint8)[0] if found.is_floating_point() else found[0]
 
     def standardise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to float32: (x/255 - mean) / std."""
@@ -209,6 +210,28 @@ def _is_size(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and 0 < n <= MAX_SIDE for n in value)
 
 
+def _resizes_bytes() -> bool:
+    """Whether torch has quick kernels that resize bytes on this processor; torchvision goes by the same rule, and what
+    they give differs from what floats do by a level here and there.
+    """
+    fast = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return fast or platform.machine().lower() in ("aarch64", "arm64")
+
+
+def _cut(image: Tensor, size: tuple[int, int], rule: Callable[[float], int]) -> Tensor:
+    """The middle (height, width) of a picture (C, H, W) that is at least so large; a view."""
+    top, left = (rule((have - want) / 2) for have, want in zip(image.shape[-2:], size, strict=True))
+    return image[:, top : top + size[0], left : left + size[1]]
+
+
+def _on_colour(image: Tensor, size: tuple[int, int], place: tuple[int, int], colour: list[int]) -> Tensor:
+    """A picture (C, H, W) whose upper left corner lies at `place` on a plain ground of `size`."""
+    ground = torch.tensor(colour, dtype=image.dtype)[:, None, None].repeat(1, *size)
+    (top, left), (tall, wide) = place, image.shape[-2:]
+    ground[:, top : top + tall, left : left + wide] = image
+    return ground
+
+
 def _resized_by_pillow(image: Tensor, size: tuple[int, ...], mode: Image.Resampling) -> Tensor:
     """uint8 (C, H, W) at (height, width), channel by channel: Pillow's filters treat them apart anyway."""
     planes = [Image.fromarray(plane.numpy()).resize((size[1], size[0]), mode) for plane in image.contiguous()]
@@ -233,6 +256,12 @@ class Augmentation:
     erase: float = 0.0  # probability of random erasing
     mixup: float = 0.0  # α of Beta(α, α); 0 is off
     cutmix: float = 0.0
+
+    @property
+    def by_torchvision(self) -> bool:
+        """Whether any of it is torchvision's."""
+        drawn = self.crop == "random-resized" or self.augment in ("randaugment", "trivialaugment")
+        return drawn or self.mixup > 0 or self.cutmix > 0
 
     def geometry(self, pixels: np.ndarray | Tensor, preprocessing: Preprocessing) -> Tensor:
         """One picture: uint8 (H, W, C) of any size to uint8 (C, height, width), cropped at random where asked."""

@@ -19,7 +19,6 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitral.console import stdout, table
 from vitral.errors import UsageError
@@ -192,6 +191,8 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
     def use(value: object) -> None:
         if isinstance(value, nn.Parameter) and value in bare:
             order.setdefault(bare[value], value)
+
+    from torch.utils.flop_counter import FlopCounterMode  # brings Triton with it, and who predicts counts nothing
 
     for module in names:
         module.register_forward_pre_hook(begin)
