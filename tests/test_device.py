@@ -10,7 +10,14 @@ from vitral.device import choose, cores, derive_seed, memory_bytes, seed_everyth
 from vitral.errors import UsageError
 
 
-def test_what_was_asked_for_is_chosen():
+@pytest.mark.parametrize(("flags", "said"), [({"avx2"}, "; without bf16 instructions"), ({"bf16"}, ""), ((), "")])
+def test_bf16_that_is_slow_says_so(monkeypatch, flags, said):
+    monkeypatch.setattr(device, "_cpu_flags", lambda: frozenset(flags))
+    assert choose("cpu", "bf16").reason.removesuffix(" it is slower than fp32") == f"you asked{said}"
+
+
+def test_what_was_asked_for_is_chosen(monkeypatch):
+    monkeypatch.setattr(device, "_cpu_flags", lambda: frozenset({"bf16"}))
     for precision in ("fp32", "bf16"):
         machine = choose("cpu", precision, dim=8)
         assert (machine.device.type, machine.precision, machine.reason) == ("cpu", precision, "you asked")

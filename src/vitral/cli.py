@@ -495,6 +495,7 @@ def quantize(
     *,
     pictures: Annotated[int, _help("how many training pictures the ranges are measured on")] = 256,
     judged: Annotated[int, _help("how many held-out pictures show what it costs and gains")] = 1000,
+    bad_images: Annotated[Literal["error", "skip"], _help("unreadable pictures: stop, or leave them out")] = "error",
     data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
@@ -503,7 +504,9 @@ def quantize(
     from vitral.training.progress import counting
 
     with counting(stderr(), "measuring", 0) as progress:
-        found = measure(run, data, pictures=pictures, judged=judged, data_root=data_root, progress=progress)
+        found = measure(
+            run, data, pictures=pictures, judged=judged, data_root=data_root, bad_images=bad_images, progress=progress
+        )
     if format == "json":
         _print_json({"model": run, **found.to_json()})
     else:

@@ -66,7 +66,8 @@ def choose(device: str = "auto", precision: str = "auto", dim: int | None = None
     if precision == "fp32":
         return Machine(target, "fp32", "you asked")
     if precision == "bf16":
-        return Machine(target, "bf16", "you asked")
+        slow = target.type == "cpu" and bool(_cpu_flags()) and not _fast_bf16(target)  # other systems tell no flags
+        return Machine(target, "bf16", "you asked" + "; without bf16 instructions it is slower than fp32" * slow)
     if not _fast_bf16(target):
         return Machine(target, "fp32", f"this {target.type} has no bf16 instructions")
     if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:

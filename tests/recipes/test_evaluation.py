@@ -132,6 +132,7 @@ def test_what_a_run_left_out_its_evaluation_leaves_out(sky, tmp_path):
         (sky / kind / "none.png").write_bytes(b"no picture")
     run = vitral.train(str(sky), out=str(tmp_path / "run"), bad_images="skip", quiet=True, val_fraction=0.5, **TINY)
     assert vitral.evaluate(run.folder).accuracy == run.result["val_accuracy"]
+    assert evaluate_features(run.folder, knn=1).support == run.result["images"]["train"]
     with pytest.raises(DataError, match="unreadable"):
         vitral.evaluate(run.folder, sky)
 
@@ -155,10 +156,12 @@ def test_choices_are_checked(trained, sky):
         vitral.evaluate(trained.folder, sky, bad_images="ignore")
 
 
-@pytest.mark.skipif(not packed.works(torch.bfloat16), reason="this torch cannot pack weights here")
-def test_the_engine_that_is_asked_for_computes(trained):
-    plain = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"})
-    found = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": "bf16"}, engine="packed")
+@pytest.mark.parametrize(("precision", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_engine_that_is_asked_for_computes(trained, precision, kind):
+    if not packed.works(kind):
+        pytest.skip(f"{precision} cannot be packed here")
+    plain = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": precision})
+    found = evaluate_pictures(trained.folder, None, **{**OPTIONS, "precision": precision}, engine="packed")
     assert (plain.predictor.engine, found.predictor.engine) == ("plain", "packed")
     assert np.abs(found.probabilities - plain.probabilities).max() < 0.03
 

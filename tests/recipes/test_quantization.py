@@ -13,7 +13,7 @@ import torch
 import vitral
 from vitral import openvino
 from vitral.cli import main
-from vitral.errors import UsageError, WeightsError
+from vitral.errors import DataError, UsageError, WeightsError
 from vitral.model import quantized
 from vitral.recipes.evaluation import evaluate
 from vitral.recipes.quantization import Quantized, quantize
@@ -93,6 +93,26 @@ def test_integers_that_did_not_pay_say_so_whenever_they_are_asked_for(run, capsy
     told = capsys.readouterr().err
     assert ("integers did not pay: 0.50 times as fast as" in told) == slower
     assert bool(vitral.load(run, precision="int8").note) == slower
+
+
+@computed
+def test_bad_pictures_are_left_out_where_the_run_did_so(run, make_pictures):
+    """Of pictures that are named it must be asked for; what cannot be read is not counted."""
+    data = make_pictures({f"{split}/{label}": 4 for split in ("train", "test") for label in ("day", "night")})
+    whole = 8
+    for split in ("train", "test"):
+        (data / split / "day/0.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"day/0\.png"):
+        quantize(run, data)
+    assert not (run / "model.int8.json").exists()
+    found = quantize(run, data, bad_images="skip")
+    assert (found.pictures, found.judged) == (whole - 1, whole - 1)
+    with pytest.raises(UsageError, match="unknown choice for bad pictures"):
+        quantize(run, data, bad_images="ignore")
+    config = json.loads((run / "config.json").read_text())
+    config["run"] |= {"data": str(data), "bad_images": "skip"}
+    (run / "config.json").write_text(json.dumps(config))
+    assert quantize(run).judged == whole - 1
 
 
 @computed

@@ -145,8 +145,7 @@ def evaluate_pictures(
     progress: Progress | None,
 ) -> Evaluated:
     """`evaluate`, with the predictions beside the figures."""
-    if bad_images not in ("error", "skip"):
-        raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
+    skip = skips(bad_images)
     if isinstance(model, Predictor):
         predictor, machine = model, model.machine
     elif precision == "int8" or merge or engine in ("openvino", "packed", "compiled"):
@@ -162,14 +161,8 @@ def evaluate_pictures(
     chosen = "train" if whole and chosen == "all" else chosen
     caution = CAUTION.get(chosen, "") if data is None or _learned(predictor, dataset.source) else ""
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
-    pictures = in_classes_of(predictor, dataset)[chosen]
-    batches = _batches(predictor, pictures, progress)
-    if batches.unreadable:
-        bad = [Unreadable(chosen, index, error.name, error.why or "") for index, error in batches.unreadable]
-        own = dataclasses.replace(dataset, splits={chosen: pictures})
-        skip = bad_images == "skip" or (data is None and _left_out_bad(predictor))
-        pictures = readable(own, bad, "skip" if skip else "error")[chosen]
-        batches = _batches(predictor, pictures, progress)
+    skip = skip or (data is None and left_out_bad(predictor))
+    pictures, batches = in_batches(predictor, in_classes_of(predictor, dataset), chosen, skip=skip, progress=progress)
     changed = predictor.merge or predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
         logits, *plain = _logits([predictor, *[predictor.plainly()] * bool(changed)], batches)
@@ -186,7 +179,14 @@ def _learned(predictor: Predictor, data: str) -> bool:
     return folder.is_run() and _same(folder.read_plan().run.data, data)
 
 
-def _left_out_bad(predictor: Predictor) -> bool:
+def skips(bad_images: str) -> bool:
+    """Whether unreadable pictures are left out; `UsageError` for a choice that there is not."""
+    if bad_images not in ("error", "skip"):
+        raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
+    return bad_images == "skip"
+
+
+def left_out_bad(predictor: Predictor) -> bool:
     """Whether the predictor's own run left out pictures that cannot be read: nobody need say so again of its data."""
     folder = RunFolder(predictor.source)
     return folder.is_run() and folder.read_plan().run.bad_images == "skip"
@@ -208,10 +208,30 @@ def _beside(predictor: Predictor, logits: torch.Tensor, plain: torch.Tensor, lab
     return Beside(predictor.merge, COUNTS[predictor.tta], *shares)
 
 
-def _batches(predictor: Predictor, pictures: Split, progress: Progress | None) -> Batches:
-    return Batches(
-        pictures, predictor.preprocessing, batch_size=256, device=predictor.machine.device, progress=progress
-    )
+def in_batches(
+    predictor: Predictor,
+    dataset: DataSet,
+    split: str,
+    *,
+    skip: bool,
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> tuple[Split, Batches]:
+    """The pictures of a split that can be read, and what the predictor reads of them. Others are left out where `skip`
+    says so; else `DataError` names them.
+    """
+
+    def read(pictures: Split) -> Batches:
+        device = predictor.machine.device
+        return Batches(pictures, predictor.preprocessing, batch_size=batch_size, device=device, progress=progress)
+
+    pictures = dataset[split]
+    batches = read(pictures)
+    if batches.unreadable:
+        bad = [Unreadable(split, index, error.name, error.why or "") for index, error in batches.unreadable]
+        pictures = readable(dataset, bad, "skip" if skip else "error")[split]
+        batches = read(pictures)
+    return pictures, batches
 
 
 def own_data(model: str | Path | Predictor, command: str = "evaluate") -> DataSet:

@@ -30,7 +30,7 @@ from vitral.data.loader import Batches, Progress
 from vitral.data.splits import with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
-from vitral.errors import DataError, TrainingError, UsageError, VitralError, unknown
+from vitral.errors import DataError, TrainingError, UsageError, VitralError
 from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.metrics import ENOUGH_PICTURES, Evaluation, measure
@@ -277,10 +277,10 @@ def evaluate_features(
     train that is cut off (the same share of each class, seed 0), or on `split`. Features are kept in `cache`, by
     default the user's. `UsageError` where nothing is asked for, and the errors of reading data and weights.
     """
-    from vitral.recipes.evaluation import own_data  # it plans runs, plans know recipes, and one of them needs features
+    # they plan runs, plans know recipes, and one of them needs features
+    from vitral.recipes.evaluation import left_out_bad, own_data, skips
 
-    if bad_images not in ("error", "skip"):
-        raise unknown("choice for bad pictures:", bad_images, ("error", "skip"))
+    skip = skips(bad_images)
     if not few_shot and knn is None:
         raise UsageError("nothing to measure", hint="--few-shot 1,5,10,25 or --knn 20")
     kept = cache if isinstance(cache, FeatureCache) else FeatureCache(cache)
@@ -292,8 +292,9 @@ def evaluate_features(
     dataset = own_data(model) if data is None else load_data(data, root=data_root)
     check_classes(dataset)
     dataset, measured, said = _two_sides(dataset, split)
-    memory, known = _side(predictor, machine, dataset["train"], kept, bad_images, progress)
-    asked, truth = _side(predictor, machine, dataset[measured], kept, bad_images, progress)
+    skip = skip or (data is None and left_out_bad(predictor))
+    memory, known = _side(predictor, machine, dataset["train"], kept, skip, progress)
+    asked, truth = _side(predictor, machine, dataset[measured], kept, skip, progress)
     notes = [*said, *([kept.failure] if kept.failure else [])]
     shots: list[FewShot] = []
     if few_shot:
@@ -330,12 +331,12 @@ def _side(
     machine: Machine,
     pictures: Split,
     cache: FeatureCache,
-    bad_images: str,
+    skip: bool,
     progress: Progress | None,
 ) -> tuple[Tensor, np.ndarray]:
     """Features and labels of a split. To leave bad pictures out, all are decoded even where features are kept."""
     batches = None
-    if bad_images == "skip":
+    if skip:
         on = predictor.machine.device
         batches = Batches(pictures, predictor.preprocessing, batch_size=256, device=on, progress=progress)
         if bad := [index for index, _ in batches.unreadable]:

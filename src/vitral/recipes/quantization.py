@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,11 +17,11 @@ from torch import Tensor
 from vitral.console import table
 from vitral.data import Split
 from vitral.data import load as load_data
-from vitral.data.loader import Batches, Progress
+from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.model.quantized import observe
 from vitral.predict import Predictor, integers_by, load
-from vitral.recipes.evaluation import in_classes_of, own_data
+from vitral.recipes.evaluation import in_batches, in_classes_of, left_out_bad, own_data, skips
 from vitral.weights.load import locate
 from vitral.weights.ranges import Measured, ranges_file, write_ranges
 from vitral.weights.references import is_demo
@@ -90,11 +91,13 @@ def quantize(
     pictures: int = 256,
     judged: int = 1000,
     data_root: str | Path = "data",
+    bad_images: str = "error",
     progress: Progress | None = None,
 ) -> Quantized:
     """Measure the ranges of `model` (a run folder or weights file) on `pictures` of `data`, by default of the run's own
     training pictures, and write them beside the weights, for `vitral.load(model, precision="int8")`. Then compare with
-    and without them on at most `judged` labelled pictures that are furthest from training.
+    and without them on at most `judged` labelled pictures that are furthest from training. Unreadable pictures are an
+    error that names them, or are left out: with `bad_images="skip"`, and of a run's own data where the run did so.
 
     Raises `UsageError` for a network or a machine that integers are not for, and the errors of data and weights.
     """
@@ -106,17 +109,24 @@ def quantize(
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
     integers_by(exact.model)  # what cannot be is said now
     dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
-    training = _spread(next(dataset.splits[n] for n in ("train", "val", "test") if n in dataset.splits), pictures)
-    last = next(name for name in ("test", "val", "train") if name in dataset.splits)
-    held_out = _spread(dataset.splits[last], judged)
-    tell = progress or (lambda done: None)
+    skip = skips(bad_images) or (data is None and left_out_bad(exact))
+
+    def read(count: int, *order: str) -> tuple[str, Split, Iterator[Tensor]]:
+        """Which split is the first of these, so many of its pictures, and their batches."""
+        split = next(name for name in order if name in dataset.splits)
+        some = dataclasses.replace(dataset, splits={split: _spread(dataset[split], count)})
+        found, batches = in_batches(exact, some, split, skip=skip, batch_size=AT_ONCE, progress=progress)
+        return split, found, (batch.images for batch in batches.epoch())
+
+    _, training, seen = read(pictures, "train", "val", "test")
+    last, held_out, asked = read(judged, "test", "val", "train")
     network: Any = exact.model
-    ranges = observe(network, (exact.preprocessing.standardise(one) for one in _batches(exact, training, tell)))
+    ranges = observe(network, map(exact.preprocessing.standardise, seen))
     file = ranges_file(locate(model)[0])
     measured_on = f"{len(training)} pictures of {dataset.source}"
     write_ranges(file, network, Measured(ranges), measured_on=measured_on)
     integers = load(model, precision="int8")
-    answers, seconds = _in_turn((plain, integers), _batches(plain, held_out, tell))
+    answers, seconds = _in_turn((plain, integers), asked)
     right = [float((answer == held_out.labels).mean()) for answer in answers]
     found = Quantized(
         file, len(training), len(held_out), f"{len(held_out):,} {last} pictures", plain.machine.precision,
@@ -130,16 +140,6 @@ def quantize(
 def _spread(split: Split, count: int) -> Split:
     """At most so many pictures, evenly spaced: class folders come class by class."""
     return split.select(np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int)))
-
-
-def _batches(predictor: Predictor, split: Split, tell: Progress) -> Iterator[Tensor]:
-    """Prepared pictures (B, C, H, W) uint8. A picture that cannot be read raises its `ImageError`."""
-    batches = Batches(
-        split, predictor.preprocessing, batch_size=AT_ONCE, device=predictor.machine.device, progress=tell
-    )
-    if batches.unreadable:
-        raise batches.unreadable[0][1]
-    return (batch.images for batch in batches.epoch())
 
 
 def _in_turn(
