@@ -515,9 +515,17 @@ def test_numbers_of_predict_are_those_of_python(capsys, trained, photos):
         (["evaluate", "demo", "--data", "digits"], "DATA is typed without --data"),
         (["train", "--data", "digits"], "DATA is typed without --data"),
         (["summary", "--model=S/16"], "MODEL is typed without --model"),
-        (["train", "digits", "--augment", "affines"], "unknown value of --augment: 'affines'\n  why: nearest: affine"),
+        (
+            ["train", "digits", "--augment", "affines"],
+            "unknown value of --augment: 'affines'\n"
+            "  why: nearest: affine; known: affine, none, randaugment, trivialaugment",
+        ),
         (["train", "digits", "--lerning-rate", "1"], "unknown option '--lerning-rate'\n  why: nearest: --lr"),
         (["train", "digits", "--img_size=32"], "unknown option '--img_size'\n  why: nearest: --image-size"),
+        (["train", "digits", "mnist"], "more words than it reads: mnist"),
+        (["evaluate", "demo", "--report"], "--report needs a value"),
+        (["data", "chek"], "unknown command 'data chek'\n  why: nearest: data check, data cache"),
+        (["data"], "unknown command 'data'\n  why: known: data cache, data check"),
         (["evaluate"], "Missing from vitral evaluate: RUN run folder or weights file (required)"),
     ],
 )

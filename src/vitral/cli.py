@@ -718,6 +718,8 @@ def _dispatch(words: list[str]) -> int:
     name, rest = " ".join(words[:2]), words[2:]
     if name not in COMMANDS:
         name, rest = words[0], words[1:]
+    if family := [one for one in COMMANDS if one.startswith(f"{name} ")]:
+        raise unknown("command", " ".join(words[:2]), family, hint="vitral --help")
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS, hint="vitral --help")
     command = COMMANDS[name]
@@ -866,6 +868,10 @@ def _readable(complaint: str, hint: str) -> UsageError:
     """tyro's complaint without Python's words for numbers and choices."""
     if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)", complaint):
         return unknown(f"value of {found[2]}:", found[1], re.findall(r"'([^']*)'", found[3]), hint=hint)
+    if found := re.match(r"Unrecognized options: (.*)", complaint):
+        return UsageError(f"more words than it reads: {found[1]}", hint=hint)
+    if found := re.match(r"Missing value for argument '(\S+)'", complaint):
+        return UsageError(f"{found[1]} needs a value", hint=hint)
     option, value = re.match(r"Error parsing (\S+):", complaint), re.search(r"'([^']*)'", complaint)
     kind = re.search(r"\b(float|int)\b", complaint)
     if option is None or value is None or kind is None:

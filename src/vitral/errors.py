@@ -85,10 +85,10 @@ def unknown(
     names = sorted(known)
     meant = {**(elsewhere or {}), **{one: one for one in names}}
     near = dict.fromkeys(meant[one] for one in nearest(str(name), meant))
-    shown = (
-        f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
-    )
-    return UsageError(f"unknown {kind} '{name}'", why=shown, hint=hint)
+    known = f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
+    shown = [f"nearest: {', '.join(near)}"] if near else []
+    shown += [known] if len(near) < len(names) <= _FEW or not near else []
+    return UsageError(f"unknown {kind} '{name}'", why="; ".join(shown), hint=hint)
 
 
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
@@ -102,3 +102,4 @@ def nearest(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
 
 
 _FAR_BEHIND = 0.15
+_FEW = 8  # names that are all told, beside the nearest
