@@ -275,6 +275,26 @@ def test_the_python_calls_of_the_design_page(make_pictures, tmp_path, monkeypatc
     assert evaluation.accuracy == pytest.approx(run.result["val_accuracy"])
 
 
+def test_a_run_finds_its_data_from_elsewhere(make_pictures, tmp_path, monkeypatch):
+    """Also where run and data have moved together; what lies under the same name here comes first."""
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    make_pictures({"cat": 8, "dog": 8}, name="home/photos")
+    monkeypatch.chdir(home / "work")
+    wanted = vitral.train(data="../photos", out="../runs/one", quiet=True, **TINY).result["val_accuracy"]
+    monkeypatch.chdir(tmp_path)
+    assert vitral.evaluate("home/runs/one").accuracy == wanted
+    home.rename(tmp_path / "moved")
+    assert vitral.evaluate("moved/runs/one").accuracy == wanted
+    shutil.copytree("moved/runs/one", tmp_path / "far/away/from/home")
+    with pytest.raises(DataError, match="no such file or folder"):
+        vitral.evaluate("far/away/from/home")
+    (tmp_path / "here").mkdir()
+    make_pictures({"cat": 2, "dog": 1}, name="photos")
+    monkeypatch.chdir(tmp_path / "here")
+    assert vitral.evaluate("../moved/runs/one", split="val").images == 1
+
+
 def test_options_may_be_paths_and_lists(make_pictures, tmp_path):
     run = vitral.train(
         make_pictures({"cat": 4, "dog": 4}), out=tmp_path / "run", quiet=True,

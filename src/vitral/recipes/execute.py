@@ -316,6 +316,7 @@ def _open_folder(running: _Running) -> None:
         "command": running.command,
         "run": plan.run.to_json(),
         "plan": [asdict(choice) for choice in plan.choices],
+        "begun_in": _way_back(folder.path),
         "versions": versions(),
     }
     if running.job.init:
@@ -323,6 +324,14 @@ def _open_folder(running: _Running) -> None:
     if teacher := running.job.teacher:
         record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
+
+
+def _way_back(folder: Path) -> str:
+    """From a run's folder to the one where it was begun, so that both can move together; empty where there is none."""
+    try:
+        return os.path.relpath(Path.cwd(), folder.resolve())
+    except ValueError:  # on Windows, on another drive
+        return ""
 
 
 def versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,10 +176,17 @@ def _holds(choice: Choice, recipes: Run, run: Run) -> bool:
 
 
 def reopen(plan: Plan) -> Job:
-    """The job of a run that was planned before: the same choices, nothing decided anew."""
+    """The job of a run that was planned before: the same choices, nothing decided anew. Paths that are not here are
+    looked for where the run was begun.
+    """
     run = plan.run
-    dataset = _split(load(run.data, root=run.data_root), run, [])
-    again = {"init": run.init, "image_size": run.image_size, "channels": run.channels}
+
+    def found(path: str) -> str:
+        there = Path(plan.begun_in, path)
+        return str(there) if plan.begun_in and not Path(path).exists() and there.exists() else path
+
+    dataset = _split(load(found(run.data), root=found(run.data_root)), run, [])
+    again = {"init": run.init and found(run.init), "image_size": run.image_size, "channels": run.channels}
     loaded = _initial(again, dataset.classes, run) if run.init else None
     config = _config(run, len(dataset.classes), loaded)
     return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)

@@ -281,6 +281,8 @@ class Plan:
 
     run: Run
     choices: tuple[Choice, ...] = ()
+    begun_in: str = ""
+    """The folder that a saved run's paths start from; empty where it is the current one, or not known."""
 
 
 class RunFolder:
@@ -310,6 +312,7 @@ class RunFolder:
             raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
         try:
             data = json.loads(self.config.read_text("utf-8"))
-            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]))
+            begun_in = str((self.path / data["begun_in"]).resolve()) if data.get("begun_in") else ""
+            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]), begun_in)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error
