@@ -112,7 +112,10 @@ def test_options_reach_the_run(capsys, photos):
 
 def test_evaluating_on_what_it_learned_from_is_said(capsys, trained):
     data = str(Path(trained.folder).parents[1] / "sky")
-    learned, chosen = "note: The network learned from these pictures", "note: The best epoch was chosen on these"
+    learned, chosen = (
+        "note: The network learned from these pictures",
+        "note: What was kept of training was chosen on these",
+    )
     for words, said in (
         ([data], None), (["--split", "train"], learned), ([data, "--split", "train"], learned),
         (["--split", "val"], chosen), ([], None),

@@ -719,7 +719,8 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         name, rest = words[0], words[1:]
     if family := [one for one in COMMANDS if one.startswith(f"{name} ")]:
-        raise unknown("command", " ".join(words[:2]), family, hint="vitral --help")
+        typed = " ".join(word for word in words[:2] if not word.startswith("-"))
+        raise unknown("command", typed, family, hint=f"vitral {family[0]} --help")
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS, hint="vitral --help")
     command = COMMANDS[name]
@@ -869,7 +870,8 @@ def _readable(complaint: str, hint: str) -> UsageError:
     if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)", complaint):
         return unknown(f"value of {found[2]}:", found[1], re.findall(r"'([^']*)'", found[3]), hint=hint)
     if found := re.match(r"Unrecognized options: (.*)", complaint):
-        return UsageError(f"more words than it reads: {found[1]}", hint=hint)
+        what = "unknown option" if found[1].startswith("-") else "more words than it reads"
+        return UsageError(f"{what}: {found[1]}", hint=hint)
     if found := re.match(r"Missing value for argument '(\S+)'", complaint):
         return UsageError(f"{found[1]} needs a value", hint=hint)
     option, value = re.match(r"Error parsing (\S+):", complaint), re.search(r"'([^']*)'", complaint)

@@ -31,6 +31,8 @@ class Machine:
     device: torch.device
     precision: Precision
     reason: str
+    caution: str = ""
+    """What speaks against it, where it was asked for all the same."""
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context for forward passes: bf16 for matrix products where chosen, fp32 for the rest."""
@@ -67,7 +69,8 @@ def choose(device: str = "auto", precision: str = "auto", dim: int | None = None
         return Machine(target, "fp32", "you asked")
     if precision == "bf16":
         slow = target.type == "cpu" and bool(_cpu_flags()) and not _fast_bf16(target)  # other systems tell no flags
-        return Machine(target, "bf16", "you asked" + "; without bf16 instructions it is slower than fp32" * slow)
+        caution = "bf16 is slower than fp32 on this processor, which has no instructions for it" * slow
+        return Machine(target, "bf16", "; ".join(filter(None, ("you asked", caution))), caution)
     if not _fast_bf16(target):
         return Machine(target, "fp32", f"this {target.type} has no bf16 instructions")
     if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:

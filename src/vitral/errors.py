@@ -85,9 +85,9 @@ def unknown(
     names = sorted(known)
     meant = {**(elsewhere or {}), **{one: one for one in names}}
     near = dict.fromkeys(meant[one] for one in nearest(str(name), meant))
-    known = f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
+    listed = f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
     shown = [f"nearest: {', '.join(near)}"] if near else []
-    shown += [known] if len(near) < len(names) <= _FEW or not near else []
+    shown += [listed] if len(near) < len(names) <= _FEW or not near else []
     return UsageError(f"unknown {kind} '{name}'", why="; ".join(shown), hint=hint)
 
 

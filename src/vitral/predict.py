@@ -247,7 +247,13 @@ class Predictor:
         return merged(network, self.merge) if self.merge else network
 
 
-def integers_by(network: Network, *, torch_alone: bool = False) -> Literal["openvino", "int8"]:
+def integers_by(
+    network: Network,
+    *,
+    torch_alone: bool = False,
+    where: str | Path | None = None,
+    hint: str = "--precision auto",
+) -> Literal["openvino", "int8"]:
     """What computes a network in integers here: OpenVINO where it is installed, which is as fast for one picture and a
     fifth faster in batches (docs/log.md; in bf16 it is faster in batches alone, and not taken), else torch.
 
@@ -256,7 +262,7 @@ def integers_by(network: Network, *, torch_alone: bool = False) -> Literal["open
     if not torch_alone and openvino.installed() and not openvino.refusal(network):
         return "openvino"
     if why := refusal(network):
-        raise UsageError("int8 cannot be computed here", why=why, hint="--precision auto")
+        raise UsageError("int8 cannot be computed here", where=where, why=why, hint=hint)
     return "int8"
 
 
@@ -356,11 +362,13 @@ def load(
         device = "cpu"
     if precision == "int8":
         precision = "auto"
+        if device == "cpu" and engine in ("auto", "packed"):
+            integers_by(network, torch_alone=engine == "packed", where=source)  # before anyone is sent to measure
         measured = read_ranges(ranges_file(locate(source)[0]), network, source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
         source=str(source), engine=engine, ranges=measured.ranges or None, merge=merge, tta=tta,
     )  # fmt: skip
-    predictor.note = "; ".join(filter(None, (predictor.note, measured.warning)))
+    predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
     predictor.account = loaded.account
     return predictor

@@ -30,6 +30,13 @@ def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
+@pytest.fixture(autouse=True, params=["pillow", "torchvision"])
+def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every picture by both decoders of JPEGs, whatever was loaded before."""
+    kernels.torchvision()
+    monkeypatch.setattr(intake, "loaded", lambda: request.param == "torchvision")
+
+
 def jpeg(**options: object) -> bytes:
     return encoded(Image.fromarray(gradient()), "JPEG", quality=95, **options)
 
@@ -227,8 +234,8 @@ def test_arrays_that_are_no_pictures_are_refused(shape: tuple[int, ...]) -> None
     "options", [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": 1}, {"comment": b"x"}]
 )
 @pytest.mark.parametrize("grey", [False, True])
-def test_both_jpeg_decoders_agree(options: dict[str, object], grey: bool) -> None:
-    kernels.torchvision()
+def test_both_jpeg_decoders_agree(options: dict[str, object], grey: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "loaded", lambda: True)
     image = Image.fromarray(gradient(67, 93))
     data = encoded(image.convert("L") if grey else image, "JPEG", quality=80, **options)
     assert intake._decode_plain_jpeg(data) is not None
@@ -239,7 +246,7 @@ def test_both_jpeg_decoders_agree(options: dict[str, object], grey: bool) -> Non
 
 def test_pillow_alone_gives_the_same_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = [jpeg(), jpeg(exif=exif(6)), encoded(Image.fromarray(gradient()[..., 0]), "JPEG")]
-    kernels.torchvision()
+    monkeypatch.setattr(intake, "loaded", lambda: True)
     fast = [read_image(data) for data in pictures]
     monkeypatch.setattr(intake, "_jpeg_operator", lambda: None)
     for data, pixels in zip(pictures, fast, strict=True):

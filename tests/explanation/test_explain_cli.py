@@ -47,6 +47,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
+def test_another_question_has_another_file(weights, capsys):
+    for more in ((), ("--target", "day"), ("--target", "day", "1"), ("--layer", "0")):
+        printed(capsys, weights, "shots/a.png", "--method", "attention", *more)
+    names = ("a-attention.png", "a-attention-day.png", "a-attention-day-1.png", "a-attention-layer0.png")
+    assert {file.name for file in Path("explained").iterdir()} == set(names)
+
+
 def test_a_picture_with_no_other_option(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png")
     name, answer, method, *_, file = out.strip().split("\t")
@@ -92,7 +99,7 @@ def test_json(capsys, weights):
 def test_all_methods_side_by_side(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png", "--compare", "--layer", "-1")
     assert [line.split("\t")[2] for line in out.splitlines()] == list(METHODS)
-    assert Path("explained/a-compared.png").is_file()
+    assert Path("explained/a-compared-layer-1.png").is_file()
 
 
 def test_checks_are_told(capsys, weights):

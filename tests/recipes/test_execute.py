@@ -44,7 +44,7 @@ def test_the_run_folder(trained):
             "images_per_second", "waited", "seconds",
         }  # fmt: skip
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    assert set(config) == {"command", "run", "plan", "versions"}
+    assert set(config) == {"command", "run", "plan", "paths", "versions"}
     assert vitral.Run.from_json(config["run"]).epochs == 6
     assert all(choice["reason"] for choice in config["plan"])
 
@@ -276,7 +276,7 @@ def test_the_python_calls_of_the_design_page(make_pictures, tmp_path, monkeypatc
 
 
 def test_a_run_finds_its_data_from_elsewhere(make_pictures, tmp_path, monkeypatch):
-    """Also where run and data have moved together; what lies under the same name here comes first."""
+    """Also where run and data have moved together."""
     home = tmp_path / "home"
     (home / "work").mkdir(parents=True)
     make_pictures({"cat": 8, "dog": 8}, name="home/photos")
@@ -292,7 +292,26 @@ def test_a_run_finds_its_data_from_elsewhere(make_pictures, tmp_path, monkeypatc
     (tmp_path / "here").mkdir()
     make_pictures({"cat": 2, "dog": 1}, name="photos")
     monkeypatch.chdir(tmp_path / "here")
-    assert vitral.evaluate("../moved/runs/one", split="val").images == 1
+    assert vitral.evaluate("../moved/runs/one").accuracy == wanted, "others of the same name are not the run's own"
+    config = Path("../moved/runs/one/config.json")
+    record = json.loads(config.read_text())
+    del record["paths"]
+    config.write_text(json.dumps(record))
+    assert vitral.evaluate("../moved/runs/one", split="val").images == 1, "a run from before is read from here"
+
+
+def test_a_run_goes_on_from_elsewhere(make_pictures, tmp_path, monkeypatch):
+    """With its data, the weights that it began from and its teacher where they were."""
+    make_pictures({"cat": 8, "dog": 8})
+    monkeypatch.chdir(tmp_path)
+    vitral.train(data="photos", out="first", quiet=True, **TINY)
+    run = vitral.train(data="photos", out="runs/two", init="first", teacher="first", quiet=True, epochs=1)
+    for name in ("result.json", "metrics.jsonl"):
+        (run.folder / name).unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = vitral.train(out="../runs/two", resume=True, quiet=True)
+    assert again.result["val_accuracy"] == run.result["val_accuracy"]
 
 
 def test_options_may_be_paths_and_lists(make_pictures, tmp_path):

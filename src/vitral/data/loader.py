@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitral.data import Split
 from vitral.data.cache import Entry, PixelCache, pixels_key, title_of
-from vitral.data.kernels import expect, torchvision
+from vitral.data.kernels import expect, loaded, torchvision
 from vitral.data.transforms import Augmentation, Preprocessing, _channels_first
 from vitral.device import cores, derive_seed, memory_bytes, seeded
 from vitral.errors import ImageError
@@ -90,7 +90,7 @@ class Batches:
         self.decoding_rate: float | None = None
         """Pictures a second that all cores decode, where they are decoded anew in every epoch."""
         self._crew: _Crew | None = None
-        expect(len(split))  # now, for all: else decoding is timed with it, and each worker process imports its own
+        expect(len(split))  # now: else decoding is timed with it, and each worker that is forked imports its own
         if augmentation is not None and augmentation.by_torchvision:
             torchvision()
         self._store = self._open_store(residency, progress or (lambda done: None))
@@ -240,7 +240,7 @@ class _Crew:
             pictures,
             batch_sampler=self._agenda,
             num_workers=workers,
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=partial(_begin_work, loaded()),
             persistent_workers=workers > 0,
             pin_memory=pinned,
             generator=torch.Generator(),  # it draws a seed an epoch, which nothing here uses; not from the trainer's
@@ -293,10 +293,13 @@ def _close_crews() -> None:
         crew.close()
 
 
-def _outlive_signals(_: int) -> None:
-    """Who stops a job or presses Ctrl-C tells the whole group of processes: the trainer needs its workers to finish the
-    step and save, and ends them itself.
+def _begin_work(by_torchvision: bool, _: int) -> None:
+    """What a worker does first: load torchvision where its parent has, of which it need not be a fork, and outlive
+    signals. Who stops a job or presses Ctrl-C tells the whole group of processes: the trainer needs its workers to
+    finish the step and save, and ends them itself.
     """
+    if by_torchvision:
+        torchvision()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,9 +1,9 @@
 """From uint8 pixels to what the network reads: geometry for one picture, the rest for whole batches on the device.
 
 `Preprocessing` belongs to the model: it is saved with the weights and used by evaluation, prediction and every later
-use; torch computes it, to the same pixels as torchvision. `Augmentation` belongs to a training run, and calls
-torchvision. Random choices are drawn from torch's global generators, which the caller seeds from (seed, epoch, step or
-sample), so that any batch can be made again.
+use; torch computes it, to the same pixels as torchvision. `Augmentation` belongs to a training run; the operations of
+its large collections, and mixtures, are torchvision's. Random choices are drawn from torch's global generators, which
+the caller seeds from (seed, epoch, step or sample), so that any batch can be made again.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ class Preprocessing:
         if image.shape[-2:] == size:
             return image
         picture = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # strides by which torch sees channels together
-        if mode == "bilinear" and not _resizes_bytes():
+        if image.device.type != "cpu" or (mode == "bilinear" and not _resizes_bytes()):
             picture = picture.float()
         found = F.interpolate(picture, list(size), mode=mode, antialias=self.antialias, align_corners=False)
-        return found.round_().to(torch.uint8)[0] if found.is_floating_point() else found[0]
+        return found[0].clamp_(0, 255).round_().to(torch.uint8) if found.is_floating_point() else found[0]
 
     def standardise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to float32: (x/255 - mean) / std."""
@@ -211,11 +211,11 @@ def _is_size(value: object) -> bool:
 
 
 def _resizes_bytes() -> bool:
-    """Whether torch has quick kernels that resize bytes on this processor; torchvision goes by the same rule, and what
-    they give differs from what floats do by a level here and there.
+    """Whether torch has quick kernels that resize bytes on this processor: the rule of torchvision 0.29. What they give
+    differs from what floats do by a level here and there.
     """
     fast = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return fast or platform.machine().lower() in ("aarch64", "arm64")
+    return fast or platform.machine() in ("aarch64", "arm64")
 
 
 def _cut(image: Tensor, size: tuple[int, int], rule: Callable[[float], int]) -> Tensor:

@@ -260,7 +260,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
     if known("test_accuracy") and evaluation and split != "test":
         facts.append(("test accuracy", percent(result["test_accuracy"]), "pictures that no choice was made on"))
     if known("val_accuracy") and (split == "test" if evaluation else known("test_accuracy")):
-        facts.append(("validation accuracy", percent(result["val_accuracy"]), "the best epoch was chosen on it"))
+        facts.append(("validation accuracy", percent(result["val_accuracy"]), "what was kept was chosen on it"))
     if evaluation:
         if evaluation.top5 is not None:
             facts.append(("top-5", percent(evaluation.top5), "label among the five most probable"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from vitral.model import ViT
 from vitral.predict import Predictor
 
 _TOGETHER = 8
+_LONG = 80  # characters of a name that many classes are asked of
 _OTHER_FILES = (".html", ".htm", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".txt", ".csv", ".npy")
 """Ends of names that are meant as files, though not as ours."""
 
@@ -36,8 +38,11 @@ class Question:
 
     @property
     def name(self) -> str:
-        """What files about it are called."""
-        return self.methods[0] if len(self.methods) == 1 else "compared"
+        """What files about it are called: by all that was asked, so that no answer takes another's place."""
+        asked = [self.methods[0] if len(self.methods) == 1 else "compared"]
+        asked += [re.sub(r"[^\w.+]+", "_", str(target)) for target in self.targets if target is not None]
+        asked += [f"layer{layer}" for layer in (self.options.get("layer"),) if layer is not None]
+        return "-".join(asked)[:_LONG]
 
     @property
     def used(self) -> list[Method]:

@@ -197,22 +197,30 @@ def _filters(found: PatchFilters) -> Panel | None:
     if not len(found.components):
         return None
     share, count = found.explained.sum(), len(found.components)
-    what = "of the ResNet's first layer, 7×7 pixels" if "root" in found.source else "that every patch is compared with"
+    what = f"of the {found.source}" if _convolved(found) else "that every patch is compared with"
     caption = (
         f"Mixing these {count} patterns gives back {share:.0%} of what varies between the {len(found.kernels)} kernels"
         f" {what}, the first one alone {found.explained[0]:.0%}. Mid-grey is zero; each"
         " pattern is scaled on its own. A trained network has smooth shapes here, from plain brightness and colour to"
         " stripes and checks, much like the waves of a Fourier or cosine basis; an untrained one has noise."
     )
-    return Panel("filters", "Patch filters: principal components", caption, lambda t: drawing.filters(found, t))
+    title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
+    return Panel("filters", title, caption, lambda t: drawing.filters(found, t))
+
+
+def _convolved(found: PatchFilters) -> bool:
+    """Whether the picture is read by convolutions before there are patches."""
+    return "convolution" in found.source
 
 
 def _kernels(found: PatchFilters) -> Panel:
     count = min(len(found.kernels), 128)
     shown = f"All {count} kernels" if count == len(found.kernels) else f"The {count} largest of {len(found.kernels)}"
+    what, where = ("channel of what the next layer reads", "picture") if _convolved(found) else (
+        "number of a patch's token", "patch")  # fmt: skip
     caption = (
-        f"{shown}, the largest first, each scaled on its own. One kernel is one number of a patch's token: where the"
-        " patch has the kernel's pattern, the number is large."
+        f"{shown}, the largest first, each scaled on its own. One kernel is one {what}: where the {where} has the"
+        " kernel's pattern, the number is large."
     )
     return Panel("kernels", "The kernels themselves", caption, lambda t: drawing.kernels(found, t))
 

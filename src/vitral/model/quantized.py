@@ -95,9 +95,9 @@ def _of(ranges: Ranges, block: int) -> list[_Scale]:
     return [_Scale(*ranges[f"blocks.{block}.{layer}"]) for layer in _LAYERS]
 
 
-CUT_OFF = "this processor has no instructions for sums of integers (VNNI): they would be cut off at 16 bits"
-"""Why integers are wrong on x86 processors with AVX2 or AVX-512 alone: two products of uint8 and int8 are added in 16
-bits, which 255 × 127 × 2 exceeds. Who multiplies them by oneDNN, as torch and OpenVINO do, is not told.
+WRONG = "integers come out wrong on this processor (without VNNI instructions, sums are cut off at 16 bits)"
+"""What a trial finds on x86 processors with AVX2 or AVX-512 alone: two products of uint8 and int8 are added in 16 bits,
+which 255 × 127 × 2 exceeds. Who multiplies them by oneDNN, as torch and OpenVINO do, is not told.
 """
 
 
@@ -108,13 +108,13 @@ def lacking() -> str:
         return _tried()
 
 
-def refusal(network: nn.Module, lacking: Callable[[], str] = lacking) -> str:
-    """Why a network cannot be computed in integers here, by torch or by what `lacking` is of; empty where it can."""
+def refusal(network: nn.Module, trial: Callable[[], str] | None = None) -> str:
+    """Why a network cannot be computed in integers here, by torch or who has another `trial`; empty where it can."""
     if not isinstance(network, ViT):
         return "only a ViT computes in int8"
     if next(network.parameters()).device.type != "cpu":
         return "integers are for a processor, and the network is on a GPU"
-    return lacking()
+    return (trial or lacking)()
 
 
 def probe() -> tuple[_Rounded, Tensor]:
@@ -135,7 +135,7 @@ def _tried() -> str:
     plain = F.linear(x, linear.weight, linear.bias)
     near = torch.allclose(found, torch.stack([plain, plain + other]), atol=0.05)
     near = near and torch.allclose((raised.float() - 12) * (4.2 / 255), F.gelu(plain), atol=0.05)
-    return "" if near else CUT_OFF
+    return "" if near else WRONG
 
 
 class _Scale:

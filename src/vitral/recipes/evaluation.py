@@ -29,7 +29,7 @@ from vitral.weights.labels import match
 
 CAUTION = {
     "train": "The network learned from these pictures, so expect less on new ones.",
-    "val": "The best epoch was chosen on these pictures, so expect slightly less on new ones.",
+    "val": "What was kept of training was chosen on these pictures, so expect slightly less on new ones.",
 }
 """What to know of a run's figures on a split of its own data."""
 
@@ -176,7 +176,7 @@ def evaluate_pictures(
 def _learned(predictor: Predictor, data: str) -> bool:
     """Whether these are the data of the predictor's own run."""
     folder = RunFolder(predictor.source)
-    return folder.is_run() and _same(folder.read_plan().run.data, data)
+    return folder.is_run() and _same(folder.read_plan().located("data"), data)
 
 
 def skips(bad_images: str) -> bool:

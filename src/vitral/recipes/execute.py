@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -48,6 +49,7 @@ from vitral.training.run import Choice, Run, RunFolder, checked_options
 from vitral.training.schedule import image_size
 from vitral.weights import native
 from vitral.weights.files import write_text
+from vitral.weights.references import is_demo
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
         return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
     typed = json.loads(folder.config.read_text("utf-8"))["command"]
     job = reopen(plan)
-    job = dataclasses.replace(job, teacher=teacher_of(job.run, job.dataset.classes))
+    job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
     _check_teacher(job, folder)
     return _carry_out(job, folder, console, typed, resume=True)
 
@@ -316,7 +318,7 @@ def _open_folder(running: _Running) -> None:
         "command": running.command,
         "run": plan.run.to_json(),
         "plan": [asdict(choice) for choice in plan.choices],
-        "begun_in": _way_back(folder.path),
+        "paths": _ways(plan.run, folder.path),
         "versions": versions(),
     }
     if running.job.init:
@@ -326,12 +328,15 @@ def _open_folder(running: _Running) -> None:
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
 
 
-def _way_back(folder: Path) -> str:
-    """From a run's folder to the one where it was begun, so that both can move together; empty where there is none."""
-    try:
-        return os.path.relpath(Path.cwd(), folder.resolve())
-    except ValueError:  # on Windows, on another drive
-        return ""
+def _ways(run: Run, folder: Path) -> dict[str, str]:
+    """From a run's folder to what its options name by a path, so that all of it can move together."""
+    ways = {}
+    for name in ("data", "data_root", "init", "teacher"):
+        path = os.path.expanduser(getattr(run, name) or "")
+        if os.path.exists(path) and not (name in ("init", "teacher") and is_demo(path)):
+            with contextlib.suppress(ValueError):  # on Windows there is no way to another drive
+                ways[name] = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    return ways
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,7 +131,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
     dataset = _split(dataset, run, reasons)
     run = _with_a_scale(run, given, reasons)
-    teacher = teacher_of(run, dataset.classes)
+    teacher = teacher_of(run.teacher, run.channels, dataset.classes)
     if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
         hint = "--teacher RUN_OR_WEIGHTS, or leave it out"
         raise UsageError(f"{flag(alone[0])} means nothing without a teacher", hint=hint)
@@ -176,28 +175,21 @@ def _holds(choice: Choice, recipes: Run, run: Run) -> bool:
 
 
 def reopen(plan: Plan) -> Job:
-    """The job of a run that was planned before: the same choices, nothing decided anew. Paths that are not here are
-    looked for where the run was begun.
-    """
+    """The job of a run that was planned before: the same choices, nothing decided anew."""
     run = plan.run
-
-    def found(path: str) -> str:
-        there = Path(plan.begun_in, path)
-        return str(there) if plan.begun_in and not Path(path).exists() and there.exists() else path
-
-    dataset = _split(load(found(run.data), root=found(run.data_root)), run, [])
-    again = {"init": run.init and found(run.init), "image_size": run.image_size, "channels": run.channels}
+    dataset = _split(load(plan.located("data"), root=plan.located("data_root")), run, [])
+    again = {"init": plan.located("init"), "image_size": run.image_size, "channels": run.channels}
     loaded = _initial(again, dataset.classes, run) if run.init else None
     config = _config(run, len(dataset.classes), loaded)
     return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
 
 
-def teacher_of(run: Run, classes: tuple[str, ...]) -> Loaded | None:
+def teacher_of(reference: str | None, channels: int, classes: tuple[str, ...]) -> Loaded | None:
     """The teacher of a run, read anew; `UsageError` where its classes are not the data's."""
-    if run.teacher is None:
+    if reference is None:
         return None
-    loaded = read(run.teacher, channels=run.channels)
-    order_of(classes, loaded.weights.classes, run.teacher)
+    loaded = read(reference, channels=channels)
+    order_of(classes, loaded.weights.classes, reference)
     return loaded
 
 

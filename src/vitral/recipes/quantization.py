@@ -106,10 +106,11 @@ def quantize(
         raise UsageError("ranges are kept beside the weights, and these lie in the package", where=model, hint=hint)
     if pictures < 1 or judged < 1:
         raise UsageError("there must be at least one picture to measure on, and one to judge by")
+    skip = skips(bad_images)
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
-    integers_by(exact.model)  # what cannot be is said now
+    integers_by(exact.model, where=model, hint="vitral predict, without --precision int8")  # before pictures are read
     dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
-    skip = skips(bad_images) or (data is None and left_out_bad(exact))
+    skip = skip or (data is None and left_out_bad(exact))
 
     def read(count: int, *order: str) -> tuple[str, Split, Iterator[Tensor]]:
         """Which split is the first of these, so many of its pictures, and their batches."""

@@ -55,7 +55,9 @@ def _seen(facts: Facts, shape: _Shape) -> tuple[Choice, ...]:
         Choice("image size", "×".join(map(str, shape.image_size)), f"pictures are {height}×{width}{same}"),
         Choice("channels", str(facts.channels), colour),
         Choice("model", shape.model, shape.why),
-        Choice("pooling", "mean", "learns faster than a class token on little data (arXiv 2205.01580)"),
+        Choice(
+            "pooling", "mean", "of the patches: faster to learn on little data than a class token (arXiv 2205.01580)"
+        ),
     )
 
 

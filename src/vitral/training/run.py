@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -281,8 +281,18 @@ class Plan:
 
     run: Run
     choices: tuple[Choice, ...] = ()
-    begun_in: str = ""
-    """The folder that a saved run's paths start from; empty where it is the current one, or not known."""
+    paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of a saved run, by option: where that lies which its path named when it began."""
+
+    def located(self, option: str) -> Any:
+        """An option that may be a path, as it was typed; but where that is something else from here, or nothing, the
+        path on which the run found it, as long as it is there.
+        """
+        typed, kept = getattr(self.run, option), self.paths.get(option)
+        if kept is None or not os.path.exists(kept):
+            return typed
+        here = os.path.expanduser(typed)
+        return typed if os.path.exists(here) and os.path.samefile(here, kept) else kept
 
 
 class RunFolder:
@@ -312,7 +322,8 @@ class RunFolder:
             raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
         try:
             data = json.loads(self.config.read_text("utf-8"))
-            begun_in = str((self.path / data["begun_in"]).resolve()) if data.get("begun_in") else ""
-            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]), begun_in)
-        except (ValueError, KeyError, TypeError) as error:
+            start = os.path.realpath(self.path)
+            paths = {name: os.path.normpath(os.path.join(start, way)) for name, way in data.get("paths", {}).items()}
+            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]), paths)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error

@@ -17,6 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from vitral.data.kernels import torchvision
 from vitral.errors import WeightsError
 
 SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
@@ -32,6 +33,7 @@ def imagenet_names() -> tuple[str, ...]:
     WordNet has two cranes and two maillots; torchvision says `crane bird` (134) and `maillot tank suit` (639) for one
     of each. Where a release has the same name twice, `distinct` tells them apart.
     """
+    torchvision()
     # A private name of a public table: `Weights.meta["categories"]`, without importing all the models.
     from torchvision.models._meta import _IMAGENET_CATEGORIES
 

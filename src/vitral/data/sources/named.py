@@ -18,6 +18,7 @@ import numpy as np
 
 from vitral.data.dataset import DataSet, Numbered, Pixels, Split, natural
 from vitral.data.files import ARCHIVES, Folder, FolderFetch, Names, open_files
+from vitral.data.kernels import torchvision
 from vitral.data.sources import idx
 from vitral.data.sources.layout import read_layout
 from vitral.errors import DataError
@@ -122,7 +123,7 @@ def _in_memory(maker: str, name: str, classes: tuple[str, ...] | None = None) ->
     """A set that torchvision holds as one array of pixels, with a train and a test part."""
 
     def fetch(root: Path, download: bool) -> DataSet:
-        from torchvision import datasets  # takes a while to import, and is needed for these sets only
+        datasets = torchvision().datasets
 
         splits = {}
         for split in ("train", "test"):
@@ -136,7 +137,7 @@ def _in_memory(maker: str, name: str, classes: tuple[str, ...] | None = None) ->
 
 def _places365(root: Path, download: bool) -> DataSet:
     """The 36,500 small pictures of the validation split, as the train split (a random part of it is the write-up's)."""
-    from torchvision import datasets
+    datasets = torchvision().datasets
 
     made = datasets.Places365(str(root), split="val", small=True, download=download)
     if not all(os.path.isfile(path) for path, _ in (made.imgs[0], made.imgs[-1])):
@@ -152,7 +153,7 @@ def _places365(root: Path, download: bool) -> DataSet:
 
 def _imagenet(root: Path, download: bool) -> DataSet:
     """The 2012 classification set from its official archives in ROOT/imagenet, which torchvision unpacks there."""
-    from torchvision import datasets
+    datasets = torchvision().datasets
 
     if not (root / "imagenet" / "ILSVRC2012_devkit_t12.tar.gz").is_file():
         raise FileNotFoundError("ImageNet cannot be downloaded without an account at image-net.org")
