@@ -253,6 +253,26 @@ def test_pillow_alone_gives_the_same_pictures(monkeypatch: pytest.MonkeyPatch) -
         assert np.abs(read_image(data).astype(int) - pixels).max() <= 2
 
 
+def test_damaged_jpegs_are_the_same_to_both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pixels, or refused by both: what is left out of a set must not depend on how many pictures it has."""
+    generator, outcomes = np.random.default_rng(0), []
+    for number in range(120):
+        data = bytearray(jpeg(progressive=number % 3 == 0))
+        for _ in range(generator.integers(1, 8)):
+            data[generator.integers(3, len(data))] = generator.integers(256)
+        found: list[np.ndarray | None] = []
+        for fast in (False, True):
+            monkeypatch.setattr(intake, "loaded", lambda fast=fast: fast)
+            try:
+                found.append(read_image(bytes(data)))
+            except ImageError:
+                found.append(None)
+        outcomes.append(found[0] is None)
+        assert (found[0] is None) == (found[1] is None)
+        assert found[0] is None or np.abs(found[0].astype(int) - found[1]).max() <= 2
+    assert {True, False} == set(outcomes)
+
+
 def test_a_jpeg_with_exif_or_four_inks_is_not_plain() -> None:
     assert intake._decode_plain_jpeg(jpeg(exif=exif(6))) is None
     assert intake._decode_plain_jpeg(encoded(Image.new("CMYK", (8, 8)), "JPEG")) is None
