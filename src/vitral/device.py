@@ -68,10 +68,10 @@ def choose(device: str = "auto", precision: str = "auto", dim: int | None = None
     if precision == "fp32":
         return Machine(target, "fp32", "you asked")
     if precision == "bf16":
-        slow = target.type == "cpu" and bool(_cpu_flags()) and not _fast_bf16(target)  # other systems tell no flags
+        slow = target.type == "cpu" and bool(_cpu_flags()) and not has_bf16(target)  # other systems tell no flags
         caution = "bf16 is slower than fp32 on this processor, which has no instructions for it" * slow
         return Machine(target, "bf16", "; ".join(filter(None, ("you asked", caution))), caution)
-    if not _fast_bf16(target):
+    if not has_bf16(target):
         return Machine(target, "fp32", f"this {target.type} has no bf16 instructions")
     if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:
         return Machine(target, "fp32", f"at width {dim} casting costs more than bf16 gains")
@@ -95,7 +95,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _fast_bf16(device: torch.device) -> bool:
+def has_bf16(device: torch.device) -> bool:
+    """Whether it has instructions for products in bf16: without, a processor is many times slower than in fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":

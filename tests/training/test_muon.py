@@ -18,7 +18,12 @@ def matrices(shapes: tuple[tuple[int, int], ...]) -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize(("shapes", "steps"), [(SMALL, 5), (REAL, 2)])
-def test_it_is_torchs_but_for_rounding(shapes: tuple[tuple[int, int], ...], steps: int) -> None:
+@pytest.mark.parametrize(("kind", "within"), [(torch.bfloat16, 0.005), (torch.float32, 0.03)])
+def test_it_is_torchs_but_for_rounding(
+    shapes: tuple[tuple[int, int], ...], steps: int, kind: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own computes directions in bf16 everywhere."""
+    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: kind == torch.bfloat16)
     ours, theirs = matrices(shapes), matrices(shapes)
     optimizers = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS, adjust_lr_fn="match_rms_adamw")
     for step in range(steps):
@@ -31,7 +36,7 @@ def test_it_is_torchs_but_for_rounding(shapes: tuple[tuple[int, int], ...], step
             optimizer.step()
     start = matrices(shapes)
     for number, (one, other, before) in enumerate(zip(ours, theirs, start, strict=True)):
-        assert torch.linalg.norm(one - other) <= 0.005 * torch.linalg.norm(other - before)  # products are in bf16
+        assert torch.linalg.norm(one - other) <= within * torch.linalg.norm(other - before)
         assert torch.equal(one, before) == (number == 2)
     states = [[state["momentum_buffer"] for state in optimizer.state.values()] for optimizer in optimizers]
     assert len(states[0]) == len(shapes) - 1
@@ -49,6 +54,17 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     assert (seen < 1.3).all()
     same = u.mT @ found @ v.mT  # the singular vectors stay: nothing beside the diagonal
     assert (same - torch.diag_embed(same.diagonal(dim1=1, dim2=2))).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(("flags", "kind"), [({"avx2"}, torch.float32), ({"avx512_bf16"}, torch.bfloat16)])
+def test_directions_are_computed_in_what_the_processor_has(flags, kind, monkeypatch) -> None:
+    monkeypatch.setattr("vitral.device._cpu_flags", lambda: frozenset(flags))
+    seen = []
+    monkeypatch.setattr("vitral.training.muon.newton_schulz", lambda x, *rest: seen.append(x.dtype) or x)
+    moving = torch.nn.Parameter(torch.ones(4, 4))
+    moving.grad = torch.ones(4, 4)
+    Muon([moving], **OPTIONS).step()
+    assert seen == [kind]
 
 
 def test_nothing_to_learn_from_is_no_mistake() -> None:
