@@ -70,10 +70,10 @@ def test_validation_is_said(make_pictures: MakePictures):
     tested = make_pictures({"train/a": 10, "train/b": 10, "test/a": 2, "test/b": 2}, name="tested")
     job = plan_run({"data": str(plain), **TINY})
     count, why = reasons(job)["validation"]
-    assert (count, why.partition(";")[0]) == ("2 pictures", "cut from train, the same share of each class")
+    assert (count, why.partition(";")[0]) == ("2 pictures", "cut from train, about the same share of each class")
     assert "--val-fraction 0.3" in why, "two pictures tell nothing"
     wider = plan_run({"data": str(plain), "val_fraction": 0.3, **TINY})
-    assert reasons(wider)["validation"] == ("6 pictures", "cut from train, the same share of each class")
+    assert reasons(wider)["validation"] == ("6 pictures", "cut from train, about the same share of each class")
     assert "the data's own split" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
     assert "test is left for the end" in reasons(plan_run({"data": str(tested), **TINY}))["validation"][1]
     job = plan_run({"data": str(tested), "val_fraction": 0.0, **TINY})

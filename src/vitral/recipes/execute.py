@@ -45,7 +45,7 @@ from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import Objective, balanced_weights
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import KEEP_THEM, ConsoleListener, counting, print_plan
-from vitral.training.run import Choice, Run, RunFolder, checked_options
+from vitral.training.run import Choice, Plan, Run, RunFolder, checked_options
 from vitral.training.schedule import image_size
 from vitral.weights import native
 from vitral.weights.files import write_text
@@ -113,11 +113,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     given = checked_options(given)
     folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
     plan = folder.read_plan()
-    differing = [
-        name
-        for name, value in given.items()
-        if name != "out" and _plain(name, getattr(plan.run, name)) != _plain(name, value)
-    ]
+    differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
     if differing:
         name = differing[0]
         raise UsageError(
@@ -144,6 +140,15 @@ def _check_teacher(job: Job, folder: RunFolder) -> None:
         why = "the run began with other weights in that place"
         hint = "put them back, or begin again with --overwrite"
         raise RunError("the teacher has changed", where=job.run.teacher, why=why, hint=hint)
+
+
+def _same_value(plan: Plan, name: str, value: Any) -> bool:
+    """Whether an option was the same when the run began; a path may have another spelling."""
+    if name in ("data", "data_root", "init", "teacher") and value and os.path.exists(there := plan.located(name) or ""):
+        here = os.path.expanduser(value)
+        if os.path.exists(here) and os.path.samefile(here, os.path.expanduser(there)):
+            return True
+    return bool(_plain(name, getattr(plan.run, name)) == _plain(name, value))
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -323,7 +323,7 @@ def _two_sides(dataset: DataSet, split: str | None) -> tuple[DataSet, str, list[
         return dataset, other, []
     dataset = with_validation(dataset)
     cut = len(dataset["val"])
-    return dataset, "val", [f"{cut:,} pictures were cut from train to measure on, the same share of each class"]
+    return dataset, "val", [f"{cut:,} pictures were cut from train to measure on, about the same share of each class"]
 
 
 def _side(

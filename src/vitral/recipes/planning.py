@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from vitral.data.dataset import check_classes
 from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
-from vitral.errors import UsageError, VitralError, unknown
+from vitral.errors import DataError, UsageError, VitralError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
@@ -177,6 +178,10 @@ def _holds(choice: Choice, recipes: Run, run: Run) -> bool:
 def reopen(plan: Plan) -> Job:
     """The job of a run that was planned before: the same choices, nothing decided anew."""
     run = plan.run
+    if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
+        why = f"it began with {run.data}, and from the run's folder that would be here"
+        hint = "put them back, or name others where the command takes DATA"
+        raise DataError("the run's own pictures are gone", where=kept, why=why, hint=hint)
     dataset = _split(load(plan.located("data"), root=plan.located("data_root")), run, [])
     again = {"init": plan.located("init"), "image_size": run.image_size, "channels": run.channels}
     loaded = _initial(again, dataset.classes, run) if run.init else None
@@ -416,9 +421,9 @@ def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
         reasons.append(Choice("validation", f"{counts['val']:,} pictures", "the data's own split"))
     elif "val" in counts:
         why = (
-            "cut from train, the same share of each class; test is left for the end"
+            "cut from train, about the same share of each class; test is left for the end"
             if "test" in counts
-            else "cut from train, the same share of each class"
+            else "cut from train, about the same share of each class"
         )
         if counts["val"] < _FEW_TO_JUDGE and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; so few say little of the accuracy: --val-fraction {_WIDER_FRACTION}"

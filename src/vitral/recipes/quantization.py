@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -108,7 +109,9 @@ def quantize(
         raise UsageError("there must be at least one picture to measure on, and one to judge by")
     skip = skips(bad_images)
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
-    integers_by(exact.model, where=model, hint="vitral predict, without --precision int8")  # before pictures are read
+    integers_by(
+        exact.model, where=model, hint=f"vitral predict {shlex.quote(str(model))} IMAGE"
+    )  # before pictures are read
     dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
     skip = skip or (data is None and left_out_bad(exact))
 
