@@ -109,9 +109,8 @@ def quantize(
         raise UsageError("there must be at least one picture to measure on, and one to judge by")
     skip = skips(bad_images)
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
-    integers_by(
-        exact.model, where=model, hint=f"vitral predict {shlex.quote(str(model))} IMAGE"
-    )  # before pictures are read
+    instead = f"vitral predict {shlex.quote(str(model))} IMAGE"
+    integers_by(exact.model, where=model, hint=instead)  # what cannot be is said before pictures are read
     dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
     skip = skip or (data is None and left_out_bad(exact))
 

@@ -26,7 +26,8 @@ class Muon(torch.optim.Muon):
     def __init__(self, params: Iterable[Any], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
         """`params`: matrices (a, b), or groups of them."""
         super().__init__(params, lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
-        self.kind = torch.bfloat16 if has_bf16(self.param_groups[0]["params"][0].device) else torch.float32
+        first = next(matrix for group in self.param_groups for matrix in group["params"])
+        self.kind = torch.bfloat16 if has_bf16(first.device) else torch.float32
         """What directions are computed in."""
 
     @torch.no_grad()
