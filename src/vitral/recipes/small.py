@@ -133,7 +133,7 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
             why = f"tokens of {patch} pixels for small pictures, {convolutions}; width and depth {machine}"
             return _Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
     side = 224 if gpu else 128
-    why = f"photographs at {side} pixels, {convolutions}; width and depth {machine}"
+    why = f"tokens of 16 pixels for photographs, {convolutions}; width and depth {machine}"
     return _Shape((side, side), f"C+{size}/16", "random-resized", why)
 
 
