@@ -250,8 +250,9 @@ def test_what_is_not_finite_is_found_a_batch_later(monkeypatch, what):
     assert named in str(caught.value)
 
 
-def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32():
+def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32(monkeypatch):
     """So there is nothing that TF32 could make faster, and it is left off."""
+    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: True)  # as on a GPU
     run = Run(batch_size=4, optimizer="muon", clip=1.0)
     model = network(config("mu/4", image_size=8, classes=3, dim=16, depth=2, heads=2, mlp_dim=16))
     optimizer = OptimizerSet(model, run)
