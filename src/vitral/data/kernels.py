@@ -29,13 +29,13 @@ def torchvision() -> Any:
 
 def expect(pictures: int) -> None:
     """Load the faster decoder where so many are to be decoded that it may save as much time as it takes to import: some
-    3 s, for a millisecond of each photograph of half a megapixel.
+    3 s, for nearly a millisecond of each photograph (docs/log.md, benchmarks/decode.py).
     """
     if pictures >= _MANY:
         torchvision()
 
 
-_MANY = 2000
+_MANY = 3000
 
 
 def loaded() -> bool:
