@@ -96,7 +96,7 @@ def _shapes(network: Subject, options: Options) -> list[tuple[str, int]]:
 def _large(network: Subject, options: Options) -> int:
     """Pictures of a batch: fewer of large networks on a processor, so that a step takes seconds."""
     if options.device == "cuda":
-        return 256
+        return 256 if network.flops < 60e9 else 128
     return 32 if network.flops < 20e9 else 16 if network.flops < 60e9 else 8
 
 

@@ -27,6 +27,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, unknown
 from vitral.model import Network
+from vitral.model.graphed import Graphed
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed, pays
 from vitral.model.quantized import Ranges, quantized, refusal
@@ -109,8 +110,10 @@ class Predictor:
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
         self.engine = self._engine(engine, ranges, merge)
-        """What computes: `plain` is `model`, `compiled` what torch's compiler makes of it; `packed`, its weights laid
-        out for this processor, `int8`, its dense layers in integers, and `openvino` call no hooks."""
+        """What computes: `plain` is `model`, `compiled` what torch's compiler makes of it; `graphed`, its kernels
+        recorded on a GPU, `packed`, its weights laid out for this processor, `int8`, its dense layers in integers, and
+        `openvino` call no hooks.
+        """
         self.merge = merge
         """Tokens that are merged in each block."""
         self.tta = tta
@@ -139,6 +142,8 @@ class Predictor:
             return "compiled"
         if engine != "plain" and packable(self.model) and (engine == "packed" or pays(self.model)):  # type: ignore[arg-type]  # it is a ViT
             return "packed"
+        if engine == "auto" and self.machine.device.type == "cuda" and not merge:
+            return "graphed"
         if engine == "packed":
             why = "it is for a ViT on a CPU with torch's oneDNN"
             raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
@@ -242,8 +247,8 @@ class Predictor:
             network = quantized(network, self._ranges or {})
         elif self.engine == "packed":
             network = packed(network)
-        elif self.engine == "compiled":
-            return Compiled(network)
+        elif self.engine in ("compiled", "graphed"):
+            return (Compiled if self.engine == "compiled" else Graphed)(network)
         return merged(network, self.merge) if self.merge else network
 
 

@@ -81,13 +81,13 @@ def test_best_weights_are_kept_and_last_ones_too(make_pictures: MakePictures, tm
     scores = iter([0.4, 0.9, 0.1])
     monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": next(scores)})
     seen = {}
-    original = execute._save
+    original = execute._Saving.__call__
 
-    def save(running: Any, best: bool) -> None:
-        original(running, best)
-        seen[running.state.epoch] = {k: v.clone() for k, v in running.state.model.state_dict().items()}
+    def save(saving: Any, state: Any, best: bool, must: bool) -> None:
+        original(saving, state, best, must)
+        seen[state.epoch] = {k: v.clone() for k, v in state.model.state_dict().items()}
 
-    monkeypatch.setattr(execute, "_save", save)
+    monkeypatch.setattr(execute._Saving, "__call__", save)
     run = train(make_pictures({"a": 10, "b": 10}), tmp_path / "run")
     assert run.result["best_epoch"] == 2
     assert same_bits(weights_of(run.folder), seen[2])
@@ -95,6 +95,49 @@ def test_best_weights_are_kept_and_last_ones_too(make_pictures: MakePictures, tm
     assert same_bits({k.removeprefix("model."): v for k, v in last.items() if k.startswith("model.")}, seen[3])
     trained = native.read(run.folder / "model.safetensors").trained
     assert (trained["epoch"], trained["val_accuracy"], trained["model"]) == (2, 0.9, "mu/4")
+
+
+@pytest.mark.parametrize(("share", "times"), [(1e9, 6), (1e-9, 2)])
+def test_saving_takes_a_share_of_the_time(make_pictures: MakePictures, tmp_path, monkeypatch, share, times):
+    """Quick epochs wait for each other, and what is on the disk at the end is the same: the fourth was best."""
+    scores = iter([0.4, 0.9, 0.1, 0.95, 0.2, 0.3])
+    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": next(scores)})
+    monkeypatch.setattr(execute, "SAVING", share)
+    saved, seen, fitted = [], {}, execute._Saving.__call__
+    original = execute.State.save
+
+    def save(state: Any, *about: Any) -> None:
+        saved.append(state.epoch)
+        original(state, *about)
+
+    def looked(saving: Any, state: Any, best: bool, must: bool) -> None:
+        fitted(saving, state, best, must)
+        seen[state.epoch] = {k: v.clone() for k, v in state.model.state_dict().items()}
+
+    monkeypatch.setattr(execute.State, "save", save)
+    monkeypatch.setattr(execute._Saving, "__call__", looked)
+    run = train(make_pictures({"a": 10, "b": 10}), tmp_path / "run", epochs=6)
+    assert len(saved) == times
+    assert saved[-1] == 6
+    assert same_bits(weights_of(run.folder), seen[4])
+    assert native.read(run.folder / "model.safetensors").trained["epoch"] == 4
+    assert (run.folder / "metrics.jsonl").read_text().count("\n") == 6
+
+
+def test_the_best_weights_are_there_where_a_later_epoch_breaks(make_pictures, tmp_path, monkeypatch):
+    """They were kept beside the state, which is not worth saving any more."""
+    monkeypatch.setattr(execute, "SAVING", 1e-9)
+    scores = iter([0.4, 0.9])
+
+    def validate(model: Any, running: Any) -> dict[str, float]:
+        if running.state.epoch == 2:
+            raise TrainingError("weights are no longer finite")
+        return {"val_loss": 1.0, "val_accuracy": next(scores)}
+
+    monkeypatch.setattr(execute, "_validate", validate)
+    with pytest.raises(TrainingError):
+        train(make_pictures({"a": 10, "b": 10}), tmp_path / "run")
+    assert native.read(tmp_path / "run/model.safetensors").trained["val_accuracy"] == 0.9
 
 
 def test_the_average_is_what_is_saved(make_pictures, tmp_path):
@@ -152,16 +195,18 @@ def test_a_busy_machine_is_told_before_a_run_and_not_where_one_goes_on(make_pict
     photos, out = make_pictures({"a": 10, "b": 10}), tmp_path / "run"
     monkeypatch.setattr(execute, "crowded", lambda others: "others are busy")
     options = {**TINY, "epochs": 2, "device": "cpu"}
-    save = execute._save
-    monkeypatch.setattr(execute, "_save", lambda running, best: save(running, best) or interrupt())
+    save = execute._Saving.__call__
 
-    def interrupt() -> None:
+    def interrupted(saving: Any, *about: Any) -> None:
+        save(saving, *about)
         raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute._Saving, "__call__", interrupted)
 
     with pytest.raises(Interrupted):
         vitral.train(str(photos), out=str(out), **options)
     assert capsys.readouterr().err.count("others are busy") == 1
-    monkeypatch.setattr(execute, "_save", save)
+    monkeypatch.setattr(execute._Saving, "__call__", save)
     vitral.train(out=str(out), resume=True)
     assert "others are busy" not in capsys.readouterr().err
 

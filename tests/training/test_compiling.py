@@ -24,7 +24,16 @@ from vitral.model.variants import config
 from vitral.recipes import planning
 from vitral.recipes.planning import plan_run
 from vitral.training import compiling
-from vitral.training.compiling import FIRST_CALL, GAIN, RATES, Stopwatch, compiled, keep_code, seconds_saved, whether
+from vitral.training.compiling import (
+    FIRST_CALL,
+    GAIN,
+    RATES,
+    CompiledObjective,
+    Stopwatch,
+    keep_code,
+    seconds_saved,
+    whether,
+)
 from vitral.training.distillation import Teacher
 from vitral.training.loop import State
 from vitral.training.objective import Classification
@@ -149,7 +158,7 @@ def test_the_module_itself_is_not_compiled(monkeypatch):
     seen = []
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **how: seen.append(how) or original(module, backend="eager"))
-    objective = compiled(OBJECTIVE, model)
+    objective = CompiledObjective(OBJECTIVE, model)
     loss, metrics = objective(model, a_batch(TINY_SHAPE))
     expected, _ = OBJECTIVE(model, a_batch(TINY_SHAPE))
     assert torch.equal(loss, expected)
@@ -191,7 +200,7 @@ def test_all_that_follows_the_pictures_is_one_graph(monkeypatch, model, objectiv
     net = network(model).train()
     found = []
     torch.compiler.reset()  # else what was compiled before counts
-    for each in (objective, compiled(objective, net)):
+    for each in (objective, CompiledObjective(objective, net)):
         seed_everything(3)
         loss, metrics = each(net, a_batch(TINY_SHAPE))
         found.append({"loss": loss.detach(), **metrics})
@@ -211,7 +220,7 @@ def test_networks_one_after_the_other_are_all_compiled(monkeypatch):
     for width in range(1, 11):
         net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, width), nn.Linear(width, 3))
         with compiling.compiler_timed():
-            compiled(OBJECTIVE, net)(net, a_batch(TINY_SHAPE))
+            CompiledObjective(OBJECTIVE, net)(net, a_batch(TINY_SHAPE))
     assert len(graphs) == 10
 
 
@@ -224,7 +233,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch):
     model = network(TINY_SHAPE)
     torch.compiler.reset()  # else what was compiled before counts
     with pytest.raises(TrainingError, match=r"torch\.compile failed") as caught:
-        compiled(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))
+        CompiledObjective(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))
     assert "no Python.h" in str(caught.value)
     assert "--no-compile" in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 5
@@ -286,7 +295,7 @@ def test_code_is_found_again(monkeypatch, tmp_path: Path):
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
-        compiled(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))[0].backward()
+        CompiledObjective(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))[0].backward()
         found.append(dict(torch._dynamo.utils.counters["aot_autograd"] | torch._dynamo.utils.counters["inductor"]))
     assert (tmp_path / "vitral/compiled").is_dir()
     assert sum(n for name, n in found[0].items() if name.endswith("cache_miss")) > 0
@@ -302,7 +311,7 @@ def test_compiled_code_computes_what_the_network_does():
     with torch.no_grad():
         model.head.weight.normal_(std=0.1)  # a head of zeros would hide all before it
     found = []
-    for objective in (OBJECTIVE, compiled(OBJECTIVE, model)):
+    for objective in (OBJECTIVE, CompiledObjective(OBJECTIVE, model)):
         model.zero_grad()
         loss, metrics = objective(model, batch)
         loss.backward()

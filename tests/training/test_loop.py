@@ -65,7 +65,7 @@ def trained(run: Run, state: State | None = None, **parts: Any) -> State:
     state = state or state_of(run)
     given: dict[str, Any] = {
         "train": batches(run), "objective": Classification(PREPROCESSING, run.augmentation, 3),
-        "validate": lambda model: {}, "save": lambda state, best: None, "listener": Listener(), **parts,
+        "validate": lambda model: {}, "save": lambda state, best, must: None, "listener": Listener(), **parts,
     }  # fmt: skip
     fit(state, run, choose("cpu", "fp32"), given.pop("train"), given.pop("objective"), given.pop("validate"), **given)
     return state
@@ -171,14 +171,14 @@ def test_best_is_the_highest_accuracy_then_the_lowest_loss():
     told = iter([{"val_accuracy": a, "val_loss": loss} for a, loss in scores])
     saved = []
     run = run_of(epochs=6, batch_size=24)
-    state = trained(run, validate=lambda model: next(told), save=lambda state, best: saved.append(best))
+    state = trained(run, validate=lambda model: next(told), save=lambda state, best, must: saved.append(best))
     assert saved == [True, True, True, False, False, True]
     assert state.best["epoch"] == 6
 
 
 def test_without_validation_the_last_epoch_is_kept():
     saved = []
-    trained(run_of(epochs=3, batch_size=24), save=lambda state, best: saved.append(best))
+    trained(run_of(epochs=3, batch_size=24), save=lambda state, best, must: saved.append(best))
     assert saved == [True, True, True]
 
 
@@ -255,7 +255,7 @@ def test_weights_broken_by_the_last_step_are_not_saved():
     saved = []
     with pytest.raises(TrainingError, match="no longer finite in epoch 2") as caught:
         trained(
-            run_of(epochs=2, clip=None), save=lambda state, best: saved.append(state.epoch),
+            run_of(epochs=2, clip=None), save=lambda state, best, must: saved.append(state.epoch),
             objective=failing_at(5, lambda v: v + 0 * (v - v.detach()).sqrt()),
         )  # fmt: skip
     assert saved == [1]

@@ -32,9 +32,10 @@ from vitral.model import summarize
 from vitral.model.quantized import observe
 from vitral.predict import Predictor
 from vitral.training import compiling
-from vitral.training.objective import Classification, Objective
+from vitral.training.objective import Classification, Halves
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
+from vitral.training.step import WARM_UP, Unwatched, recordable, step_of
 
 MATRIX = {"cuda": 8192}
 """Side of the matrices that the machine's own rate is measured with, by device; elsewhere `SMALL_MATRIX`."""
@@ -43,7 +44,7 @@ _LEAST = 0.02  # seconds that one measurement takes at least: what is shorter is
 _MOST = 50  # times, though
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-Step = Callable[[Batch], None]
+Step = Callable[[Batch], object]
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,9 @@ def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, b
     for who, compiled, build in _networks(case):
         model = _built(build, device, compiled and who != OURS).train()
         if who == OURS:
-            whole = compiling.compiled(objective, model) if compiled else objective
-            of_ours = partial(_step, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), whole)
-            steps = {precision: partial(of_ours, choose(case.device, precision)) for precision in case.precisions}
+            whole = compiling.CompiledObjective(objective, model) if compiled else objective
+            of_ours = partial(_ours, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), whole, device)
+            steps = {precision: of_ours(choose(case.device, precision)) for precision in case.precisions}
         else:
             of_theirs = partial(theirs.step, model, theirs.optimizer(model))
             steps = {precision: partial(of_theirs, precision) for precision in case.precisions}
@@ -217,12 +218,11 @@ def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, b
             yield who, precision, compiled, step
 
 
-def _step(model: nn.Module, optimizer: OptimizerSet, objective: Objective, machine: Machine, batch: Batch) -> None:
-    """Ours, as `vitral.training.loop` does it."""
-    with machine.autocast():
-        loss, _ = objective(model, batch)
-    loss.backward()
-    optimizer.step()
+def _ours(model: nn.Module, optimizer: OptimizerSet, objective: Halves, device: torch.device, machine: Machine) -> Step:
+    """Our step, as `vitral.training.loop` takes it."""
+    run = Run(optimizer="adamw", lr=1e-4, clip=None)
+    step = step_of(model, optimizer, objective, machine, dataclasses.replace(run, graphs=recordable(run, device)[0]))
+    return lambda batch: step(batch, Unwatched(), lr=1e-4)
 
 
 def _built(build: Callable[[], nn.Module], device: torch.device, compiled: bool) -> nn.Module:
@@ -321,8 +321,8 @@ def _compiler_at_its_best(case: Case) -> Iterator[None]:
 
 def _warm(way: Way, case: Case) -> tuple[int | None, int]:
     """A call for its memory, and how often it must be repeated to be read off a clock."""
-    if way.compiled:
-        way.program()  # what is compiled loads the last of its code in the second call
+    for _ in range(WARM_UP if case.device == "cuda" else way.compiled):
+        way.program()  # what is compiled loads the last of its code in the second call; what is recorded is so later
     taken: list[float] = []
     memory = growth(lambda: taken.append(timed(way.program, case.device)), case.device)
     elsewhere = case.what == "jpeg" and case.device != "cuda"  # on a CPU the workers' memory is not this process's

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral import __version__
 from vitral.data.dataset import Split
 
 FORMAT = 1
@@ -53,7 +54,7 @@ def pixels_key(pictures: Split, settings: Mapping[str, Any]) -> str:
     In it: each picture's `Split.identity`, in order; `settings`, plain data that say what is made of a picture; and the
     programs that make it, with the processor's instructions, since kernels for others may round otherwise.
     """
-    programs = {name: version(name) for name in ("vitral", "torch", "torchvision", "numpy", "pillow")}
+    programs = {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")} | {"vitral": __version__}
     facts = [FORMAT, programs, torch.backends.cpu.get_cpu_capability(), dict(settings)]
     known = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=20)
     for index in range(len(pictures)):

@@ -8,11 +8,10 @@ the caller seeds from (seed, epoch, step or sample), so that any batch can be ma
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from vitral.data.kernels import torchvision
+from vitral.data.operations import rand_augment, trivial_augment
 from vitral.errors import UsageError, unknown
 
 Resize = Literal["stretch", "crop", "letterbox"]
@@ -260,8 +259,7 @@ class Augmentation:
     @property
     def by_torchvision(self) -> bool:
         """Whether any of it is torchvision's."""
-        drawn = self.crop == "random-resized" or self.augment in ("randaugment", "trivialaugment")
-        return drawn or self.mixup > 0 or self.cutmix > 0
+        return self.crop == "random-resized" or self.mixup > 0 or self.cutmix > 0
 
     def geometry(self, pixels: np.ndarray | Tensor, preprocessing: Preprocessing) -> Tensor:
         """One picture: uint8 (H, W, C) of any size to uint8 (C, height, width), cropped at random where asked."""
@@ -283,14 +281,11 @@ class Augmentation:
             images = torch.where(flipped[:, None, None, None], images.flip(-1), images)
         if self.augment == "affine":
             images = random_affine(images)
-        elif self.augment != "none":
-            images = _in_groups(self._operations(), images)
+        elif self.augment == "trivialaugment":
+            images = trivial_augment(images)
+        elif self.augment == "randaugment":
+            images = rand_augment(images, *self.randaugment)
         return images
-
-    def _operations(self) -> Any:
-        if self.augment == "trivialaugment":
-            return torchvision().transforms.v2.TrivialAugmentWide()
-        return torchvision().transforms.v2.RandAugment(num_ops=self.randaugment[0], magnitude=self.randaugment[1])
 
     def standardised(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """A batch of floats (B, C, H, W) and labels (B,): random erasing, then mixup or cutmix.
@@ -352,27 +347,3 @@ def random_erase(images: Tensor, probability: float, area: tuple[float, float] =
     in_columns = (column >= left[:, None]) & (column < (left + width)[:, None])
     inside = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
     return torch.where(inside, torch.randn_like(images), images)
-
-
-def _in_groups(operation: Any, images: Tensor, groups: int = 32) -> Tensor:
-    """torchvision draws one operation a call; a call for each of some groups keeps a batch varied and costs little.
-
-    Which pictures share a group changes with the order of the epoch.
-    """
-    parts: Sequence[Tensor] = images.chunk(min(groups, len(images)))
-    with contextlib.nullcontext() if images.device.type == "cpu" else _Unwaiting():
-        return torch.cat([operation(part) for part in parts])
-
-
-class _Unwaiting(TorchFunctionMode):
-    """torchvision's operations make small tensors of numbers on the device (the matrix of a rotation). Each such copy
-    waits for all that a GPU has still to do; within, they are copied as it goes.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not torch.tensor or (device := torch.device(kwargs.get("device") or "cpu")).type == "cpu":
-            return func(*args, **kwargs)
-        # only from pinned memory does a copy go on by itself
-        numbers = torch.tensor(*args, **{**kwargs, "device": "cpu", "pin_memory": device.type == "cuda"})
-        return numbers.to(device, non_blocking=True)

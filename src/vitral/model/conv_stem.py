@@ -112,14 +112,16 @@ def conv_layers(dim: int, patch: int) -> ConvLayers:
 
 
 def deep_layers(dim: int, patch: int) -> ConvLayers:
-    """The stem of maxima for small pictures: a layer at full size, two for each halving, and one more. The first
-    halving is a quarter as wide as what follows, which is as wide as the last layers of `conv_layers`.
+    """The stem of maxima for small pictures: a layer at full size, two for each halving, and one more. The last ones
+    are as wide as those of `conv_layers`; the first halving is a quarter as wide, or, for tokens that
+    are wide themselves and meant for a GPU, two thirds.
 
-    It computes several times as much as those for the same picture, all of it near full size.
+    It computes several times as much as those for the same picture, most of it near full size.
     """
     width = max(dim, min(2 * dim, 256))
-    layers = [(width // 8, 1)]
+    whole, halved = (width // 8, width // 4) if width <= 256 else (width // 6, 2 * width // 3)
+    layers = [(whole, 1)]
     for number in range(round(math.log2(patch))):
-        channels = width if number else width // 4
+        channels = width if number else halved
         layers += [(channels, 2), (channels, 1)]
     return (*layers, (width, 1))

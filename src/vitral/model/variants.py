@@ -29,6 +29,7 @@ SIZES: dict[str, Size] = {
     "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop, patches alone
     "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem
     "Micro": Size(128, 2, 512, 4),  # ours: the same for colour
+    "Mini": Size(384, 4, 1536, 6),  # ours: the same on a GPU
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
     "M": Size(512, 12, 2048, 8),
@@ -55,7 +56,7 @@ CONV = "C"
 """Before the "+" of a name: a convolutional stem."""
 CONV_PATCHES = (2, 4, 8, 16, 32)
 """Pixels of a token behind one."""
-MOSTLY_STEM = ("Femto", "Micro")
+MOSTLY_STEM = ("Femto", "Micro", "Mini")
 """Sizes whose stem does most of the work; before the others it is a few layers (Xiao et al.)."""
 DEEP_PATCH = 8
 """Pixels of a token up to which theirs is deep: that is for small pictures, and for others it would take hours."""
@@ -63,7 +64,7 @@ DEEP_PATCH = 8
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
 
-CONV_STEMMED = ("C+Femto/4", "C+Micro/8", "C+S/16")
+CONV_STEMMED = ("C+Femto/4", "C+Micro/8", "C+Mini/4", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
 """The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
@@ -192,6 +193,7 @@ NOTES = {
     "Nano": "small colour pictures on a laptop, patches alone",
     "Femto": "shallow: behind a convolutional stem",
     "Micro": "shallow: behind a convolutional stem",
+    "Mini": "shallow: behind a convolutional stem",
     "Ti": "DeiT, AugReg",
     "b": "half of B (paper, Figure 4)",
     "B": "paper, Table 1",
@@ -199,6 +201,7 @@ NOTES = {
     "H": "paper, Table 1",
     "C+Femto/4": "convolutional stem: small grey pictures on a laptop",
     "C+Micro/8": "convolutional stem: small colour pictures on a laptop",
+    "C+Mini/4": "convolutional stem: small colour pictures on a GPU",
     "C+S/16": "convolutional stem (arXiv 2106.14881)",
     "R+Ti/16": "hybrid; its tokens are 32 pixels",
     "R26+S/32": "hybrid: ResNet before the patches (AugReg)",

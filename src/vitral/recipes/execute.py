@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,8 +24,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
+from vitral import __version__
 from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
@@ -40,13 +42,14 @@ from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.pace import keeps_up
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
-from vitral.training.compiling import Stopwatch, compiled, compiler_timed
+from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
 from vitral.training.loop import Averaged, State, fit
-from vitral.training.objective import Objective, balanced_weights
+from vitral.training.objective import Halves, balanced_weights
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.progress import KEEP_THEM, ConsoleListener, counting, print_plan
 from vitral.training.run import Choice, Plan, Run, RunFolder, checked_options
 from vitral.training.schedule import image_size
+from vitral.training.step import step_of
 from vitral.weights import native
 from vitral.weights.files import write_text
 from vitral.weights.references import is_demo
@@ -214,21 +217,27 @@ def _fit(running: _Running) -> tuple[Choice, ...]:
     """Train from where the state stands to the end, step by step."""
     job, state, run = running.job, running.state, running.job.run
     size = _growing(job, running.batches["train"])
-    plain = objective_of(job, size and (lambda: size(state.step)))
-    objective: Objective = plain
+    objective: Halves = objective_of(job, size and (lambda: size(state.step)))
     with ExitStack() as stack:
         watch = Stopwatch()
         if run.compile:
             running.console.print("compiling: the first step takes longer", style="dim")
-            objective = compiled(plain, state.model)
+            objective = CompiledObjective(objective, state.model)
             watch = stack.enter_context(compiler_timed())
         listener = stack.enter_context(ConsoleListener(running.console, run.epochs))
+        saving = _Saving(running)
+        stack.callback(saving.keep_best)
         fit(
             state, run, job.machine, running.batches["train"], objective, lambda model: _validate(model, running),
-            save=lambda state, best: _save(running, best), listener=listener, size=size,
-            compiling=watch.seconds,
+            save=saving, listener=listener, size=size, compiling=watch.seconds,
+            step=step_of(state.model, state.optimizer, objective, job.machine, run, _say(running)),
         )  # fmt: skip
+        saving.finish()
     return ()
+
+
+def _say(running: _Running) -> Callable[[str], None]:
+    return lambda line: running.console.print(line, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _growing(job: Job, train: Batches) -> Callable[[int], tuple[int, int]] | None:
@@ -251,7 +260,7 @@ def _probe(running: _Running) -> tuple[Choice, ...]:
     found.write_into(state.model)
     state.history, state.best, state.seconds = found.history, found.best, found.seconds
     _save_metrics(running)
-    _save_weights(running, found.best)
+    _save_weights(running, found.best, state.evaluated.state_dict())
     tried = ", ".join(f"{line['C']:g} {line['val_accuracy']:.1%}" for line in found.history)
     return (Choice("C", f"{found.best['C']:g}", f"the best on validation: {tried}"),)
 
@@ -346,8 +355,8 @@ def _ways(run: Run, folder: Path) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """What the run was made with."""
-    packages = {name: version(name) for name in ("vitral", "torch", "torchvision", "numpy", "pillow")}
-    return packages | {"python": platform.python_version()}
+    packages = {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")}
+    return {"vitral": __version__} | packages | {"python": platform.python_version()}
 
 
 def _validate(model: nn.Module, running: _Running) -> dict[str, float]:
@@ -360,24 +369,64 @@ def _validate(model: nn.Module, running: _Running) -> dict[str, float]:
     return {"val_loss": float(F.cross_entropy(logits, labels)), "val_accuracy": float(accuracy)}
 
 
-def _save(running: _Running, best: bool) -> None:
-    """After an epoch, or where a person stopped: metrics, best weights, then the state that refers to them."""
-    _save_metrics(running)
-    if best:
-        _save_weights(running, running.state.history[-1])
-    running.state.save(running.folder.last, {"seed": running.job.run.seed})
+class _Saving:
+    """What a run keeps on disk: metrics and the best weights, then the state that refers to them. After an epoch that
+    is quicker than its saving the next ones wait, so that saving takes a twentieth of a run at most; the best weights
+    of an epoch that is not saved are kept as a copy on the device.
+    """
+
+    def __init__(self, running: _Running):
+        self.running = running
+        self._took, self._last = 0.0, -math.inf
+        self._best: tuple[Mapping[str, Any], dict[str, Tensor]] | None = None
+        self._behind = False
+
+    def __call__(self, state: State, best: bool, must: bool = False) -> None:
+        """After an epoch, or where a person stopped: then it `must` be."""
+        self._behind = True
+        if must or time.perf_counter() - self._last >= self._took / SAVING:
+            line = state.history[-1] if best else None
+            self._write(line, state.evaluated.state_dict() if best else {})
+        elif best:
+            weights = {name: value.detach().clone() for name, value in state.evaluated.state_dict().items()}
+            self._best = state.history[-1], weights
+
+    def finish(self) -> None:
+        """Write what was not."""
+        if self._behind:
+            self._write(None, {})
+
+    def keep_best(self) -> None:
+        """Write the best weights, where the state is no longer worth it."""
+        if self._best:
+            _save_weights(self.running, *self._best)
+
+    def _write(self, line: Mapping[str, Any] | None, weights: dict[str, Tensor]) -> None:
+        started = time.perf_counter()
+        _save_metrics(self.running)
+        if line is not None:
+            _save_weights(self.running, line, weights)
+        else:
+            self.keep_best()
+        self._best, self._behind = None, False
+        self.running.state.save(self.running.folder.last, {"seed": self.running.job.run.seed})
+        self._last = time.perf_counter()
+        self._took = self._last - started
+
+
+SAVING = 0.05
+"""Share of a run's time that saving may take."""
 
 
 def _save_metrics(running: _Running) -> None:
     write_text(running.folder.metrics, "".join(json.dumps(line) + "\n" for line in running.state.history))
 
 
-def _save_weights(running: _Running, line: Mapping[str, Any]) -> None:
-    """The weights as they stand, with the line of the metrics that they belong to."""
+def _save_weights(running: _Running, line: Mapping[str, Any], state: dict[str, Tensor]) -> None:
+    """Weights, with the line of the metrics that they belong to."""
     job = running.job
     about = {"data": job.run.data, "model": job.run.model, "recipe": job.run.recipe}
     trained = {**about, **line, "versions": versions()}
-    state = running.state.evaluated.state_dict()
     weights = native.Weights(job.config, state, job.run.preprocessing, job.dataset.classes, trained)
     native.save(running.folder.weights, weights)
 

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitral import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
@@ -122,7 +122,7 @@ def feature_key(model: nn.Module, pictures: Split, preprocessing: Preprocessing,
     """
     known = hashlib.sha256()
     config = {k: v for k, v in model.config.to_json().items() if k not in _NOT_READ}  # type: ignore[operator, union-attr]
-    facts = [FORMAT, version("vitral"), config, preprocessing.to_json(), machine.precision]
+    facts = [FORMAT, __version__, config, preprocessing.to_json(), machine.precision]
     known.update(json.dumps(facts, sort_keys=True).encode())
     for name, weight in sorted(model.state_dict().items()):
         if name.startswith(("head.", "head_dist.")):

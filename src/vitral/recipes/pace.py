@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitral.data.loader import Batch
 from vitral.device import keep_freed_memory
@@ -17,6 +16,7 @@ from vitral.model import summarize
 from vitral.recipes.learning import begin, objective_of
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.schedule import computed_share
+from vitral.training.step import WARM_UP, Unwatched, step_of
 
 if TYPE_CHECKING:
     from vitral.recipes.planning import Job
@@ -75,18 +75,12 @@ def seconds_a_picture(job: Job, at_most: int | None = None) -> tuple[float, floa
         keep_freed_memory()
     with torch.random.fork_rng([machine.device] if machine.device.type == "cuda" else []):
         model = begin(job, whitened=False)
-        optimizer, objective = OptimizerSet(model, run), objective_of(job)
-        optimizer.set_lr(0.0)
-        batch = _noise(job, at_most)
+        optimizer = OptimizerSet(model, run)
+        learn, batch = step_of(model, optimizer, objective_of(job), machine, run), _noise(job, at_most)
 
         def step() -> None:
             model.train()
-            with machine.autocast():
-                loss, _ = objective(model, batch)
-            loss.backward()
-            if run.clip:
-                nn.utils.clip_grad_norm_(optimizer.parameters, run.clip)
-            optimizer.step()
+            loss, _ = learn(batch, Unwatched(), lr=0.0)
             loss.item()  # waits for the device
 
         @torch.inference_mode()
@@ -95,7 +89,8 @@ def seconds_a_picture(job: Job, at_most: int | None = None) -> tuple[float, floa
             with machine.autocast():
                 model(run.preprocessing.standardise(batch.images)).sum().item()
 
-        return _median(step) / len(batch.indices), _median(look) / len(batch.indices)
+        first = WARM_UP + 1 if run.graphs else _FIRST  # until steps are recorded
+        return _median(step, first) / len(batch.indices), _median(look) / len(batch.indices)
 
 
 def _noise(job: Job, at_most: int | None) -> Batch:
@@ -106,11 +101,11 @@ def _noise(job: Job, at_most: int | None) -> Batch:
     return Batch(pixels.to(device), labels.to(device), np.arange(count))
 
 
-def _median(program: Callable[[], None]) -> float:
-    """Seconds of a call, by as many as a trial has time for."""
+def _median(program: Callable[[], None], first: int = _FIRST) -> float:
+    """Seconds of a call, by as many as a trial has time for, without the `first` ones."""
     taken: list[float] = []
-    while len(taken) < _FIRST + 1 or (len(taken) < _STEPS and sum(taken) < _SECONDS):
+    while len(taken) < first + 1 or (len(taken) < _STEPS and sum(taken) < _SECONDS):
         started = time.perf_counter()
         program()
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken[_FIRST:])
+    return statistics.median(taken[first:])

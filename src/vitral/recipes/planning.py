@@ -30,6 +30,7 @@ from vitral.training.compiling import whether
 from vitral.training.distillation import order_of
 from vitral.training.run import MODEL_OPTIONS, Choice, Plan, Run, checked_options
 from vitral.training.schedule import computed_share
+from vitral.training.step import recordable
 from vitral.weights.load import Loaded, fit, read
 from vitral.weights.preprocessing import differences
 
@@ -144,6 +145,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     run = _without_shifts(run, config, given, reasons)
     machine = choose(run.device, run.precision, dim=config.dim)
     run = _with_compiling(run, config, machine, len(dataset["train"]), reasons)
+    run = _with_graphs(run, machine, reasons)
     reasons += _consequences(run, machine, dataset)
     reasons += _fewer_operations(run, config)
     if teacher:
@@ -400,6 +402,20 @@ def _with_compiling(run: Run, config: ModelConfig, machine: Machine, pictures: i
     on, why = whether(machine, config, run.epochs * pictures)
     reasons.append(Choice("compile", "on" if on else "off", why))
     return dataclasses.replace(run, compile=on)
+
+
+def _with_graphs(run: Run, machine: Machine, reasons: list[Choice]) -> Run:
+    """The run with the choice made whether its steps are recorded; `UsageError` where they are to be and cannot."""
+    if "graphs" in UNREAD.get(run.recipe, ()):
+        return run
+    on, why = recordable(run, machine.device)
+    if run.graphs and not on:
+        raise UsageError("--graphs does not go in this run", why=why, hint="leave it out")
+    if run.graphs is not None:
+        return run
+    if machine.device.type == "cuda":
+        reasons.append(Choice("graphs", "on" if on else "off", why))
+    return dataclasses.replace(run, graphs=on)
 
 
 _FEW_TO_JUDGE, _WIDER_FRACTION = 20, 0.3

@@ -36,7 +36,7 @@ UNREAD = (
     "freeze", "crop", "crop_area", "flip", "augment", "randaugment", "erase", "mixup", "cutmix", "label_smoothing",
     "sampling", "epochs", "minutes", "batch_size", "accumulate", "optimizer", "lr", "lr_batch", "weight_decay",
     "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop", "checkpointing",
-    "compile", "head_bias_init", "dropout", "drop_path", "patch_dropout",
+    "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout",
     "start_size", "teacher", "distill_weight", "distill_temperature",
 )  # fmt: skip
 """Options of a run that have no meaning here, and are refused rather than left without effect."""

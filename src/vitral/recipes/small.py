@@ -22,7 +22,8 @@ def small(facts: Facts, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     shape = _shape(facts, gpu)
     epochs, why_epochs = _epochs(facts, gpu)
-    batch = facts.batch(16 if facts.images < 500 else 64 if facts.images < 5_000 else 256)
+    full = 512 if gpu and _deep(facts) else 256
+    batch = facts.batch(16 if facts.images < 500 else 64 if facts.images < 5_000 else full)
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=facts.channels, pool="mean",
         epochs=epochs, batch_size=batch, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, weight_decay=0.05,
@@ -39,8 +40,10 @@ def _of_kind(facts: Facts, gpu: bool, crop: Crop, epochs: int) -> dict[str, Any]
     if facts.channels == 1:
         return {"lr": 1e-2, "erase": 0.0 if photographs else 0.3}
     changes: dict[str, Any] = {}
-    if _deep(facts, gpu):
+    if _deep(facts):
         changes = {"schedule": "linear", "label_smoothing": 0.2, "whiten": True, "shift": 1 / 16, "ema": 0.99}
+        if gpu:  # a wider network, and a longer run
+            changes |= {"lr": 3e-3, "label_smoothing": 0.1, "shift": 1 / 8}
     if epochs >= _LONG:
         return {**changes, "augment": "trivialaugment", "drop_path": 0.1}
     return {**changes, "erase": 0.0 if photographs else 0.5}
@@ -107,9 +110,9 @@ _FEW = 1_000
 """Training pictures, below which starting from published weights is recommended."""
 
 
-def _deep(facts: Facts, gpu: bool) -> bool:
+def _deep(facts: Facts) -> bool:
     """Whether the stem is a deep one, which learns more of each picture."""
-    return max(facts.size) <= 40 and not gpu
+    return max(facts.size) <= 40 and facts.channels == 3
 
 
 class _Shape(NamedTuple):
@@ -121,7 +124,10 @@ class _Shape(NamedTuple):
 
 def _shape(facts: Facts, gpu: bool) -> _Shape:
     """Image size, network and training geometry: 16 to 64 patches, or 196 where there is a GPU."""
-    size = "S" if gpu and facts.images >= 5_000 else "Ti" if gpu else "Micro" if facts.channels == 3 else "Femto"
+    if gpu:
+        size = "Mini" if _deep(facts) else "S" if facts.images >= 5_000 else "Ti"
+    else:
+        size = "Micro" if facts.channels == 3 else "Femto"
     machine = "on a GPU" if gpu else "for a processor"
     convolutions = "convolutions before them learn faster than patches"
     largest = max(facts.size)
@@ -139,8 +145,9 @@ def _shape(facts: Facts, gpu: bool) -> _Shape:
 
 def _epochs(facts: Facts, gpu: bool) -> tuple[int, str]:
     """As many passes as make about the number of pictures that some minutes allow, within bounds."""
-    colourful = 500_000 if _deep(facts, gpu) else 900_000
-    pictures = (720_000 if facts.channels == 1 else colourful) * (20 if gpu else 1)
+    deep = _deep(facts)
+    pictures = 720_000 if facts.channels == 1 else 500_000 if deep else 900_000
+    pictures *= (10 if deep else 20) if gpu else 1
     most = 200 if facts.channels == 3 else 25
     if facts.epochs is not None:
         return min(most, facts.epochs), ""  # the plan says why

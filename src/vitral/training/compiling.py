@@ -15,7 +15,7 @@ from vitral.data.loader import Batch
 from vitral.device import Machine, Precision
 from vitral.errors import TrainingError
 from vitral.model import ModelConfig, summarize
-from vitral.training.objective import Classification, Objective
+from vitral.training.objective import Halves
 
 FIRST_CALL = 60.0
 """Seconds by which compiling delays the first step, about: S/16 took 69 s on one core without a cache (docs/log.md)."""
@@ -51,29 +51,35 @@ def whether(machine: Machine, config: ModelConfig, pictures: int) -> tuple[bool,
     return saved > FIRST_CALL, told
 
 
-def compiled(objective: Classification, model: nn.Module) -> Objective:
-    """The objective with all that follows the pictures compiled as one: this network, the loss, the metrics, and the
-    way back through them. The module itself is not touched: validation, which has other batches, calls it as it is.
-    Outside stay augmentation, whose numbers would be drawn otherwise, and the optimizer, which torch has fused.
+class CompiledObjective:
+    """An objective with all that follows the pictures compiled as one: this network, the loss, the metrics, and the way
+    back through them. The module itself is not touched: validation, which has other batches, calls it as it is. Outside
+    stay augmentation, whose numbers would be drawn otherwise, and the optimizer, which torch has fused.
 
     torch's default mode: `max-autotune` chooses kernels by their time, so that a run that goes on would not end with
-    the same bits, and `reduce-overhead` (CUDA graphs) holds memory of its own for what a step reads and makes.
-    `dynamic=False`: batches have one size; where pictures grow, each size is compiled. Raises `TrainingError` where the
+    the same bits; CUDA graphs are recorded of the whole step (`vitral.training.step`), not of the network alone.
+    `dynamic=False`: batches have one size; where pictures grow, each size is compiled. `TrainingError` where the
     compiler fails.
     """
-    keep_code()
 
-    def judged(images: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        return objective.judged(model, images, labels, answers)
+    def __init__(self, objective: Halves, model: nn.Module):
+        keep_code()
+        self.shown = objective.shown
 
-    at_once: Any = torch.compile(judged, dynamic=False)
+        def judged(images: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+            return objective.judged(model, images, labels, answers)
 
-    def with_compiled(_: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        shown = objective.shown(batch)
+        self._judged: Any = torch.compile(judged, dynamic=False)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.judged(model, *self.shown(batch))
+
+    def judged(
+        self, _: nn.Module, images: Tensor, labels: Tensor, answers: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of what `shown` gave, of the network that was compiled."""
         with failures_told(TrainingError, "--no-compile"):
-            return at_once(*shown)
-
-    return with_compiled
+            return self._judged(images, labels, answers)
 
 
 class Stopwatch:

@@ -28,6 +28,7 @@ from vitral.training.objective import Objective
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.run import Run
 from vitral.training.schedule import learning_rate
+from vitral.training.step import Step
 from vitral.weights.files import read_tensors, write_tensors
 
 Epoch = dict[str, Any]
@@ -106,32 +107,34 @@ def fit(
     objective: Objective,
     validate: Callable[[nn.Module], dict[str, float]],
     *,
-    save: Callable[[State, bool], None],
+    save: Callable[[State, bool, bool], None],
     listener: Listener,
     size: Callable[[int], tuple[int, int]] | None = None,
     compiling: Callable[[], float] = lambda: 0.0,
+    step: Step | None = None,
 ) -> None:
     """Train until `run.epochs`, from wherever `state` stands. Where pictures grow, `size` is theirs at a step, for the
-    epoch's line.
+    epoch's line. `step` is what is done with a batch, where that is not the plain `Step`.
 
-    `save(state, best)` is called after each epoch, and where a person stops the run, which then raises
+    `save(state, best, must)` is called after each epoch, and where a person stops the run (`must`), which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
     (on a GPU one step later, before anything is saved), with the names of the batch's files, and for weights that the
     last steps of an epoch made non-finite. `compiling()` tells the seconds that torch's compiler has worked so far,
     which `images_per_second` leaves out.
     """
+    step = step or Step(state.model, state.optimizer, objective, machine, run)
     with stop_requested() as stopped:
         while state.epoch < run.epochs and not _no_better(state, run.early_stop):
             before = compiling()
-            waited = _epoch(state, run, machine, train, objective, listener, stopped)
+            waited = _epoch(state, run, machine, train, step, listener, stopped)
             state.compile_seconds += compiling() - before
             _check_weights(state)
             if stopped.is_set():
-                save(state, False)
+                save(state, False, True)
                 raise KeyboardInterrupt
             line = _close_epoch(state, run, train, validate, size, waited)
             best = state.best is line
-            save(state, best)
+            save(state, best, False)
             listener.on_epoch_end(line, best)
 
 
@@ -140,35 +143,28 @@ def _epoch(
     run: Run,
     machine: Machine,
     train: Batches,
-    objective: Objective,
+    step: Step,
     listener: Listener,
     stopped: threading.Event,
 ) -> float:
     """Train to the end of the epoch; the seconds in which the step waited for its pictures."""
-    model, optimizer = state.model, state.optimizer
-    model.train()
+    state.model.train()
     watch = _FiniteWatch(train, machine.device)
     steps = math.ceil(len(train) / run.accumulate)
     listener.on_epoch_start(state.epoch, len(train), state.batch)
     started, waiting = time.perf_counter(), _Waiting(train.epoch(state.epoch, start=state.batch))
     for batch in waiting:
         seed_everything(run.seed, state.epoch, state.batch)
-        with machine.autocast():
-            loss, metrics = objective(model, batch)
-        watch.loss(loss, batch, state.epoch)
+        watch.now = batch, state.epoch
         parts = _parts(state.batch, len(train), run.accumulate)
-        (loss / parts if parts > 1 else loss).backward()
-        _add(state.sums, {"train_loss": loss.detach(), **metrics}, len(batch.indices))
+        ends = (state.batch + 1) % run.accumulate == 0 or state.batch + 1 == len(train)
+        loss, metrics = step(batch, watch, parts=parts, lr=learning_rate(run, state.step, steps) if ends else None)
+        _add(state.sums, {"train_loss": loss, **metrics}, len(batch.indices))
         state.batch += 1
-        if state.batch % run.accumulate == 0 or state.batch == len(train):
-            if run.clip:
-                norm = nn.utils.clip_grad_norm_(optimizer.parameters, run.clip)
-                watch.gradient(norm, batch, state.epoch)
-            optimizer.set_lr(learning_rate(run, state.step, steps))
-            optimizer.step()
+        if ends:
             state.step += 1
             if state.averaged is not None:
-                state.averaged.update_parameters(model)
+                state.averaged.update_parameters(state.model)
             if stopped.is_set():
                 break
         listener.on_batch(loss)
@@ -263,13 +259,15 @@ class _FiniteWatch:
     def __init__(self, train: Batches, device: torch.device):
         self.train, self.device, self.late = train, device, device.type not in _AT_ONCE
         self.pending: list[tuple[str, Tensor, torch.cuda.Event, Batch, int]] = []
+        self.now: tuple[Batch, int]
+        """The batch, and its epoch, that the numbers are of."""
 
-    def loss(self, loss: Tensor, batch: Batch, epoch: int) -> None:
+    def loss(self, value: Tensor) -> None:
         self.close()
-        self._look("loss", loss, batch, epoch)
+        self._look("loss", value, *self.now)
 
-    def gradient(self, norm: Tensor, batch: Batch, epoch: int) -> None:
-        self._look("gradient", norm, batch, epoch)
+    def gradient(self, norm: Tensor) -> None:
+        self._look("gradient", norm, *self.now)
 
     def close(self) -> None:
         """Judge what is still to be judged."""

@@ -46,14 +46,21 @@ class Muon(torch.optim.Muon):
             for shape, places in _by_shape(matrices).items():
                 stacked = torch.stack([updates[i].to(self.kind) for i in places])
                 directions = newton_schulz(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                lr = group["lr"] * (0.2 * math.sqrt(max(shape)))
-                torch._foreach_add_([matrices[i] for i in places], directions.float().unbind(), alpha=-lr)
+                _move([matrices[i] for i in places], directions.float(), group["lr"], 0.2 * math.sqrt(max(shape)))
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
         return state["momentum_buffer"]
+
+
+def _move(matrices: list[Tensor], directions: Tensor, lr: float | Tensor, size: float) -> None:
+    """A step of `lr` times `size` against the directions (n, a, b)."""
+    if isinstance(lr, Tensor):  # no number that Python knows
+        torch._foreach_add_(matrices, directions.mul_(-size * lr).unbind())
+    else:
+        torch._foreach_add_(matrices, directions.unbind(), alpha=-(lr * size))
 
 
 def _by_shape(matrices: Sequence[Tensor]) -> dict[torch.Size, list[int]]:

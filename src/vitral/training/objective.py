@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,16 @@ from vitral.training.distillation import Teacher
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, Tensor]]]
 """(model, batch) → (loss, metrics): scalars; metrics are averaged over an epoch's pictures under their names."""
+
+
+class Halves(Protocol):
+    """An objective in two halves: what is shown of a batch, and what is computed of that."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def shown(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]: ...
+    def judged(
+        self, model: nn.Module, images: Tensor, labels: Tensor, answers: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 @dataclass(frozen=True, eq=False)

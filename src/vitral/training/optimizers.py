@@ -150,7 +150,19 @@ class OptimizerSet:
         """Set the learning rate, times each group's factor."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * group["factor"]
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr * group["factor"])
+                else:
+                    group["lr"] = lr * group["factor"]
+
+    def keep_rates_on_device(self) -> None:
+        """Make learning rates numbers on the device, in fp32, which a recorded step reads anew each time."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if not isinstance(group["lr"], Tensor):  # another recorded step may read this one
+                    group["lr"] = torch.zeros((), device=group["params"][0].device)
+                if "capturable" in group:
+                    group["capturable"] = True
 
     def step(self) -> None:
         """Update the parameters, then drop their gradients."""
@@ -158,6 +170,11 @@ class OptimizerSet:
             matrix.grad = None if kernel.grad is None else kernel.grad.view_as(matrix)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Forget them; the next step's are new tensors."""
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for _, kernel in self._kernels:
             kernel.grad = None

@@ -130,6 +130,9 @@ class Run:
     device: str = option("auto", "auto, cpu, cuda or mps")
     precision: str = option("auto", "auto, bf16 or fp32")
     compile: bool | None = option(None, "compile the network with torch.compile; by default where it pays in this run")
+    graphs: bool | None = option(
+        None, "on a GPU, repeat steps as a recorded CUDA graph; by default where they can be recorded"
+    )
     residency: Literal["auto", "memory", "cache", "stream"] = option(
         "auto", "decoded pictures: keep them in memory or in the cache on disk, or stream them; auto: where they fit"
     )

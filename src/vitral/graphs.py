@@ -1,0 +1,83 @@
+"""CUDA graphs: what a GPU was asked for once is asked for again at once, with no Python between two kernels.
+
+A network of small layers leaves a GPU idle while Python names the next kernel. What is recorded reads and writes the
+same places of memory each time: what changes from call to call is copied to where the recording reads it, and what it
+gives is copied away before the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = Sequence[Tensor | None]
+Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+"""What records a program: it gives what does the same again, and the program's results, which that writes anew."""
+
+
+class Aside:
+    """A stream beside the one that is in use. What is to be recorded is done there first, some times: it may load
+    kernels and choose among them, and a graph of gradients remembers its stream.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool: Any = None
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        """Within, the device is asked by this stream; it begins after what was asked before, and ends before the
+        rest.
+        """
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def record(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """A `Record`: nothing is computed yet. Recordings share their memory: one is done after the other."""
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        # "thread_local": threads that bring pictures may take pinned memory meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            results = program()
+        return graph.replay, results
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A program that was recorded, with the tensors that it reads and those that it writes."""
+
+    inputs: Inputs
+    results: Any
+    again: Callable[[], None]
+
+    @classmethod
+    def of(cls, program: Callable[..., Any], inputs: Inputs, record: Record) -> Recording:
+        """Record `program(*inputs)`."""
+        held = [None if tensor is None else tensor.clone() for tensor in inputs]
+        again, results = record(lambda: program(*held))
+        return cls(held, results, again)
+
+    def __call__(self, inputs: Inputs) -> Any:
+        """What the program gives of other inputs of the same shapes; the next call overwrites it."""
+        for held, new in zip(self.inputs, inputs, strict=True):
+            if held is not None and new is not None:
+                held.copy_(new)
+        self.again()
+        return self.results
+
+
+def kinds_of(inputs: Inputs) -> tuple[Any, ...]:
+    """What a recording is for: shapes and types."""
+    return tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)

@@ -1,0 +1,181 @@
+"""What only a GPU can show: its own paths against the plain ones. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vitral
+from pictures import MakePictures
+from vitral.data.loader import Batch
+from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.device import choose, seed_everything
+from vitral.model import network
+from vitral.model.gelu import LinearGELU
+from vitral.model.variants import config
+from vitral.model.vit import PatchEmbed
+from vitral.predict import Predictor
+from vitral.training.compiling import CompiledObjective
+from vitral.training.loop import Averaged
+from vitral.training.objective import Classification
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run import Run
+from vitral.training.step import RecordedStep, Step, Unwatched
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),  # of torch, about what it chooses and what is a prototype
+]
+SHAPE: dict[str, Any] = {
+    "image_size": 32,
+    "classes": 5,
+    "dim": 64,
+    "depth": 3,
+    "heads": 2,
+    "mlp_dim": 128,
+    "qkv_bias": False,
+}
+EVERYTHING = Augmentation(crop="shift", flip=True, augment="trivialaugment", erase=0.5, mixup=0.2, cutmix=1.0)
+
+
+def a_batch(number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randint(0, 256, (16, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return Batch(images.cuda(), torch.randint(5, (16,), generator=generator).cuda(), np.arange(16))
+
+
+def a_network(name: str = "mu/4", **more: Any) -> nn.Module:
+    seed_everything(0)
+    model = network(config(name, **{**SHAPE, **more})).cuda().train()
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.1)
+    return model
+
+
+def learned(make: Any, run: Run, name: str, precision: str, compile: bool = False) -> tuple[nn.Module, list[float]]:
+    model = a_network(name, drop_path=0.2)
+    objective: Any = Classification(Preprocessing((32, 32)), EVERYTHING, 5)
+    if compile:
+        objective = CompiledObjective(objective, model)
+    step = make(model, OptimizerSet(model, run), objective, choose("cuda", precision), run)
+    averaged, losses = Averaged(model, 0.9), []
+    for number in range(8):
+        seed_everything(1, number)
+        loss, _ = step(a_batch(number), Unwatched(), lr=0.003)
+        averaged.update_parameters(model)
+        losses.append(loss)
+    return averaged.module, [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("name", ["mu/4", "C+mu/4"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon"])
+def test_recorded_steps_are_the_plain_ones(optimizer, name):
+    run = Run(optimizer=optimizer, clip=1.0)
+    plain, losses = learned(Step, run, name, "fp32")
+    recorded, again = learned(RecordedStep, run, name, "fp32")
+    np.testing.assert_allclose(again, losses, rtol=2e-3)
+    for ours, theirs in zip(recorded.parameters(), plain.parameters(), strict=True):
+        assert (ours - theirs).norm() <= 0.02 * theirs.norm() + 1e-3
+
+
+def test_compiled_and_recorded_steps_learn_alike():
+    run = Run(optimizer="muon", clip=1.0)
+    _, losses = learned(Step, run, "C+mu/4", "bf16")
+    _, again = learned(RecordedStep, run, "C+mu/4", "bf16", compile=True)
+    np.testing.assert_allclose(again, losses, rtol=0.05)
+
+
+@pytest.fixture
+def waiting_is_an_error() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("make", [Step, RecordedStep])
+@pytest.mark.parametrize("augment", ["none", "affine", "trivialaugment", "randaugment"])
+def test_steps_do_not_wait(make, augment, waiting_is_an_error):
+    run = Run(optimizer="muon", clip=1.0, label_smoothing=0.1)
+    model = a_network("C+mu/4", drop_path=0.1)
+    augmentation = Augmentation(crop="shift", flip=True, augment=augment, erase=0.5, mixup=0.2, cutmix=1.0)
+    step = make(
+        model, OptimizerSet(model, run), Classification(Preprocessing((32, 32)), augmentation, 5),
+        choose("cuda", "bf16"), run,
+    )  # fmt: skip
+    batches = [a_batch(number) for number in range(8)]
+    for number, batch in enumerate(batches):
+        if number == 5:  # by then it is recorded, which waits
+            torch.cuda.set_sync_debug_mode("error")
+        seed_everything(1, number)
+        step(batch, Unwatched(), lr=0.001)
+
+
+@torch.no_grad()
+def test_patches_by_a_product_are_those_of_the_convolution(monkeypatch):
+    model, images = a_network("mu/4").eval(), torch.randn(4, 3, 32, 32, device="cuda")
+    found = model.patch_embed(images)
+    monkeypatch.setattr(PatchEmbed, "plain", True)
+    torch.testing.assert_close(found, model.patch_embed(images), rtol=1e-2, atol=2e-3)  # cuDNN's may be in TF32
+
+
+@torch.no_grad()
+def test_tokens_in_bf16_are_near_those_in_fp32():
+    model, images = a_network("mu/4", dim=128, depth=6).eval(), torch.randn(8, 3, 32, 32, device="cuda")
+    exact = model.double()(images.double())
+    model.float()
+    apart = {}
+    for wide in (True, False):
+        model.wide = wide
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            apart[wide] = float((model(images) - exact).norm() / exact.norm())
+    assert apart[False] < 0.02
+    assert apart[False] < 3 * apart[True]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_graphed_predictions_are_the_plain_ones(precision):
+    model = a_network("mu/4").eval()
+    parts = Preprocessing((32, 32)), [str(i) for i in range(5)]
+    machine = choose("cuda", precision)
+    plain, graphed = (Predictor(model, *parts, machine=machine, engine=engine) for engine in ("plain", "auto"))
+    assert graphed.engine == "graphed"
+    for number in range(6):
+        for count in (1, 4):
+            images = a_batch(number).images[:count].cpu()
+            assert torch.equal(graphed.logits(images), plain.logits(images))
+
+
+def test_a_run_on_a_gpu(make_pictures: MakePictures, tmp_path):
+    """As a person starts it; and one that was stopped goes on."""
+    photos = make_pictures({"train/dark": 24, "train/light": 24, "val/dark": 8, "val/light": 8}, size=(32, 32))
+    run = vitral.train(photos, out=tmp_path / "run", epochs=3, batch_size=8, quiet=True)
+    assert run.result["device"] == torch.cuda.get_device_name()
+    assert run.predictor(next(photos.rglob("*.png"))).label in ("dark", "light")
+    heat = vitral.explain(run.predictor, str(next(photos.rglob("*.png"))))
+    assert len(heat) >= 1
+
+
+@pytest.mark.parametrize("form", ["gelu", "gelu-tanh"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gelu_with_one_pass_back_is_the_plain_one(monkeypatch, form, compiled):
+    """Whatever the number of tokens: 16 pictures of 65 are no multiple of a tile."""
+    found = []
+    for plain in (True, False):
+        monkeypatch.setattr(LinearGELU, "plain", plain)
+        torch.compiler.reset()
+        model, batch = a_network("mu/4", activation=form, dim=128, mlp_dim=200), a_batch(0)
+        objective: Any = Classification(Preprocessing((32, 32)), Augmentation(), 5)
+        if compiled:
+            objective = CompiledObjective(objective, model)
+        with choose("cuda", "bf16").autocast():
+            loss, _ = objective(model, batch)
+        loss.backward()
+        found.append((float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    (loss, gradients), (other, others) = found
+    assert abs(loss - other) < 0.01
+    for name, gradient in gradients.items():
+        assert (others[name] - gradient).norm() <= 0.05 * gradient.norm() + 1e-6, name
