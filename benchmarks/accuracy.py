@@ -108,7 +108,7 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
     ]
     first = results[0]
     caption = (
-        f"`{command(given)}`: {first['model']}, {first['parameters']:,} parameters, {first['epochs']} epochs, "
+        f"`{command(given)}`: {first['model']}, {first['parameters']:,} parameters, {_epochs(results)} epochs, "
         f"{first['precision']}, {_speed(results)}; "
         f"best epoch {first['best_epoch']}, {'test set kept to the end' if last == 'test' else 'validated on test'}"
     )
@@ -119,6 +119,12 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
     if len(results) == 1:
         del columns["least"], columns["greatest"]
     return Table(caption, columns, rows, name=name)
+
+
+def _epochs(results: Sequence[Result]) -> str:
+    """As many as were run; in a given time each seed may have had others."""
+    least, most = (function(result["epochs"] for result in results) for function in (min, max))
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _speed(results: Sequence[Result]) -> str:

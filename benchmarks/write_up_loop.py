@@ -195,7 +195,8 @@ def _trained(job: Job, train: Batches, val: Batches, listener: Listener) -> tupl
         state.averaged = Averaged(model, job.run.ema)
     fit(
         state, job.run, job.machine, train, objective_of(job),
-        lambda model: {"val_accuracy": _accuracy(model, val, job)}, save=lambda state, best: None, listener=listener,
+        lambda model: {"val_accuracy": _accuracy(model, val, job)}, save=lambda state, best, must: None,
+        listener=listener,
     )  # fmt: skip
     return state, [len(train) * train.batch_size / line["images_per_second"] for line in state.history]
 

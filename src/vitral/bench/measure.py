@@ -315,19 +315,25 @@ def _compiler_at_its_best(case: Case) -> Iterator[None]:
     import torch._dynamo
     from torch._inductor import config
 
-    with config.patch(freezing=case.what == "inference"), torch._dynamo.config.patch(recompile_limit=compiling.AT_MOST):
+    freezing = case.what == "inference" and case.device == "cpu"
+    with config.patch(freezing=freezing), torch._dynamo.config.patch(recompile_limit=compiling.AT_MOST):
         yield
 
 
 def _warm(way: Way, case: Case) -> tuple[int | None, int]:
-    """A call for its memory, and how often it must be repeated to be read off a clock."""
-    for _ in range(WARM_UP if case.device == "cuda" else way.compiled):
-        way.program()  # what is compiled loads the last of its code in the second call; what is recorded is so later
+    """Calls for its memory, until it is as it will be, and for how often it must be repeated to be read off a clock.
+
+    Memory comes first: what is recorded on a GPU, some calls later, holds its own from then on.
+    """
+    if way.compiled:
+        way.program()  # what is compiled loads the last of its code in the second call
     taken: list[float] = []
     memory = growth(lambda: taken.append(timed(way.program, case.device)), case.device)
+    if case.device == "cuda":
+        taken = [timed(way.program, case.device) for _ in range(WARM_UP + 1)]
     elsewhere = case.what == "jpeg" and case.device != "cuda"  # on a CPU the workers' memory is not this process's
     held = way.engine is not None and way.engine.name == "openvino"  # it keeps its workspace from call to call
-    return None if elsewhere or held else memory, _repeats(taken[0])
+    return None if elsewhere or held else memory, _repeats(taken[-1])
 
 
 def _repeats(seconds: float) -> int:

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, unknown
 from vitral.model.conv_stem import ConvLayers, ConvStem
-from vitral.model.gelu import linear_gelu, takes
 from vitral.model.linear import Linear, linear
 from vitral.model.position import POSITIONS, Grid, rotate
 from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
@@ -219,8 +218,7 @@ class PatchEmbed(nn.Module):
 
     def product(self, x: Tensor) -> Tensor:
         """What `proj` gives, (B, rows × columns, D), as a product of patches and a matrix: kernels that do not overlap
-        are one. Of three channels cuDNN's convolution takes 9 % of a training step of S/16 on an H200, of which this
-        takes a tenth.
+        are one. Of three channels cuDNN's convolution, there and back, took 9 % of a step of S/16 (docs/log.md).
         """
         B, C, H, W = x.shape
         p, q = self.proj.kernel_size
@@ -318,10 +316,6 @@ class MLP(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The activations between the two layers."""
-        if self.activation != "swiglu" and takes(x):
-            kind = torch.get_autocast_dtype("cuda")
-            form = "tanh" if self.activation == "gelu-tanh" else "none"
-            return linear_gelu(x.to(kind), self.fc1.weight.to(kind), self.fc1.bias.to(kind), form)
         x = self.fc1(x)
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)

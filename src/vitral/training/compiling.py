@@ -18,11 +18,16 @@ from vitral.model import ModelConfig, summarize
 from vitral.training.objective import Halves
 
 FIRST_CALL = 60.0
-"""Seconds by which compiling delays the first step, about: S/16 took 69 s on one core without a cache (docs/log.md)."""
-GAIN = 0.2
-"""Share of a step's time that compiling saves on a GPU: an assumption, meant to be low; nothing was measured here."""
-RATES: dict[Precision, float] = {"bf16": 200e12, "fp32": 20e12}
-"""FLOP/s that a GPU is taken to reach in a step. A slower one has more to gain than is reckoned here."""
+"""Seconds by which compiling delays the first step, about: S/16 took 69 s on one core without a cache, 16 to 40 s on 16
+cores (docs/log.md).
+"""
+NARROW = 512
+"""Width up to which a network counts as narrow."""
+SAVED: dict[Precision, tuple[float, float]] = {"bf16": (2e-15, 7e-16), "fp32": (4e-15, 1.4e-15)}
+"""Seconds that compiling saves for each operation of a run on a GPU, of narrow networks and of wide ones. On an H200 in
+bf16 it was 2.3e-15 for S/16, 9e-16 for B/16 and 6e-16 for L/16, all of recorded steps (benchmarks/RESULTS.md); fp32 is
+taken to move twice the bytes, and was not measured. A slower GPU has more to gain than is reckoned here.
+"""
 
 
 AT_MOST = 64
@@ -31,22 +36,22 @@ with no more than a warning, none.
 """
 
 
-def seconds_saved(operations: float, precision: Precision) -> float:
-    """What compiling saves of a run's time on a GPU. `operations`: FLOPs of the run, all steps together."""
-    return GAIN * operations / RATES[precision]
+def seconds_saved(operations: float, precision: Precision, dim: int) -> float:
+    """What compiling saves of a run's time on a GPU. `operations`: FLOPs of the run, all steps together; `dim`: the
+    network's width.
+    """
+    return SAVED[precision][dim > NARROW] * operations
 
 
 def whether(machine: Machine, config: ModelConfig, pictures: int) -> tuple[bool, str]:
-    """Whether to compile for a run that reads so many `pictures`, all epochs together, and why.
-
-    FLOPs leave out what a small network spends on starting kernels, so that it is rather left uncompiled.
-    """
+    """Whether to compile for a run that reads so many `pictures`, all epochs together, and why."""
     if machine.device.type != "cuda":
         name = {"cpu": "a CPU", "mps": "an Apple GPU"}[machine.device.type]
         return False, f"on {name} it has not been seen to pay; --compile does it all the same"
     if missing := lacking(machine.device):
         return False, missing
-    saved = seconds_saved(3 * summarize(config).flops * pictures, machine.precision)  # backward is twice forward
+    operations = 3 * summarize(config).flops * pictures  # backward is twice forward
+    saved = seconds_saved(operations, machine.precision, getattr(config, "dim", 0))
     told = f"it would save some {saved:,.0f} s of the run, and takes some {FIRST_CALL:.0f} s"
     return saved > FIRST_CALL, told
 
