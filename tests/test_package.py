@@ -23,7 +23,7 @@ LAYERS = [
     {"model"},
     {"data"},
     {"weights"},
-    {"openvino", "compiler"},
+    {"openvino", "compiler", "graphs"},
     {"predict"},
     {"training", "evaluation", "explanation"},
     {"recipes", "bench"},

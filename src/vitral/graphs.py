@@ -7,13 +7,15 @@ gives is copied away before the next call.
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Inputs = Sequence[Tensor | None]
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
@@ -81,3 +83,48 @@ class Recording:
 def kinds_of(inputs: Inputs) -> tuple[Any, ...]:
     """What a recording is for: shapes and types."""
     return tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
+
+
+FEW = 32
+"""Pictures up to which kernels are so short that asking for them takes longer."""
+MOST = 8
+"""Numbers of pictures that are recorded: each holds memory."""
+_CALLS = 2
+"""Calls of each that are computed as always."""
+
+
+class Graphed(nn.Module):
+    """A network for predictions, called from any thread: of few pictures its kernels are recorded, once for each number
+    of them, since a GPU is done with one before Python has named the next. The same bits. Where its weights are other
+    tensors, another one is needed.
+    """
+
+    def __init__(self, network: nn.Module, record: Record | None = None):
+        super().__init__()
+        self.network = network
+        self._aside = Aside(next(network.parameters()).device)
+        self._record = record or self._aside.record
+        self._calls: Counter[Any] = Counter()
+        self._recordings: dict[Any, Recording | None] = {}
+        self._turn = threading.Lock()  # a recording has one place for its pictures
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K); to be called in inference mode."""
+        if len(images) > FEW:
+            return self.network(images)
+        with self._turn:
+            if recording := self._recording(images):
+                return recording([images]).clone()
+            with self._aside.there():
+                return self.network(images)
+
+    def _recording(self, images: Tensor) -> Recording | None:
+        """What there is for so many pictures; recorded when they were seen some times."""
+        kind = kinds_of([images])
+        self._calls[kind] += 1
+        if self._calls[kind] > _CALLS and kind not in self._recordings and len(self._recordings) < MOST:
+            try:
+                self._recordings[kind] = Recording.of(self.network, [images], self._record)
+            except RuntimeError:  # no memory for it, say: computed as always
+                self._recordings[kind] = None
+        return self._recordings.get(kind)

@@ -26,8 +26,8 @@ from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, unknown
+from vitral.graphs import Graphed
 from vitral.model import Network
-from vitral.model.graphed import Graphed
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed, pays
 from vitral.model.quantized import Ranges, quantized, refusal

@@ -29,6 +29,7 @@ OURS = {
     "Nano/16": 1_442_664,
     "Femto/16": 226_984,
     "Micro/16": 649_576,
+    "Mini/16": 7_854_952,
     "M/16": 38_837_736,
     "b/16": 22_050_664,
     "So400m/14": 413_597_656,
@@ -48,6 +49,7 @@ STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 100
 STEMS = {
     "C+Femto/4": 721_144,
     "C+Micro/8": 3_225_096,
+    "C+Mini/4": 13_117_864,
     "C+S/16": 24_396_616,
 }  # ours, of the kind of ViT_C (arXiv 2106.14881)
 CONVOLUTIONS = {  # timm's resnetv2_50x1_bit, …; it has no 200x3
@@ -135,13 +137,14 @@ def test_convolutional_stem(name, count):
     assert summarize(name).parameters == count
     shape = config(name)
     patch, dim = shape.patch[0], shape.dim
-    widths = {
-        64: (3, 16, 32, 32, 128, 128, 128),
-        128: (3, 32, 64, 64, 256, 256, 256, 256, 256),
-        384: (3, 96, 192, 192, 384, 384),
-    }[dim]
-    stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
     size = name.partition("+")[2].partition("/")[0]
+    widths = {
+        "Femto": (3, 16, 32, 32, 128, 128, 128),
+        "Micro": (3, 32, 64, 64, 256, 256, 256, 256, 256),
+        "S": (3, 96, 192, 192, 384, 384),
+        "Mini": (3, 64, 256, 256, 384, 384, 384),
+    }[size]
+    stem = sum(9 * before * width + 2 * width for before, width in itertools.pairwise(widths))
     assert count == closed_form(f"{size}/{patch}", 224) + (widths[-1] - 3 * patch**2) * dim + stem
 
 
