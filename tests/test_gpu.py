@@ -149,7 +149,7 @@ def test_graphed_predictions_are_the_plain_ones(precision):
 
 
 def test_a_run_on_a_gpu(make_pictures: MakePictures, tmp_path):
-    """As a person starts it; and one that was stopped goes on."""
+    """As a person starts it."""
     photos = make_pictures({"train/dark": 24, "train/light": 24, "val/dark": 8, "val/light": 8}, size=(32, 32))
     run = vitral.train(photos, out=tmp_path / "run", epochs=3, batch_size=8, quiet=True)
     assert run.result["device"] == torch.cuda.get_device_name()

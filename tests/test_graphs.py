@@ -12,18 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitral.compiler import Compiled
+from vitral.errors import UsageError
 from vitral.graphs import FEW, MOST, Graphed
+from vitral.model import create
+from vitral.model.views import averaged
 
 
 class Recorder:
     """Records a network's call: nothing is computed until it is repeated, which writes to the same place."""
 
-    def __init__(self, fails: bool = False):
+    def __init__(self, fails: Exception | None = None):
         self.recorded, self.repeated, self.fails = 0, 0, fails
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         if self.fails:
-            raise torch.OutOfMemoryError("no room")
+            raise self.fails
         self.recorded += 1
         place = torch.full_like(program(), torch.nan)
 
@@ -76,10 +80,37 @@ def test_many_pictures_and_many_numbers_are_computed_as_always(network):
 
 @torch.inference_mode()
 def test_without_room_for_a_recording_all_is_as_always(network):
-    graphed = Graphed(network, Recorder(fails=True))
+    graphed = Graphed(network, Recorder(fails=torch.OutOfMemoryError("no room")))
     for _ in range(5):
         images = pictures(2)
         assert torch.equal(graphed(images), network(images))
+
+
+@torch.inference_mode()
+def test_what_cannot_be_recorded_is_an_error_that_says_what_to_type(network):
+    graphed = Graphed(network, Recorder(fails=RuntimeError("operation not permitted")))
+    for _ in range(2):
+        graphed(pictures(1))
+    with pytest.raises(UsageError, match="cannot be recorded") as caught:
+        graphed(pictures(1))
+    assert "--engine plain" in str(caught.value)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("engine", [Graphed, Compiled])
+@pytest.mark.parametrize("tta", ["mirror", "shifts"])
+def test_views_are_averaged_by_a_network_that_predicts(monkeypatch, engine, tta):
+    """In the mode of training it would drop what it is to answer from, and learn of the pictures."""
+    monkeypatch.setattr(torch, "compile", lambda network: network)
+    torch.manual_seed(0)
+    network = create("C+mu/4", classes=3, image_size=8, dropout=0.5).eval()
+    network.head.weight.normal_()
+    images = torch.randn(2, 3, 8, 8)
+    wanted = averaged(network, tta)(images)
+    found = averaged(engine(network, Recorder()) if engine is Graphed else engine(network), tta)
+    for _ in range(3):
+        torch.testing.assert_close(found(images), wanted)
+    assert not network.training
 
 
 def test_threads_do_not_meet(network):

@@ -61,6 +61,7 @@ class Compiled(nn.Module):
         self.frozen = next(network.parameters()).device.type == "cpu"
         # Compiled code is found again by its parameters being the same objects: changed ones must be others.
         self.network: Any = torch.compile(copy.deepcopy(network) if self.frozen else network)
+        self.train(network.training)
 
     def forward(self, images: Tensor) -> Tensor:
         from torch._inductor import config  # here: torch's compiler takes seconds to import

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitral.errors import UsageError
+
 Inputs = Sequence[Tensor | None]
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """What records a program: it gives what does the same again, and the program's results, which that writes anew."""
@@ -46,14 +48,25 @@ class Aside:
             yield
         current.wait_stream(self._stream)
 
+    def hand_out(self, tensor: Tensor) -> Tensor:
+        """A tensor that was made there, to whoever uses another stream: its memory is not taken before that is done."""
+        if self._stream is not None:
+            tensor.record_stream(torch.cuda.current_stream(self.device))
+        return tensor
+
     def record(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """A `Record`: nothing is computed yet. Recordings share their memory: one is done after the other."""
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         # "thread_local": threads that bring pictures may take pinned memory meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        mode = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        with _recording, torch.cuda.graph(graph, **mode):
             results = program()
         return graph.replay, results
+
+
+_recording = threading.Lock()
+"""One at a time in a process: another one's beginning would wait for the device, which a recording cannot bear."""
 
 
 @dataclass(frozen=True)
@@ -107,24 +120,28 @@ class Graphed(nn.Module):
         self._calls: Counter[Any] = Counter()
         self._recordings: dict[Any, Recording | None] = {}
         self._turn = threading.Lock()  # a recording has one place for its pictures
+        self.train(network.training)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); to be called in inference mode."""
         if len(images) > FEW:
             return self.network(images)
         with self._turn:
-            if recording := self._recording(images):
-                return recording([images]).clone()
-            with self._aside.there():
-                return self.network(images)
+            recording = self._recording(images)
+            with self._aside.there():  # whichever stream a thread has, one after the other
+                logits = recording([images]).clone() if recording else self.network(images)
+            return self._aside.hand_out(logits)
 
     def _recording(self, images: Tensor) -> Recording | None:
-        """What there is for so many pictures; recorded when they were seen some times."""
+        """What there is for so many pictures, once they were seen some times; `UsageError` where it cannot be."""
         kind = kinds_of([images])
         self._calls[kind] += 1
         if self._calls[kind] > _CALLS and kind not in self._recordings and len(self._recordings) < MOST:
             try:
                 self._recordings[kind] = Recording.of(self.network, [images], self._record)
-            except RuntimeError:  # no memory for it, say: computed as always
+            except torch.OutOfMemoryError:  # computed as always
                 self._recordings[kind] = None
+            except RuntimeError as error:  # torch's memory and random numbers are not to be trusted any more
+                why = " ".join(str(error).split())[:200]
+                raise UsageError("this network cannot be recorded", why=why, hint="--engine plain") from error
         return self._recordings.get(kind)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
-from vitral.device import choose, seed_everything
+from vitral.device import Machine, choose, seed_everything
+from vitral.errors import TrainingError
 from vitral.graphs import Recording
 from vitral.model import network
 from vitral.model.variants import config
@@ -46,12 +48,12 @@ class Numbers:
 class Recorder:
     """Records as a GPU would: nothing is computed now, the same tensors are written at each repetition."""
 
-    def __init__(self, fails: bool = False, clips: bool = True):
+    def __init__(self, fails: Exception | None = None, clips: bool = True):
         self.recorded, self.repeated, self.fails, self.clips = 0, 0, fails, clips
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         if self.fails:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            raise self.fails
         self.recorded += 1
         kept: dict[str, Any] = {}
 
@@ -128,13 +130,41 @@ def test_each_size_is_recorded():
     assert (record.recorded, record.repeated) == (2, 4)
 
 
-def test_what_cannot_be_recorded_is_done_as_before_and_told():
+def test_without_memory_for_a_recording_steps_are_done_as_before():
     run, told = Run(optimizer="adamw"), []
     plain, _ = learned(run, Step)
-    recorded, _ = learned(run, lambda *parts: RecordedStep(*parts, record=Recorder(fails=True), tell=told.append))
+    record = Recorder(fails=torch.OutOfMemoryError("no room"))
+    recorded, _ = learned(run, lambda *parts: RecordedStep(*parts, record=record, tell=told.append))
     assert close(plain, recorded)
     assert len(told) == 1, "once"
-    assert "operation not permitted" in told[0]
+    assert "no memory" in told[0]
+
+
+def test_what_cannot_be_recorded_is_an_error_that_says_what_to_type():
+    record = Recorder(fails=RuntimeError("CUDA error: operation not permitted when stream is capturing"))
+    with pytest.raises(TrainingError, match="cannot be recorded") as caught:
+        learned(Run(optimizer="adamw"), lambda *parts: RecordedStep(*parts, record=record))
+    assert "operation not permitted" in str(caught.value)
+    assert "--no-graphs" in str(caught.value)
+
+
+def test_pictures_are_asked_for_before_the_step_before_is_waited_for():
+    """Else a GPU would have nothing to do meanwhile; and under autocast, for a teacher."""
+    model, run, order = a_network(), Run(optimizer="adamw"), []
+
+    class Asked(Numbers):
+        def close(self) -> None:
+            order.append("waited")
+
+    class Shown(Classification):
+        def shown(self, batch: Batch) -> Any:
+            order.append("autocast" if torch.is_autocast_enabled("cpu") else "fp32")
+            return super().shown(batch)
+
+    objective = Shown(Preprocessing((8, 8)), Augmentation(), 3)
+    step = RecordedStep(model, OptimizerSet(model, run), objective, choose("cpu", "bf16"), run)
+    step(a_batch(0), Asked(), lr=0.01)
+    assert order == ["autocast", "waited"]
 
 
 def test_which_steps_can_be_recorded():
@@ -146,11 +176,14 @@ def test_which_steps_can_be_recorded():
         assert why
 
 
-def test_a_run_says_which_step_it_takes():
+def test_a_run_says_which_step_it_takes(monkeypatch):
+    monkeypatch.setattr("vitral.training.step.Aside", lambda device: SimpleNamespace(record=Recorder()))
     model, run = a_network(), Run(optimizer="adamw")
-    parts = model, OptimizerSet(model, run), Classification(Preprocessing((8, 8)), Augmentation(), 3), MACHINE
-    assert type(step_of(*parts, run)) is Step
-    assert type(step_of(*parts, dataclasses.replace(run, graphs=True))) is RecordedStep
+    parts = model, OptimizerSet(model, run), Classification(Preprocessing((8, 8)), Augmentation(), 3)
+    gpu, recorded = Machine(torch.device("cuda"), "bf16", "stands for one"), dataclasses.replace(run, graphs=True)
+    assert type(step_of(*parts, gpu, run)) is Step
+    assert type(step_of(*parts, MACHINE, recorded)) is Step, "begun on a GPU, and goes on without one"
+    assert type(step_of(*parts, gpu, recorded)) is RecordedStep
 
 
 def test_steps_of_several_batches_are_refused():

@@ -397,8 +397,9 @@ class _Saving:
             self._write(None, {})
 
     def keep_best(self) -> None:
-        """Write the best weights, where the state is no longer worth it."""
+        """Write the best weights and the metrics, where the state is no longer worth it."""
         if self._best:
+            _save_metrics(self.running)
             _save_weights(self.running, *self._best)
 
     def _write(self, line: Mapping[str, Any] | None, weights: dict[str, Tensor]) -> None:
@@ -434,14 +435,15 @@ def _save_weights(running: _Running, line: Mapping[str, Any], state: dict[str, T
 def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
     """Measure the best weights, write result.json and report.html."""
     job, folder, state = running.job, running.folder, running.state
-    model = native.build(native.read(folder.weights)).to(job.machine.device)
+    weights = native.read(folder.weights)
+    model = native.build(weights).to(job.machine.device)
     result: dict[str, Any] = {
         "model": job.run.model,
         "data": job.run.data,
         "parameters": sum(p.numel() for p in model.parameters()),
         "classes": len(job.dataset.classes),
         "images": {name: len(split) for name, split in job.dataset.splits.items()},
-        "best_epoch": (state.best or {}).get("epoch"),
+        "best_epoch": weights.trained.get("epoch"),
         "epochs": state.epoch or None,
         "seconds": state.seconds,
         **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),

@@ -38,7 +38,7 @@ from vitral.model import ViT
 from vitral.predict import Predictor, load
 from vitral.weights.files import read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; another number makes all that are there be computed anew."""
 
 _NOT_READ = ("classes", "head_bias_init", "dropout", "drop_path", "attention_dropout", "patch_dropout")
@@ -117,12 +117,12 @@ def _reading(model: nn.Module) -> Iterator[list[Tensor]]:
 def feature_key(model: nn.Module, pictures: Split, preprocessing: Preprocessing, machine: Machine) -> str:
     """A hash of all that features follow from; equal keys mean equal features.
 
-    In it: the network's configuration and weights without the head's, preprocessing, precision, vitral's version, and
-    of the pictures names, labels and `content`.
+    In it: the network's configuration and weights without the head's, preprocessing, kind of device, precision,
+    vitral's version, and of the pictures names, labels and `content`.
     """
     known = hashlib.sha256()
     config = {k: v for k, v in model.config.to_json().items() if k not in _NOT_READ}  # type: ignore[operator, union-attr]
-    facts = [FORMAT, __version__, config, preprocessing.to_json(), machine.precision]
+    facts = [FORMAT, __version__, config, preprocessing.to_json(), machine.device.type, machine.precision]
     known.update(json.dumps(facts, sort_keys=True).encode())
     for name, weight in sorted(model.state_dict().items()):
         if name.startswith(("head.", "head_dist.")):

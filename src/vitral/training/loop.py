@@ -293,7 +293,7 @@ class _FiniteWatch:
             f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}",
             where=", ".join(names[:5]) + more,
             why="a learning rate too high, or damaged pictures or labels in this batch",
-            hint="a lower --lr, or --precision fp32; earlier epochs are saved",
+            hint="a lower --lr, or --precision fp32; the best weights of earlier epochs are saved",
         )
 
 
@@ -313,7 +313,7 @@ def _check_weights(state: State) -> None:
         raise TrainingError(
             f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
             why="a learning rate too high, or gradients that are not clipped",
-            hint="a lower --lr, or --clip 1; earlier epochs are saved",
+            hint="a lower --lr, or --clip 1; the best weights of earlier epochs are saved",
         )
 
 

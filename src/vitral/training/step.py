@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batch
 from vitral.device import Machine
+from vitral.errors import TrainingError
 from vitral.graphs import Aside, Inputs, Record, Recording, kinds_of
 from vitral.training.objective import Halves, Objective
 from vitral.training.optimizers import OptimizerSet
@@ -60,7 +61,7 @@ class Step:
 
 
 CAPTURABLE = ("adamw", "adam", "muon")
-"""Optimizers whose steps can be recorded: torch's SGD reads its learning rate on the processor."""
+"""Optimizers whose steps are recorded; SGD's was not tried."""
 WARM_UP = 3
 """Steps of each size that are done as always before one is recorded."""
 
@@ -72,14 +73,14 @@ def recordable(run: Run, device: torch.device) -> tuple[bool, str]:
     if run.accumulate > 1:
         return False, "steps of several batches are done part by part"
     if run.optimizer not in CAPTURABLE:
-        return False, f"steps of {run.optimizer} are asked for one by one"
+        return False, f"not tried with {run.optimizer}"
     return True, "a step is asked for at once, not kernel by kernel"
 
 
 class RecordedStep(Step):
     """The same on a GPU, but for what is shown (augmentation): after some steps of a size the next one is recorded as a
-    CUDA graph, and from then on repeated. Its learning rates are fp32 numbers on the device. Where that fails, for want
-    of memory or because something cannot be recorded, steps go on as before, and `tell` is told.
+    CUDA graph, and from then on repeated. Its learning rates are fp32 numbers on the device. Where there is no memory
+    for it steps go on as before, and `tell` is told; `TrainingError` for a step that cannot be recorded.
     """
 
     def __init__(
@@ -97,8 +98,9 @@ class RecordedStep(Step):
     def __call__(self, batch: Batch, watch: Watch, *, parts: int = 1, lr: float | None = None) -> Learned:
         if parts > 1 or lr is None:
             raise ValueError("steps of several batches are not recorded")
-        watch.close()  # what is known of the batch before, before the next one changes the weights
-        shown = self.halves.shown(batch)
+        with self.machine.autocast():  # for a teacher
+            shown = self.halves.shown(batch)
+        watch.close()  # while the device still had the step before to do; now that is judged, and the next one begins
         self.optimizer.set_lr(lr)
         (loss, metrics), norm = self._compute(shown)
         watch.loss(loss)
@@ -121,11 +123,13 @@ class RecordedStep(Step):
     def _recorded(self, shown: Inputs) -> Recording | None:
         try:
             return Recording.of(self._whole, shown, self._record)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except torch.OutOfMemoryError:
             self.optimizer.drop_gradients()
-            why = " ".join(str(error).split())[:200]
-            self.tell(f"the step cannot be recorded as a CUDA graph, and is done kernel by kernel: {why}")
+            self.tell("there is no memory to record the step as a CUDA graph: it is done kernel by kernel")
             return None
+        except RuntimeError as error:  # torch's memory and random numbers are not to be trusted any more
+            why = " ".join(str(error).split())[:200]
+            raise TrainingError("the step cannot be recorded as a CUDA graph", why=why, hint="--no-graphs") from error
 
     def _whole(self, *shown: Any) -> tuple[Learned, Tensor | None]:
         """From pictures to new weights; nothing in it waits for the device or reads a number of it."""
@@ -141,7 +145,7 @@ def step_of(
     model: nn.Module, optimizer: OptimizerSet, objective: Halves, machine: Machine, run: Run,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Step:  # fmt: skip
-    """What a run does with its batches: recorded where the run says so (`Run.graphs`)."""
-    if run.graphs:
+    """What a run does with its batches: recorded where the run says so (`Run.graphs`), unless it goes on elsewhere."""
+    if run.graphs and machine.device.type == "cuda":
         return RecordedStep(model, optimizer, objective, machine, run, tell=tell)
     return Step(model, optimizer, objective, machine, run)
