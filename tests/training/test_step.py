@@ -36,8 +36,6 @@ class Numbers:
     def __init__(self) -> None:
         self.told: list[tuple[str, float]] = []
 
-    def close(self) -> None: ...
-
     def loss(self, value: Tensor) -> None:
         self.told.append(("loss", float(value.detach())))
 
@@ -148,12 +146,12 @@ def test_what_cannot_be_recorded_is_an_error_that_says_what_to_type():
     assert "--no-graphs" in str(caught.value)
 
 
-def test_pictures_are_asked_for_before_the_step_before_is_waited_for():
-    """Else a GPU would have nothing to do meanwhile; and under autocast, for a teacher."""
+def test_a_step_is_asked_for_before_the_one_before_is_waited_for():
+    """Else a GPU would have nothing to do meanwhile. Pictures are shown under autocast, for a teacher."""
     model, run, order = a_network(), Run(optimizer="adamw"), []
 
     class Asked(Numbers):
-        def close(self) -> None:
+        def loss(self, value: Tensor) -> None:
             order.append("waited")
 
     class Shown(Classification):
@@ -161,10 +159,14 @@ def test_pictures_are_asked_for_before_the_step_before_is_waited_for():
             order.append("autocast" if torch.is_autocast_enabled("cpu") else "fp32")
             return super().shown(batch)
 
+        def judged(self, *parts: Any) -> Any:
+            order.append("computed")
+            return super().judged(*parts)
+
     objective = Shown(Preprocessing((8, 8)), Augmentation(), 3)
     step = RecordedStep(model, OptimizerSet(model, run), objective, choose("cpu", "bf16"), run)
     step(a_batch(0), Asked(), lr=0.01)
-    assert order == ["autocast", "waited"]
+    assert order == ["autocast", "computed", "waited"]
 
 
 def test_which_steps_can_be_recorded():

@@ -24,7 +24,6 @@ Learned = tuple[Tensor, dict[str, Tensor]]
 class Watch(Protocol):
     """Judges the numbers of the batch that it was last told of."""
 
-    def close(self) -> None: ...
     def loss(self, value: Tensor) -> None: ...
     def gradient(self, norm: Tensor) -> None: ...
 
@@ -32,7 +31,6 @@ class Watch(Protocol):
 class Unwatched:
     """Judges nothing: for trials, whose numbers mean nothing."""
 
-    def close(self) -> None: ...
     def loss(self, value: Tensor) -> None: ...
     def gradient(self, norm: Tensor) -> None: ...
 
@@ -100,10 +98,9 @@ class RecordedStep(Step):
             raise ValueError("steps of several batches are not recorded")
         with self.machine.autocast():  # for a teacher
             shown = self.halves.shown(batch)
-        watch.close()  # while the device still had the step before to do; now that is judged, and the next one begins
         self.optimizer.set_lr(lr)
         (loss, metrics), norm = self._compute(shown)
-        watch.loss(loss)
+        watch.loss(loss)  # it waits for the step before: not earlier, or the device would have nothing to do
         if norm is not None:
             watch.gradient(norm)
         return loss, metrics
