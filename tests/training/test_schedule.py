@@ -81,3 +81,10 @@ def test_a_size_that_is_full_already_stays():
 @pytest.mark.parametrize("steps", [3, 4, 5, 7])
 def test_runs_of_a_few_steps_end_at_full_size(steps):
     assert image_size(Run(image_size=32, start_size=4, epochs=1), (4, 4), steps - 1, steps) == (32, 32)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_rate_is_never_negative(schedule):
+    """A run may go on with fewer pictures than it began with, and so stand behind its last step."""
+    run = Run(epochs=2, schedule=schedule, warmup=0.0, min_lr=0.1, lr=1.0)
+    assert learning_rate(run, 500, 10) == pytest.approx(0.1)

@@ -214,7 +214,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         "at least 1",
     ),
     (
-        ("lr", "warmup", "weight_decay", "mixup", "cutmix", "clip", "early_stop", "workers", "randaugment"),
+        ("lr", "warmup", "weight_decay", "mixup", "cutmix", "clip", "early_stop", "workers", "randaugment", "seed"),
         lambda v: 0 <= v < math.inf,
         "0 or more",
     ),

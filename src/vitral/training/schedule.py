@@ -14,7 +14,7 @@ def learning_rate(run: Run, step: int, steps_per_epoch: int) -> float:
     warmup = min(round(run.warmup * steps_per_epoch), run.epochs * steps_per_epoch - 1)
     if step < warmup:
         return run.peak_lr * (step + 1) / warmup
-    done = (step - warmup) / max(run.epochs * steps_per_epoch - warmup, 1)
+    done = min(1.0, (step - warmup) / max(run.epochs * steps_per_epoch - warmup, 1))  # pictures may have gone since
     fall = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}[run.schedule]
     return run.peak_lr * (run.min_lr + (1 - run.min_lr) * fall)
 
