@@ -209,7 +209,7 @@ def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, b
         model = _built(build, device, compiled and who != OURS).train()
         if who == OURS:
             whole = compiling.CompiledObjective(objective, model) if compiled else objective
-            of_ours = partial(_ours, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), whole, device)
+            of_ours = partial(_ours, model, OptimizerSet(model, Run(optimizer="adamw", lr=1e-4)), whole)
             steps = {precision: of_ours(choose(case.device, precision)) for precision in case.precisions}
         else:
             of_theirs = partial(theirs.step, model, theirs.optimizer(model))
@@ -218,10 +218,11 @@ def _steps(case: Case, augmentation: Augmentation) -> Iterator[tuple[str, str, b
             yield who, precision, compiled, step
 
 
-def _ours(model: nn.Module, optimizer: OptimizerSet, objective: Halves, device: torch.device, machine: Machine) -> Step:
+def _ours(model: nn.Module, optimizer: OptimizerSet, objective: Halves, machine: Machine) -> Step:
     """Our step, as `vitral.training.loop` takes it."""
     run = Run(optimizer="adamw", lr=1e-4, clip=None)
-    step = step_of(model, optimizer, objective, machine, dataclasses.replace(run, graphs=recordable(run, device)[0]))
+    run = dataclasses.replace(run, graphs=recordable(run, machine.device)[0])
+    step = step_of(model, optimizer, objective, machine, run)
     return lambda batch: step(batch, Unwatched(), lr=1e-4)
 
 
