@@ -15,9 +15,9 @@ from pictures import MakePictures
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import choose, seed_everything
-from vitral.model import network
+from vitral.model import fused, network
 from vitral.model.variants import config
-from vitral.model.vit import PatchEmbed
+from vitral.model.vit import MLP, Attention, PatchEmbed
 from vitral.predict import Predictor
 from vitral.training.compiling import CompiledObjective
 from vitral.training.loop import Averaged
@@ -122,6 +122,60 @@ def test_patches_by_a_product_are_those_of_the_convolution(monkeypatch):
 
 
 @torch.no_grad()
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_and_its_way_back_are_torchs(tanh):
+    x, gradient = (torch.randn(1000, 200, device="cuda", dtype=torch.bfloat16) * 2 for _ in range(2))
+    there = x.double().requires_grad_()
+    wanted = torch.nn.functional.gelu(there, approximate="tanh" if tanh else "none")
+    (through,) = torch.autograd.grad(wanted, there, gradient.double())
+    found, total = fused.gelu_backward(gradient, x, tanh)
+    assert relative(fused.gelu(x, tanh), wanted.detach()) < 2e-3
+    assert relative(found, through) < 2e-3
+    assert relative(total, through.sum(0)) < 1e-4  # summed before it is rounded
+
+
+@pytest.mark.parametrize("tokens", [65, 128, 197, 256])
+def test_attention_with_its_gradients_side_by_side_is_torchs(tokens):
+    if torch.cuda.get_device_capability() != fused.HOPPER:
+        pytest.skip("for Hopper")
+    qkv = torch.randn(8, tokens, 3, 3, 64, device="cuda", dtype=torch.bfloat16)
+    gradient = torch.randn(8, tokens, 192, device="cuda", dtype=torch.bfloat16)
+    there, ours = qkv.double().requires_grad_(), qkv.requires_grad_()
+    q, k, v = there.permute(2, 0, 3, 1, 4).unbind()
+    wanted = ((q @ k.mT * 0.125).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    found = fused.attention(ours, 0.125)
+    assert relative(found, wanted) < 5e-3
+    each = [torch.autograd.grad(*pair)[0] for pair in ((found, ours, gradient), (wanted, there, gradient.double()))]
+    assert relative(*each) < 5e-3
+    again = torch.autograd.grad(fused.attention(ours, 0.125), ours, gradient)[0]
+    assert torch.equal(again, each[0])  # nothing is added in another order
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_fused_network_learns_what_the_plain_one_does(compiled, monkeypatch):
+    images = torch.randn(8, 3, 144, 144, device="cuda")
+    asked = []
+    attention = fused.attention
+    monkeypatch.setattr(fused, "attention", lambda *given: asked.append(1) or attention(*given))
+    found = {}
+    for plain in (False, True):
+        monkeypatch.setattr(MLP, "plain", plain)
+        monkeypatch.setattr(Attention, "plain", plain)
+        seed_everything(0)
+        model = network(config("mu/12", image_size=144, dim=128, heads=2, depth=3, mlp_dim=512, pool="mean")).cuda()
+        nn.init.normal_(model.head.weight, std=0.1)
+        forward = torch.compile(model, backend="aot_eager") if compiled else model
+        with torch.autocast("cuda", torch.bfloat16):
+            forward(images).square().mean().backward()
+        found[plain] = torch.cat([each.grad.flatten() for each in model.parameters()])
+    assert asked
+    assert relative(found[False], found[True]) < 0.03
+
+
 def test_tokens_in_bf16_are_near_those_in_fp32():
     model, images = a_network("mu/4", dim=128, depth=6).eval(), torch.randn(8, 3, 32, 32, device="cuda")
     exact = model.double()(images.double())

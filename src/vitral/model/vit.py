@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, unknown
+from vitral.model import fused
 from vitral.model.conv_stem import ConvLayers, ConvStem
-from vitral.model.linear import Linear, linear
+from vitral.model.linear import Linear, as_made, linear
 from vitral.model.position import POSITIONS, Grid, rotate
 from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
 from vitral.model.schema import Schema, pair
@@ -231,6 +232,9 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention over tokens (B, N, D) (appendix A, equations 5 to 8)."""
 
+    plain: ClassVar[bool] = False
+    """Ask for torch's way back through attention on a GPU too."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.dim // config.heads
@@ -255,6 +259,8 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None) -> Tensor:
         """What heads gather, side by side, before the projection."""
+        if mask is None and rotation is None and read is None and self._fused(x):
+            return fused.attention(self.qkv(x).unflatten(2, (3, self.heads, self.head_dim)), self.scale)
         q, k, v = self.project(x, read)  # each (B, heads, tokens, d)
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
@@ -262,6 +268,12 @@ class Attention(nn.Module):
             cos, sin = rotation  # (N, d), or one for each picture (B, 1, N, d)
             q, k = rotate(q, (cos[..., :read, :], sin[..., :read, :])), rotate(k, rotation)
         return self.attend(q, k, v, mask).transpose(1, 2).flatten(2)
+
+    def _fused(self, x: Tensor) -> bool:
+        """Whether the gradients of queries, keys and values can be written side by side (`vitral.model.fused`)."""
+        if self.plain or self.qk_norm or self.attention_dropout or not self.training or "attend" in vars(self):
+            return False
+        return torch.is_grad_enabled() and fused.in_bf16(x) and fused.attends(x.shape[1], self.head_dim)
 
     def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
         """Queries of the first `read` tokens (None: all), keys and values of all, each (B, heads, tokens, d)."""
@@ -304,6 +316,9 @@ def explicit_is_faster(q: Tensor, k: Tensor) -> bool:
 class MLP(nn.Module):
     """Two dense layers on each token (B, N, D). With SwiGLU the first one is twice as wide: gate and value."""
 
+    plain: ClassVar[bool] = False
+    """Ask for torch's GELU on a GPU too."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.activation, self.dropout = config.activation, config.dropout
@@ -316,11 +331,14 @@ class MLP(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The activations between the two layers."""
+        tanh = self.activation == "gelu-tanh"
+        if self.activation != "swiglu" and not self.plain and as_made(self.fc1) and fused.in_bf16(x):
+            return fused.linear_gelu(x, self.fc1.weight, self.fc1.bias, tanh)
         x = self.fc1(x)
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
             return F.silu(gate) * value
-        return F.gelu(x, approximate="tanh" if self.activation == "gelu-tanh" else "none")
+        return F.gelu(x, approximate="tanh" if tanh else "none")
 
 
 class LayerScale(nn.Module):

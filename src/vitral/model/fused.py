@@ -1,0 +1,161 @@
+"""GELU and attention with fewer passes over a GPU's memory, in bf16.
+
+By torch the activations of an MLP's hidden layer are read twice on the way back, once for their gradient and once for
+its sum, that of the bias; and the gradients of queries, keys and values are written three by three, and then once more
+side by side. Here each is written once (`vitral.model.kernels`). What torch would compute stands beside it, for where
+there is no GPU. `MLP.plain` and `Attention.plain` ask for torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.jit import is_tracing  # type: ignore[attr-defined]
+
+MOST_TOKENS = 256
+"""Tokens of which a GPU's multiprocessor holds all keys and values of a head at once."""
+HEAD_WIDTH = 64
+HOPPER = (9, 0)
+"""Where torch's attention is cuDNN's, and where ours was measured."""
+
+
+def in_bf16(x: Tensor) -> bool:
+    """Whether a dense layer computes tokens `x` in bf16, on a GPU that has our kernels, and nobody follows what is
+    computed who would not know them.
+    """
+    if x.device.type != "cuda" or not available():
+        return False
+    if torch.is_autocast_enabled("cuda"):
+        kind = None if x.dtype == torch.float64 else torch.get_autocast_dtype("cuda")
+    else:
+        kind = x.dtype
+    return kind == torch.bfloat16 and not _followed()
+
+
+def _followed() -> bool:
+    if torch.compiler.is_dynamo_compiling():  # it knows what a custom operator is, and takes itself for an export
+        return False
+    if torch.compiler.is_exporting() or is_tracing():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether this torch comes with Triton and the GPU has bf16: NVIDIA's since Ampere."""
+    from torch.utils._triton import has_triton
+
+    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0) and has_triton()
+
+
+@torch.compiler.assume_constant_result
+def attends(tokens: int, head_width: int) -> bool:
+    """Whether attention among so many tokens is one of those that `attention` is for."""
+    fits = 64 < tokens <= MOST_TOKENS and head_width == HEAD_WIDTH
+    return fits and torch.cuda.get_device_capability() == HOPPER and torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+    """GELU(x Wᵀ + b) for x (…, in), by erf or in its tanh form, in bf16; fp32 parameters are rounded."""
+    return _LinearGELU.apply(*(each.to(torch.bfloat16) for each in (x, weight, bias)), tanh)
+
+
+class _LinearGELU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        before = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, weight, before)
+        ctx.tanh = tanh
+        return gelu(before, tanh)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, before = ctx.saved_tensors
+        through, of_bias = gelu_backward(gradients[0].flatten(0, -2), before.flatten(0, -2), ctx.tanh)
+        of_x = (through @ weight).view(x.shape)
+        return of_x, through.T @ x.flatten(0, -2), of_bias.to(weight.dtype), None
+
+
+@torch.library.custom_op("vitral::gelu", mutates_args=())
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    """GELU, by erf or in its tanh form."""
+    if x.device.type != "cuda":
+        return F.gelu(x, approximate=_form(tanh))
+    from vitral.model import kernels
+
+    return kernels.gelu(x.contiguous(), tanh)
+
+
+@gelu.register_fake
+def _(x: Tensor, tanh: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("vitral::gelu_backward", mutates_args=())
+def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of x (rows, width) from that of GELU(x), and its sum over rows (width), in fp32."""
+    if x.device.type != "cuda":
+        through = torch.ops.aten.gelu_backward(gradient.float(), x.float(), approximate=_form(tanh))
+        return through.to(x.dtype), through.sum(0)
+    from vitral.model import kernels
+
+    return kernels.gelu_backward(gradient.contiguous(), x.contiguous(), tanh)
+
+
+@gelu_backward.register_fake
+def _(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[1], dtype=torch.float32)
+
+
+def _form(tanh: bool) -> str:
+    return "tanh" if tanh else "none"
+
+
+def attention(qkv: Tensor, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale) v of queries, keys and values side by side (B, N, 3, H, d): (B, N, H·d)."""
+    return _Attention.apply(qkv, scale)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+        if qkv.device.type == "cuda":
+            out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, scale=scale)[:2]
+            out, lse = out.transpose(1, 2).flatten(2), lse.flatten(2).contiguous()
+        else:
+            scores = q @ k.transpose(-2, -1) * scale
+            out, lse = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2), scores.float().logsumexp(-1)
+        ctx.save_for_backward(qkv, out, lse)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return attention_backward(gradients[0], *ctx.saved_tensors, ctx.scale), None
+
+
+@torch.library.custom_op("vitral::attention_backward", mutates_args=())
+def attention_backward(gradient: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, scale: float) -> Tensor:
+    """The gradient (B, N, 3, H, d) of queries, keys and values from that of `out` (B, N, H·d), what heads gather; `lse`
+    (B, H, N) are logarithms of each query's sum over keys. Both contiguous.
+    """
+    if qkv.device.type == "cuda":
+        from vitral.model import kernels
+
+        return kernels.attention_backward(qkv.contiguous(), out, gradient.contiguous(), lse, scale)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    gradient, out = (each.unflatten(2, qkv.shape[3:]).transpose(1, 2) for each in (gradient, out))
+    p = (q @ k.transpose(-2, -1) * scale - lse[..., None]).exp().to(q.dtype)
+    ds = p * (gradient @ v.transpose(-2, -1) - (gradient * out).sum(-1, keepdim=True)) * scale
+    each = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ gradient
+    return torch.stack(each).permute(1, 3, 0, 2, 4).contiguous()
+
+
+@attention_backward.register_fake
+def _(gradient: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, scale: float) -> Tensor:
+    return qkv.new_empty(qkv.shape)

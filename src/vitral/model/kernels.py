@@ -1,0 +1,142 @@
+"""Triton kernels for NVIDIA's GPUs, each one pass over memory where torch makes two or more. Who calls them is
+`vitral.model.fused`, which has the same in torch beside them; nothing else imports this, or Triton.
+
+GELU is x·Φ(x). Its erf is formula 7.1.26 of Abramowitz and Stegun, within 1.5e-7, of which the derivative shares the
+exponential: the one of CUDA's library keeps a GPU computing for longer than the numbers take to be read and written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E: float = 1.4426950408889634
+
+
+@triton.jit
+def _gate(x, TANH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Φ(x), by erf or in GELU's tanh form, and its derivative, for fp32."""
+    if TANH:
+        inner = 1.5957691216057308 * x * (1.0 + 0.044715 * x * x)  # 2 √(2/π) (x + 0.044715 x³)
+        gate = 1.0 / (1.0 + tl.exp(-inner))
+        slope = gate * (1.0 - gate) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    else:
+        bell = tl.exp(-0.5 * x * x)
+        t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))  # 0.3275911 / √2
+        series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+        tail = 0.5 * series * bell
+        gate = tl.where(x < 0, tail, 1.0 - tail)
+        slope = 0.3989422804014327 * bell
+    return gate, slope
+
+
+@triton.jit
+def _gelu(x_at, out_at, count, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    x = tl.load(x_at + places, mask=inside, other=0.0).to(tl.float32)
+    gate, _ = _gate(x, TANH)
+    tl.store(out_at + places, (x * gate).to(out_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gelu_backward(  # type: ignore[no-untyped-def]
+    gradient_at, x_at, out_at, sums_at, rows, width,
+    TANH: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A strip of rows: what comes through GELU, and its sum over these rows, before it is rounded."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)  # added up at the end: until then no thread needs another
+    for start in range(0, STRIP, ROWS):
+        row = tl.program_id(1) * STRIP + start + tl.arange(0, ROWS)
+        places = row.to(tl.int64)[:, None] * width + columns[None, :]
+        inside = (row < rows)[:, None] & (columns < width)[None, :]
+        x = tl.load(x_at + places, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(gradient_at + places, mask=inside, other=0.0).to(tl.float32)
+        gate, slope = _gate(x, TANH)
+        through = gradient * (gate + x * slope)
+        tl.store(out_at + places, through.to(out_at.dtype.element_ty), mask=inside)
+        total += through
+    tl.store(sums_at + tl.program_id(1) * width + columns, tl.sum(total, 0), mask=columns < width)
+
+
+@triton.jit
+def _attention_backward(  # type: ignore[no-untyped-def]
+    qkv_at, out_at, gradient_at, lse_at, result_at, to_bits, scale, N,
+    H: tl.constexpr, d: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """One head of one picture. All its keys and values stay where the products are made, with what their gradients have
+    become so far; queries come by, some at a time, and with all keys there theirs are complete at once.
+    """
+    picture, head = tl.program_id(0) // H, tl.program_id(0) % H
+    first = picture.to(tl.int64) * N * 3 * H * d + head * d
+    beside = picture.to(tl.int64) * N * H * d + head * d
+    lse_at += tl.program_id(0).to(tl.int64) * N
+    columns = tl.arange(0, d)
+    keys = tl.arange(0, KEYS)
+    known = (keys < N)[:, None]
+    of_keys = first + H * d + keys[:, None] * (3 * H * d) + columns[None, :]
+    k = tl.load(qkv_at + of_keys, mask=known, other=0.0)
+    v = tl.load(qkv_at + of_keys + H * d, mask=known, other=0.0)
+    dk = tl.zeros((KEYS, d), tl.float32)
+    dv = tl.zeros((KEYS, d), tl.float32)
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
+        rows = turn * QUERIES + tl.arange(0, QUERIES)
+        inside = (rows < N)[:, None]
+        q = tl.load(qkv_at + first + rows[:, None] * (3 * H * d) + columns[None, :], mask=inside, other=0.0)
+        theirs = beside + rows[:, None] * (H * d) + columns[None, :]
+        gradient = tl.load(gradient_at + theirs, mask=inside, other=0.0)
+        out = tl.load(out_at + theirs, mask=inside, other=0.0)
+        lse = tl.load(lse_at + rows, mask=rows < N, other=float("inf"))  # of no query: its weights are 0
+        p = tl.exp2(tl.dot(k, q.T) * to_bits - lse[None, :] * 1.4426950408889634)  # (keys, queries)
+        dv = tl.dot(p.to(gradient.dtype), gradient, dv)
+        own = tl.sum(out.to(tl.float32) * gradient.to(tl.float32), 1)
+        ds = (p * (tl.dot(v, gradient.T) - own[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, dk)
+        dq = tl.dot(k.T, ds) * scale  # (d, queries); keys that are none are zeros
+        to = result_at + first + rows[None, :] * (3 * H * d) + columns[:, None]
+        tl.store(to, dq.to(result_at.dtype.element_ty), mask=(rows < N)[None, :])
+    tl.store(result_at + of_keys, (dk * scale).to(result_at.dtype.element_ty), mask=known)
+    tl.store(result_at + of_keys + H * d, dv.to(result_at.dtype.element_ty), mask=known)
+
+
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    """GELU of a contiguous tensor."""
+    out, block = torch.empty_like(x), 1024
+    _on(x, _gelu, (triton.cdiv(x.numel(), block),), x, out, x.numel(), tanh, block)
+    return out
+
+
+def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of x (rows, width) from that of GELU(x), and its sum over rows (width), in fp32."""
+    (rows, width), strip, columns = x.shape, 256, 64
+    out, strips = torch.empty_like(x), triton.cdiv(rows, strip)
+    sums = torch.empty(strips, width, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(width, columns), strips)
+    _on(x, _gelu_backward, grid, gradient, x, out, sums, rows, width, tanh, strip, 16, columns)
+    return out, sums.sum(0)
+
+
+def attention_backward(qkv: Tensor, out: Tensor, gradient: Tensor, lse: Tensor, scale: float) -> Tensor:
+    """The gradient (B, N, 3, H, d) of queries, keys and values side by side, from that of `out` (B, N, H·d), what heads
+    gather; `lse` (B, H, N) are logarithms of each query's sum over keys. All contiguous; N at most 256.
+    """
+    (B, N, _, H, d), queries, stages = qkv.shape, 32, 3
+    result, keys, turns = torch.empty_like(qkv), max(64, triton.next_power_of_2(N)), triton.cdiv(N, queries)
+    tensors, numbers = (qkv, out, gradient, lse, result), (scale * LOG2E, scale, N, H, d, keys, queries, turns, stages)
+    _on(qkv, _attention_backward, (B * H,), *tensors, *numbers, num_warps=8 if keys > 64 else 4)
+    return result
+
+
+def _on(x: Tensor, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Start a kernel on the device of `x`, whichever is the current one."""
+    if x.device.type == "cuda":
+        with torch.cuda.device(x.device):
+            kernel[grid](*arguments, **options)
+    else:
+        kernel[grid](*arguments, **options)

@@ -1,0 +1,51 @@
+"""The kernels of `vitral.model.kernels` on a processor, by Triton's interpreter, against fp64: names of what agrees."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitral.model import kernels
+
+
+def agree(found: Tensor, wanted: Tensor, within: float) -> None:
+    error = ((found.double() - wanted).norm() / wanted.norm()).item()
+    assert error <= within, f"{error:.1e}"
+
+
+def gelu(tanh: bool) -> None:
+    x = torch.cat([torch.linspace(-9, 9, 3 * 257), torch.randn(255 * 257)]).view(-1, 257)
+    gradient = torch.randn_like(x)
+    there = x.double().requires_grad_()
+    wanted = F.gelu(there, approximate="tanh" if tanh else "none")
+    (slope,) = torch.autograd.grad(wanted, there, gradient.double())
+    found, total = kernels.gelu_backward(gradient, x, tanh)
+    assert (kernels.gelu(x, tanh) - wanted).abs().max() < 1e-6
+    assert (found - slope).abs().max() < 5e-6
+    agree(total, slope.sum(0), 1e-5)
+
+
+def attention(tokens: int) -> None:
+    qkv, gradient = torch.randn(2, tokens, 3, 2, 64), torch.randn(2, tokens, 128)
+    there = qkv.double().requires_grad_()
+    q, k, v = there.permute(2, 0, 3, 1, 4).unbind()
+    out = F.scaled_dot_product_attention(q, k, v, scale=0.2).transpose(1, 2).flatten(2)
+    (wanted,) = torch.autograd.grad(out, there, gradient.double())
+    lse = (q @ k.transpose(-2, -1) * 0.2).logsumexp(-1)
+    found = kernels.attention_backward(qkv, out.detach().float(), gradient, lse.detach().float(), 0.2)
+    agree(found, wanted, 1e-5)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for name, check in {"gelu": lambda: gelu(False), "gelu-tanh": lambda: gelu(True)}.items():
+        check()
+        print(name)
+    for tokens in (70, 7):
+        attention(tokens)
+        print(f"attention-{tokens}")
