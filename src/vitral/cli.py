@@ -188,15 +188,19 @@ def evaluate(
     if found.predictor.note:
         _say(f"Engine   {found.predictor.note}")
     if format == "json":
-        about = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
-        _print_json(about if found.beside is None else {**about, "beside": dataclasses.asdict(found.beside)})
+        about: dict[str, Any] = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
+        if found.beside is not None:
+            about["beside"] = dataclasses.asdict(found.beside)
+        if found.changed:
+            about["changed"] = found.changed
+        _print_json(about)
     else:
         print(f"{run} on {'' if found.split == 'all' else 'the '}{found.split} pictures of {found.source}")
         found.evaluation.print_table(stdout())
         if found.beside is not None:
             print(found.beside)
-        if found.note:
-            _say(f"note: {found.note}")
+    for note in found.notes:
+        _say(f"note: {note}")
     if report:
         used: dict[str, Any] = {
             "split": split, "data_root": data_root, "bad_images": bad_images, "device": device, "precision": precision,

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitral.console import flag
+from vitral.data.contents import Contents
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
 from vitral.errors import RunError, UsageError, unknown
 
@@ -286,6 +287,15 @@ class Plan:
     choices: tuple[Choice, ...] = ()
     paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Of a saved run, by option: where that lies which its path named when it began."""
+    contents: Contents | None = None
+    """What the data held when the run was planned; None of a run from before this was kept."""
+    command: str = ""
+    """Of a saved run: what was typed."""
+
+    @property
+    def anew(self) -> str:
+        """Of a saved run: what to type where it cannot go on."""
+        return f"begin again: {self.command} --overwrite (or another --out)"
 
     def located(self, option: str) -> Any:
         """An option that may be a path, as it was typed; but where that is something else from here, or nothing, the
@@ -327,6 +337,8 @@ class RunFolder:
             data = json.loads(self.config.read_text("utf-8"))
             start = os.path.realpath(self.path)
             paths = {name: os.path.normpath(os.path.join(start, way)) for name, way in data.get("paths", {}).items()}
-            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]), paths)
+            choices = tuple(Choice(**choice) for choice in data["plan"])
+            contents = Contents.from_json(data["data"]) if "data" in data else None
+            return Plan(Run.from_json(data["run"]), choices, paths, contents, data.get("command", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error
