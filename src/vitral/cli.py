@@ -772,7 +772,9 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
     _refuse_unknown_options(words, [name for name, *_ in fields if name != "data"], "train")
     parsed = _parse(options, words, "train")
     typed = {_option_name(word) for word in words if word.startswith("--")}
-    return {name: getattr(parsed, name) for name, *_ in fields if name in typed or (name == "data" and parsed.data)}
+    if parsed.data is not None:
+        typed.add("data")
+    return {name: getattr(parsed, name) for name, *_ in fields if name in typed}
 
 
 def _without_none(kind: Any) -> Any:

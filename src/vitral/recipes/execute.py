@@ -31,7 +31,7 @@ from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
-from vitral.errors import Interrupted, RunError, UsageError
+from vitral.errors import Interrupted, RunError, UsageError, WeightsError
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import Network, ViT
 from vitral.model.summary import summarize
@@ -53,6 +53,7 @@ from vitral.training.schedule import image_size
 from vitral.training.step import step_of
 from vitral.weights import native
 from vitral.weights.files import write_text
+from vitral.weights.load import locate
 from vitral.weights.references import is_demo
 
 
@@ -82,6 +83,9 @@ def train(
     The run folder is `out`, by default runs/NAME. `resume` goes on from where it stopped, to the same bits; `overwrite`
     replaces a run that is there. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
     """
+    if resume and overwrite:
+        why = "one goes on with the run that is there, the other replaces it"
+        raise UsageError("--resume and --overwrite do not go together", why=why, hint="leave one out")
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = str(data)
@@ -115,6 +119,7 @@ def _make_way(folder: RunFolder, overwrite: bool, run: Run) -> None:
 
 def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     given = checked_options(given)
+    Run(**given)  # what makes no sense by itself is said first
     folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
     plan = _found_again(folder.read_plan(), folder, given.get("data"))
     differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
@@ -126,6 +131,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
             hint=f"without that option, or a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
     if folder.result.is_file():
+        locate(folder.path)  # it has its weights, or says so
         console.print(f"{folder.path} is finished already; nothing to do.")
         return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
     job = reopen(plan)
@@ -220,12 +226,19 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
 
 def _go_on(running: _Running) -> None:
     """Stand where the run stopped."""
-    state, last = running.state, running.folder.last
+    state, folder, plan = running.state, running.folder, running.job.plan
     try:
-        state.load(last)
+        state.load(folder.last)
+        if state.best:  # its weights are in the file alone: better read now than at the end
+            native.read(folder.weights)
+    except WeightsError as error:
+        what, hint = f"what the run saved cannot be read: {error.what}", f"put a copy of it there, or {plan.anew}"
+        raise RunError(what, where=error.where, why=error.why, hint=hint) from error
     except (KeyError, RuntimeError) as error:
-        hint = "restore config.json as it was, or begin again with --overwrite"
-        raise RunError("the saved state does not fit the run", where=last, why=str(error)[:200], hint=hint) from error
+        hint = f"restore config.json as it was, or {plan.anew}"
+        raise RunError(
+            "the saved state does not fit the run", where=folder.last, why=str(error)[:200], hint=hint
+        ) from error
     running.console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
 
 

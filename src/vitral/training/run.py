@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from vitral.console import flag
 from vitral.data.contents import Contents
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
-from vitral.errors import RunError, UsageError, unknown
+from vitral.errors import RunError, UsageError, empty, unknown
 
 
 def option(default: Any, help: str) -> Any:
@@ -234,6 +234,9 @@ def _check_kinds(run: Run) -> None:
         value = getattr(run, name)
         options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+        if value == "" and not choices:
+            hint = "vitral train photos/" if name == "data" else "leave it out, or give it a value"
+            raise empty("DATA" if name == "data" else flag(name), hint)
         if choices and value not in choices:
             raise unknown(f"choice for {flag(name)}:", value, choices)
         if not choices and not any(_is(value, option) for option in options):
