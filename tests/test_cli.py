@@ -316,6 +316,12 @@ BAD: dict[str, Bad] = {
     "damaged archive": Bad("train x.zip", ("x.zip",), write("x.zip", b"PK\x03\x04 nothing")),
     "no kind of data": Bad("train x.pdf", ("x.pdf",), write("x.pdf", b"%PDF")),
     "checked: no such folder": Bad("data check no/such", ("no/such",)),
+    "trained on nothing": Bad("train ''", ("DATA is empty", "vitral train photos/")),
+    "resumed on nothing": Bad("train '' --resume", ("DATA is empty",)),
+    "checked: nothing": Bad("data check ''", ("DATA is empty",)),
+    "evaluated on nothing": Bad("evaluate RUN ''", ("DATA is empty",)),
+    "pictures of nothing": Bad("predict RUN d ''", ("IMAGE is empty", "vitral predict RUN"), folder("cat", "dog")),
+    "weights of nothing": Bad("predict '' d", ("RUN or WEIGHTS is empty",), folder("cat", "dog")),
     # options
     "image size and patch": Bad("train d --model S/16 --image-size 20", ("20×20", "16×16"), folder("cat", "dog")),
     "width and heads": Bad("train d --dim 30 --heads 4", ("width 30", "4 heads"), folder("cat", "dog")),
@@ -325,6 +331,9 @@ BAD: dict[str, Bad] = {
     "unknown option of another command": Bad("predict x y --topp 3", ("--topp", "--top")),
     "unknown recipe": Bad("train d --recipe smal", ("smal", "small"), folder("cat", "dog"), hinted=False),
     "unknown optimizer": Bad("train d --optimizer adamv", ("adamv", "adamw"), folder("cat", "dog"), hinted=False),
+    "begins from nothing": Bad("train d --init ''", ("--init is empty",), folder("cat", "dog")),
+    "out to nothing": Bad("train d --out ''", ("--out is empty",), folder("cat", "dog")),
+    "on and anew": Bad("train d --resume --overwrite", ("--resume and --overwrite",), folder("cat", "dog")),
     "unknown choice": Bad("train d --schedule cosin", ("--schedule", "cosine"), folder("cat", "dog")),
     "unknown command": Bad("trian d", ("trian", "train")),
     "half a command": Bad("data", ("data check",)),
@@ -382,7 +391,7 @@ def test_what_cannot_be_done(name, capsys, trained):
     weights = (trained.folder / "model.safetensors").read_bytes()
     Path("cut.safetensors").write_bytes(weights[:-50])
     before = contents()
-    words = [word.replace("RUN", str(trained.folder)) for word in bad.words.split()]
+    words = [word.replace("RUN", str(trained.folder)).replace("''", "") for word in bad.words.split()]
     out, err = printed(capsys, *words, code=2)
     assert out == ""
     plan, found, error = err.rpartition("error: ")  # the plan may be told before

@@ -332,6 +332,12 @@ def test_where_the_weights_of_a_run_lie(tmp_path, trained):
     with pytest.raises(RunError, match="no weights yet") as caught:
         locate(tmp_path)
     assert f"vitral train --out {tmp_path} --resume" in str(caught.value)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(RunError, match=r"weights are gone\n(?s:.*)model.safetensors") as caught:
+        locate(tmp_path)
+    assert "--resume" not in str(caught.value)
+    with pytest.raises(UsageError, match="is empty"):
+        locate("")
     with pytest.raises(WeightsError, match="no such run or weights"):
         locate(tmp_path / "gone")
 
@@ -344,6 +350,8 @@ def test_find_pictures(tmp_path, make_pictures):
     assert names == ["photos/a/deep/0.png", "photos/b/0.png", "photos/b/1.png", "photos/b/10.png", "photos/b/notes.txt"]
     with pytest.raises(DataError, match="no such picture or folder"):
         find_pictures([folder / "gone.png"])
+    with pytest.raises(UsageError, match="IMAGE is empty"):
+        find_pictures([str(folder), ""])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no pictures to predict") as caught:
         find_pictures([tmp_path / "empty"])

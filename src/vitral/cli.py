@@ -188,15 +188,19 @@ def evaluate(
     if found.predictor.note:
         _say(f"Engine   {found.predictor.note}")
     if format == "json":
-        about = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
-        _print_json(about if found.beside is None else {**about, "beside": dataclasses.asdict(found.beside)})
+        about: dict[str, Any] = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
+        if found.beside is not None:
+            about["beside"] = dataclasses.asdict(found.beside)
+        if found.changed:
+            about["changed"] = found.changed
+        _print_json(about)
     else:
         print(f"{run} on {'' if found.split == 'all' else 'the '}{found.split} pictures of {found.source}")
         found.evaluation.print_table(stdout())
         if found.beside is not None:
             print(found.beside)
-        if found.note:
-            _say(f"note: {found.note}")
+    for note in found.notes:
+        _say(f"note: {note}")
     if report:
         used: dict[str, Any] = {
             "split": split, "data_root": data_root, "bad_images": bad_images, "device": device, "precision": precision,
@@ -768,7 +772,9 @@ def _train_options(words: Sequence[str]) -> dict[str, Any]:
     _refuse_unknown_options(words, [name for name, *_ in fields if name != "data"], "train")
     parsed = _parse(options, words, "train")
     typed = {_option_name(word) for word in words if word.startswith("--")}
-    return {name: getattr(parsed, name) for name, *_ in fields if name in typed or (name == "data" and parsed.data)}
+    if parsed.data is not None:
+        typed.add("data")
+    return {name: getattr(parsed, name) for name, *_ in fields if name in typed}
 
 
 def _without_none(kind: Any) -> Any:

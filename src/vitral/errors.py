@@ -91,6 +91,11 @@ def unknown(
     return UsageError(f"unknown {kind} '{name}'", why="; ".join(shown), hint=hint)
 
 
+def empty(what: str, hint: str) -> UsageError:
+    """The error for a path or a name without a letter: `Path("")` would be the current folder."""
+    return UsageError(f"{what} is empty", why="a variable of the shell that is not set leaves such a word", hint=hint)
+
+
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
     """Up to three known names that look like this one, the most alike first; none that is far behind it. Capitals do
     not count. `least` is the likeness, 0 to 1, below which a name is no candidate.

@@ -25,7 +25,7 @@ from vitral.data.kernels import expect
 from vitral.data.loader import Batches
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
-from vitral.errors import DataError, ImageError, UsageError, unknown
+from vitral.errors import DataError, ImageError, UsageError, empty, unknown
 from vitral.graphs import Graphed
 from vitral.model import Network
 from vitral.model.merging import merged
@@ -302,8 +302,11 @@ def _tensors(network: nn.Module) -> list[Tensor]:
 def find_pictures(paths: Sequence[str | Path], command: str = "predict") -> list[Path]:
     """The picture files that files and folders stand for: folders in natural order, all levels, hidden files left out.
 
-    Raises `DataError` for a path that is not there, and where there is no picture at all.
+    Raises `DataError` for a path that is not there, and where there is no picture at all; `UsageError` for an empty
+    path.
     """
+    if "" in paths:
+        raise empty("IMAGE", f"vitral {command} RUN IMAGE_OR_FOLDER …")
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():

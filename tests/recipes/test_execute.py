@@ -44,7 +44,7 @@ def test_the_run_folder(trained):
             "images_per_second", "waited", "seconds",
         }  # fmt: skip
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    assert set(config) == {"command", "run", "plan", "paths", "versions"}
+    assert set(config) == {"command", "run", "plan", "paths", "versions", "data"}
     assert vitral.Run.from_json(config["run"]).epochs == 6
     assert all(choice["reason"] for choice in config["plan"])
 
@@ -340,7 +340,7 @@ def test_a_run_finds_its_data_from_elsewhere(make_pictures, tmp_path, monkeypatc
     assert vitral.evaluate("../moved/runs/one").accuracy == wanted, "others of the same name are not the run's own"
     config = Path("../moved/runs/one/config.json")
     record = json.loads(config.read_text())
-    del record["paths"]
+    del record["paths"], record["data"]
     config.write_text(json.dumps(record))
     assert vitral.evaluate("../moved/runs/one", split="val").images == 1, "a run from before is read from here"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vitral
+from running import train
 from vitral import openvino
 from vitral.cli import main
 from vitral.errors import DataError, UsageError, WeightsError
@@ -55,6 +56,20 @@ def test_a_run_is_measured_and_then_loads_as_integers(run):
     assert vitral.load(run / "model.safetensors", precision="int8").engine == "int8"
     with pytest.raises(UsageError, match="the module itself does not compute in int8"):
         vitral.load(run, precision="int8", engine="plain")
+
+
+@computed
+def test_integers_are_not_judged_on_what_the_run_learned_from(make_pictures, tmp_path):
+    photos = make_pictures({"train/cat": 8, "train/dog": 8, "test/cat": 3, "test/dog": 3})
+    trained = train(photos, tmp_path / "run")
+    (photos / "test/cat/0.png").unlink()
+    found = quantize(trained.folder, pictures=4)
+    assert found.changed.endswith("began with: 1 test picture of 'cat' fewer.")
+    assert found.to_json()["changed"] == found.changed
+    shutil.rmtree(photos / "test")
+    (photos / "train/cat/0.png").unlink()
+    with pytest.raises(DataError, match="the run may have learned from the val pictures"):
+        quantize(trained.folder, pictures=4)
 
 
 @computed

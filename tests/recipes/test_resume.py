@@ -255,3 +255,33 @@ def test_a_state_that_does_not_fit_is_named(photos, tmp_path, monkeypatch):
     with pytest.raises(vitral.VitralError, match="damaged") as caught:
         vitral.train(out=str(tmp_path / "run"), resume=True, quiet=True)
     assert str(last) in str(caught.value)
+    assert f"begin again: vitral train {photos}" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_weights_that_are_gone_are_missed_before_it_goes_on(photos, tmp_path, monkeypatch):
+    """The best ones are in no other file: a run that is finished or goes on without them would end in nothing."""
+    whole = train(photos, tmp_path / "whole")
+    call_at_batch(monkeypatch, 9, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "cut")
+    monkeypatch.undo()
+    monkeypatch.setattr(execute, "fit", lambda *about, **more: pytest.fail("it went on"))
+    for folder, said in ((whole.folder, "the run's weights are gone"), (tmp_path / "cut", "no such file")):
+        weights = folder / "model.safetensors"
+        weights.rename(folder / "elsewhere")
+        with pytest.raises(RunError, match=said) as caught:
+            vitral.train(out=str(folder), resume=True, quiet=True)
+        assert f"where: {weights}" in str(caught.value)
+        assert "--overwrite" in str(caught.value)
+        (folder / "elsewhere").rename(weights)
+    monkeypatch.undo()
+    again = vitral.train(out=str(tmp_path / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+
+
+def test_to_go_on_and_to_begin_anew_are_two_wishes(photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    with pytest.raises(UsageError, match="--resume and --overwrite do not go together"):
+        train(photos, tmp_path / "run", resume=True, overwrite=True)
+    assert (run.folder / "result.json").is_file()

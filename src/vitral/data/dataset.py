@@ -126,6 +126,10 @@ class LazyNames(Sequence[str]):
         """Some of the names, lazy too."""
         raise NotImplementedError
 
+    def within(self) -> list[str]:
+        """All of them, without the place where the data lie."""
+        raise NotImplementedError
+
     @overload
     def __getitem__(self, i: int) -> str: ...
     @overload
@@ -153,6 +157,15 @@ class _PickedNames(LazyNames):
 
     def part(self, which: slice) -> Sequence[str]:
         return _PickedNames(self.base, self.order[which])
+
+    def within(self) -> list[str]:
+        names = within(self.base)
+        return [names[i] for i in self.order.tolist()]
+
+
+def within(names: Sequence[str]) -> list[str]:
+    """Names without the place where the data lie: these stay as they are when the data move."""
+    return names.within() if isinstance(names, LazyNames) else list(names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,6 +98,15 @@ def is_picture(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in EXTENSIONS
 
 
+def common_folders(paths: Sequence[str]) -> list[str]:
+    """The folders, outermost first, in which all of the paths lie."""
+    first, last = min(paths).split("/")[:-1], max(paths).split("/")[:-1]
+    shared = 0  # the common start of the first and the last in order is that of all
+    while shared < min(len(first), len(last)) and first[shared] == last[shared]:
+        shared += 1
+    return first[:shared]
+
+
 def kinds(paths: Sequence[str]) -> str:
     """What files these are, by extension: ".txt (3), .json (1)"."""
     count = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in paths)
@@ -132,6 +141,9 @@ class Names(LazyNames):
 
     def part(self, which: slice) -> Sequence[str]:
         return Names(self.prefix, self.paths[which])
+
+    def within(self) -> list[str]:
+        return list(self.paths)
 
 
 # ---------------------------------------------------------------- folder

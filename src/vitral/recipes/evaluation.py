@@ -23,7 +23,7 @@ from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import summarize
 from vitral.model.views import COUNTS, Views
 from vitral.predict import Engine, Predictor, load
-from vitral.recipes.planning import reopen
+from vitral.recipes.run_data import OwnData, own_data
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
 
@@ -74,12 +74,14 @@ class Evaluated:
 
     caution: str = ""
     """Why a run's figures on these pictures tell too much of it."""
+    changed: str = ""
+    """How a run's own pictures differ from those that it began with."""
 
     @property
-    def note(self) -> str | None:
-        """A word of warning for the command line, with what to type instead of a measurement on train pictures."""
+    def notes(self) -> tuple[str, ...]:
+        """Words of warning for the command line, with what to type instead of a measurement on train pictures."""
         other = f" On others: vitral evaluate {shlex.quote(self.predictor.source)}"
-        return self.caution + other * (self.caution == CAUTION["train"]) or None
+        return tuple(filter(None, (self.changed, self.caution + other * (self.caution == CAUTION["train"]))))
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
@@ -91,11 +93,14 @@ class Evaluated:
         looks = look_inside(self.predictor, mistakes, self.pictures, summary.flops)
         if looks.looked_at and self.beside:
             looks = dataclasses.replace(looks, looked_note=f"{looks.looked_note} {_LOOKED_AT_PLAINLY}".strip())
+        findings = [("Views and merging", f"{self.beside}.")] if self.beside else []
+        if self.changed:
+            findings.insert(0, ("Other pictures", self.changed))
         content = ReportContent(
             title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
             evaluation=self.evaluation,
             evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
-            findings=[("Views and merging", f"{self.beside}.")] if self.beside else [],
+            findings=findings,
             mistakes=mistakes, layers=summary.to_json()["layers"], **vars(looks),
         )  # fmt: skip
         write_report(path, content)
@@ -122,7 +127,8 @@ def evaluate(
     `engine`, `merge` and `tta` are those of `vitral.load`, for a model that is no predictor yet; but where nothing else
     is asked for, the module itself computes, as at the end of its run, and figures are the same to the last picture.
     Unreadable pictures are an error that names them, or are left out: with `bad_images="skip"`, and of a run's own data
-    where the run did so.
+    where the run did so. A run's own data may have changed: `DataError` where it may have learned from some of the
+    pictures.
     """
     return evaluate_pictures(
         model, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
@@ -155,22 +161,23 @@ def evaluate_pictures(
         itself: Engine = "plain" if engine == "auto" else engine
         predictor = load(model, device=device, precision="fp32", engine=itself, tta=tta)
         machine = choose(device, precision, dim=predictor.model.config.dim)
-    dataset = own_data(model) if data is None else load_data(data, root=data_root)
+    dataset, own = data_for(model, data, data_root)
     whole = set(dataset.splits) == {"train"}  # nobody has parted them: they are no one's train pictures
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
     chosen = "train" if whole and chosen == "all" else chosen
     caution = CAUTION.get(chosen, "") if data is None or _learned(predictor, dataset.source) else ""
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
-    skip = skip or (data is None and left_out_bad(predictor))
+    changed = own.measured_on(chosen) if own else ""  # before pictures are read: it may refuse
+    skip = skip or (own is not None and left_out_bad(predictor))
     pictures, batches = in_batches(predictor, in_classes_of(predictor, dataset), chosen, skip=skip, progress=progress)
-    changed = predictor.merge or predictor.tta != "none"
+    altered = predictor.merge or predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
-        logits, *plain = _logits([predictor, *[predictor.plainly()] * bool(changed)], batches)
+        logits, *plain = _logits([predictor, *[predictor.plainly()] * bool(altered)], batches)
     probabilities = logits.softmax(1).numpy()
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     beside = _beside(predictor, logits, plain[0], pictures.labels) if plain else None
     named = "all" if whole else chosen
-    return Evaluated(evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution)
+    return Evaluated(evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution, changed)
 
 
 def _learned(predictor: Predictor, data: str) -> bool:
@@ -234,25 +241,33 @@ def in_batches(
     return pictures, batches
 
 
-def own_data(model: str | Path | Predictor, command: str = "evaluate") -> DataSet:
-    """The data of a model's own run; `UsageError` with what to type after `command` where it has none."""
+def data_for(
+    model: str | Path | Predictor, data: str | Path | None, data_root: str | Path, command: str = "evaluate"
+) -> tuple[DataSet, OwnData | None]:
+    """The data that are named, else those of the model's own run, which may have changed; `UsageError` with what to
+    type after `command` where it has none.
+    """
+    if data is not None:
+        return load_data(data, root=data_root), None
     source = model.source if isinstance(model, Predictor) else str(model)
     folder = RunFolder(source)
     if not folder.is_run():
         hint = f"vitral {command} {shlex.quote(source) if source else 'WEIGHTS'} DATA"
         raise UsageError("weights alone do not say which pictures to read", where=source or None, hint=hint)
-    return reopen(folder.read_plan()).dataset
+    own = own_data(folder.read_plan())
+    return own.dataset, own
 
 
 def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
-    """The data set with labels that count the network's classes; `DataError` for a class that the network lacks.
+    """The data set with labels that count the network's classes; `DataError` for pictures of one that it lacks.
 
     Classes are the same that have the same name, or are the same class of ImageNet (`n01440764` and `tench`), or differ
     in case alone (`labels.match`). timm and others compare by number and report 0.1 % without a word when the numbering
     differs.
     """
     place = match(dataset.classes, predictor.classes)
-    if foreign := [name for name, index in zip(dataset.classes, place, strict=True) if index is None]:
+    there = {int(label) for split in dataset.splits.values() for label in np.unique(split.labels)}
+    if foreign := [name for i, name in enumerate(dataset.classes) if place[i] is None and i in there]:
         few = ", ".join(foreign[:4]) + (" …" if len(foreign) > 4 else "")
         raise DataError(
             f"the data have {len(foreign)} classes that the model does not know: {few}",
@@ -260,7 +275,7 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
             why=f"the model knows {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}",
             hint=f"rename the folders, or train on this data: {_learning(dataset.source, predictor.source)}",
         )
-    number = np.array(place)
+    number = np.array([-1 if index is None else index for index in place])
     splits = {name: Split(s.names, number[s.labels], s.fetch) for name, s in dataset.splits.items()}
     return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)
 

@@ -31,7 +31,7 @@ from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
-from vitral.errors import Interrupted, RunError, UsageError
+from vitral.errors import Interrupted, RunError, UsageError, WeightsError
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import Network, ViT
 from vitral.model.summary import summarize
@@ -42,6 +42,7 @@ from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.pace import keeps_up
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
+from vitral.recipes.run_data import own_data
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
 from vitral.training.loop import Averaged, State, fit
 from vitral.training.objective import Halves, balanced_weights
@@ -52,6 +53,7 @@ from vitral.training.schedule import image_size
 from vitral.training.step import step_of
 from vitral.weights import native
 from vitral.weights.files import write_text
+from vitral.weights.load import locate
 from vitral.weights.references import is_demo
 
 
@@ -81,6 +83,9 @@ def train(
     The run folder is `out`, by default runs/NAME. `resume` goes on from where it stopped, to the same bits; `overwrite`
     replaces a run that is there. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
     """
+    if resume and overwrite:
+        why = "one goes on with the run that is there, the other replaces it"
+        raise UsageError("--resume and --overwrite do not go together", why=why, hint="leave one out")
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = str(data)
@@ -114,8 +119,9 @@ def _make_way(folder: RunFolder, overwrite: bool, run: Run) -> None:
 
 def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     given = checked_options(given)
+    Run(**given)  # what makes no sense by itself is said first
     folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
-    plan = folder.read_plan()
+    plan = _found_again(folder.read_plan(), folder, given.get("data"))
     differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
     if differing:
         name = differing[0]
@@ -125,13 +131,29 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
             hint=f"without that option, or a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
     if folder.result.is_file():
+        locate(folder.path)  # it has its weights, or says so
         console.print(f"{folder.path} is finished already; nothing to do.")
         return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
-    typed = json.loads(folder.config.read_text("utf-8"))["command"]
     job = reopen(plan)
     job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
     _check_teacher(job, folder)
-    return _carry_out(job, folder, console, typed, resume=True)
+    return _carry_out(job, folder, console, plan.command, resume=True)
+
+
+def _found_again(plan: Plan, folder: RunFolder, data: str | None) -> Plan:
+    """The plan of a run whose data have moved to where they are typed now: what they hold tells that it is they. The
+    run folder keeps the new place.
+    """
+    there = os.path.expanduser(data or "")
+    if plan.contents is None or not os.path.exists(there) or _same_value(plan, "data", data):
+        return plan
+    moved = dataclasses.replace(plan, paths={**plan.paths, "data": os.path.realpath(there)})
+    if own_data(moved).changes:
+        return plan
+    record = json.loads(folder.config.read_text("utf-8"))
+    record["paths"] = {**record.get("paths", {}), **_way("data", there, folder.path)}
+    write_text(folder.config, json.dumps(record, indent=2) + "\n")
+    return moved
 
 
 def _check_teacher(job: Job, folder: RunFolder) -> None:
@@ -141,7 +163,7 @@ def _check_teacher(job: Job, folder: RunFolder) -> None:
     began = json.loads(folder.config.read_text("utf-8")).get("teacher", {}).get("digest")
     if began != native.digest(job.teacher.weights.state):
         why = "the run began with other weights in that place"
-        hint = "put them back, or begin again with --overwrite"
+        hint = f"put them back, or {job.plan.anew}"
         raise RunError("the teacher has changed", where=job.run.teacher, why=why, hint=hint)
 
 
@@ -204,12 +226,19 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
 
 def _go_on(running: _Running) -> None:
     """Stand where the run stopped."""
-    state, last = running.state, running.folder.last
+    state, folder, plan = running.state, running.folder, running.job.plan
     try:
-        state.load(last)
+        state.load(folder.last)
+        if state.best:  # its weights are in the file alone: better read now than at the end
+            native.read(folder.weights)
+    except WeightsError as error:
+        what, hint = f"what the run saved cannot be read: {error.what}", f"put a copy of it there, or {plan.anew}"
+        raise RunError(what, where=error.where, why=error.why, hint=hint) from error
     except (KeyError, RuntimeError) as error:
-        hint = "restore config.json as it was, or begin again with --overwrite"
-        raise RunError("the saved state does not fit the run", where=last, why=str(error)[:200], hint=hint) from error
+        hint = f"restore config.json as it was, or {plan.anew}"
+        raise RunError(
+            "the saved state does not fit the run", where=folder.last, why=str(error)[:200], hint=hint
+        ) from error
     running.console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
 
 
@@ -339,18 +368,25 @@ def _open_folder(running: _Running) -> None:
         record["init"] = running.job.init.account.to_json()
     if teacher := running.job.teacher:
         record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
+    if plan.contents:
+        record["data"] = plan.contents.to_json()
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
 
 
 def _ways(run: Run, folder: Path) -> dict[str, str]:
     """From a run's folder to what its options name by a path, so that all of it can move together."""
-    ways = {}
+    ways: dict[str, str] = {}
     for name in ("data", "data_root", "init", "teacher"):
         path = os.path.expanduser(getattr(run, name) or "")
         if os.path.exists(path) and not (name in ("init", "teacher") and is_demo(path)):
-            with contextlib.suppress(ValueError):  # on Windows there is no way to another drive
-                ways[name] = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+            ways |= _way(name, path, folder)
     return ways
+
+
+def _way(name: str, path: str, folder: Path) -> dict[str, str]:
+    with contextlib.suppress(ValueError):  # on Windows there is none to another drive
+        return {name: os.path.relpath(os.path.realpath(path), os.path.realpath(folder))}
+    return {}
 
 
 def versions() -> dict[str, str]:

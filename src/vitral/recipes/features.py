@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
-from vitral.data import load as load_data
 from vitral.data.cache import cache_folder
 from vitral.data.dataset import check_classes, some
 from vitral.data.loader import Batches, Progress
@@ -278,7 +277,7 @@ def evaluate_features(
     default the user's. `UsageError` where nothing is asked for, and the errors of reading data and weights.
     """
     # they plan runs, plans know recipes, and one of them needs features
-    from vitral.recipes.evaluation import left_out_bad, own_data, skips
+    from vitral.recipes.evaluation import data_for, left_out_bad, skips
 
     skip = skips(bad_images)
     if not few_shot and knn is None:
@@ -289,13 +288,14 @@ def evaluate_features(
     else:
         predictor = load(model, device=device, precision="fp32")
         machine = choose(device, precision, dim=predictor.model.config.dim)
-    dataset = own_data(model) if data is None else load_data(data, root=data_root)
+    dataset, own = data_for(model, data, data_root)
     check_classes(dataset)
     dataset, measured, said = _two_sides(dataset, split)
-    skip = skip or (data is None and left_out_bad(predictor))
+    changed = own.measured_on(measured) if own and not said else ""
+    skip = skip or (own is not None and left_out_bad(predictor))
     memory, known = _side(predictor, machine, dataset["train"], kept, skip, progress)
     asked, truth = _side(predictor, machine, dataset[measured], kept, skip, progress)
-    notes = [*said, *([kept.failure] if kept.failure else [])]
+    notes = [*said, *filter(None, (changed, kept.failure))]
     shots: list[FewShot] = []
     if few_shot:
         shots = fewshot.few_shot(memory, known, asked, truth, len(dataset.classes), few_shot)

@@ -29,7 +29,7 @@ from vitral.explanation.inspect import Inspection, Panel, look, worked_example
 from vitral.explanation.methods import METHODS
 from vitral.model import BiT, BiTConfig, config, network
 from vitral.predict import Predictor, load
-from vitral.recipes.planning import reopen
+from vitral.recipes.run_data import own_data
 from vitral.training.run import RunFolder
 from vitral.weights.files import write_text
 from vitral.weights.references import is_weights
@@ -176,7 +176,7 @@ def _own(subject: _Subject) -> tuple[DataSet | None, tuple[str, ...]]:
     if subject.folder is None:
         return None, (_WEIGHTS_ALONE.format("there must be pictures: --data DATA"),)
     try:
-        return reopen(subject.folder.read_plan()).dataset, ()
+        return own_data(subject.folder.read_plan()).dataset, ()
     except VitralError as error:
         why = f"the run's own pictures cannot be had ({error.what}{f': {error.where}' if error.where else ''})"
         return None, (why, _WEIGHTS_ALONE.format("there must be pictures: --data DATA"))

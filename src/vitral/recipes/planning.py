@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 from vitral.compiler import lacking
 from vitral.console import flag
 from vitral.data import DataSet, load
+from vitral.data.contents import Contents
 from vitral.data.dataset import check_classes
-from vitral.data.splits import subset, with_validation
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
-from vitral.errors import DataError, UsageError, VitralError, unknown
+from vitral.errors import UsageError, VitralError, unknown
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
@@ -25,6 +24,7 @@ from vitral.model.summary import summarize
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.pace import epochs_within
+from vitral.recipes.run_data import own_data, split_for
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
 from vitral.training.compiling import whether
 from vitral.training.distillation import order_of
@@ -74,7 +74,7 @@ def _kept(dataset: DataSet, given: dict[str, Any]) -> int | None:
     """How many pictures are left to learn from, where the recipe cuts no other share; None where nothing can be cut."""
     splitting = {name: value for name, value in given.items() if name in _SPLITTING}
     try:
-        return len(_split(dataset, Run(**splitting), [])["train"])
+        return len(split_for(Run(**splitting), dataset, [])["train"])
     except VitralError:  # told once it is known that the recipe does cut
         return None
 
@@ -131,7 +131,7 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
             changes |= _fitting_size(model, plan.run, reasons)
     run = dataclasses.replace(plan.run, **{"data": dataset.source, **changes})
     _ = run.preprocessing  # a mean or std of another number of channels is refused before any work
-    dataset = _split(dataset, run, reasons)
+    whole, dataset = dataset, split_for(run, dataset, reasons)
     run = _with_a_scale(run, given, reasons)
     teacher = teacher_of(run.teacher, run.channels, dataset.classes)
     if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
@@ -154,7 +154,8 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     kept = [choice for choice in plan.choices if _holds(choice, plan.run, run)]
     told = {choice.name: choice for choice in (*kept, *reasons)}  # each name once: the later one knows more
     run = dataclasses.replace(run, out=run.out or f"runs/{dataset.name}")
-    return Job(Plan(run, tuple(told.values())), dataset, config, machine, loaded, teacher)
+    plan = Plan(run, tuple(told.values()), contents=Contents.of(whole, dataset))
+    return Job(plan, dataset, config, machine, loaded, teacher)
 
 
 TOLD_BY: dict[str, tuple[str, ...]] = {
@@ -178,17 +179,17 @@ def _holds(choice: Choice, recipes: Run, run: Run) -> bool:
 
 
 def reopen(plan: Plan) -> Job:
-    """The job of a run that was planned before: the same choices, nothing decided anew."""
+    """The job of a run that was planned before: the same choices, nothing decided anew. `DataError` where its data are
+    no longer what they were.
+    """
+    own = own_data(plan)
+    if own.changes:
+        raise own.changed(f"put them back as they were, or {plan.anew}")
     run = plan.run
-    if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
-        why = f"it began with {run.data}, and from the run's folder that would be here"
-        hint = "put them back, or name others where the command takes DATA"
-        raise DataError("the run's own pictures are gone", where=kept, why=why, hint=hint)
-    dataset = _split(load(plan.located("data"), root=plan.located("data_root")), run, [])
     again = {"init": plan.located("init"), "image_size": run.image_size, "channels": run.channels}
-    loaded = _initial(again, dataset.classes, run) if run.init else None
-    config = _config(run, len(dataset.classes), loaded)
-    return Job(plan, dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
+    loaded = _initial(again, own.dataset.classes, run) if run.init else None
+    config = _config(run, len(own.dataset.classes), loaded)
+    return Job(plan, own.dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
 
 
 def teacher_of(reference: str | None, channels: int, classes: tuple[str, ...]) -> Loaded | None:
@@ -416,40 +417,6 @@ def _with_graphs(run: Run, machine: Machine, reasons: list[Choice]) -> Run:
     if machine.device.type == "cuda":
         reasons.append(Choice("graphs", "on" if on else "off", why))
     return dataclasses.replace(run, graphs=on)
-
-
-_FEW_TO_JUDGE, _WIDER_FRACTION = 20, 0.3
-"""Validation pictures below which a wider share is recommended, and that share."""
-
-
-def _split(dataset: DataSet, run: Run, reasons: list[Choice]) -> DataSet:
-    """The data with the validation split that the run asks for."""
-    check_classes(dataset)
-    found = set(dataset.splits)
-    if run.val_share == 1.0:  # a smaller one is drawn beside the training share where there is no val (Places365)
-        dataset = with_validation(dataset, run.val_fraction, run.seed)
-    if (run.train_share, run.val_share) != (1.0, 1.0):
-        val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
-        dataset = subset(dataset, run.train_share, val_share, run.seed)
-        reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
-    counts = {name: len(split) for name, split in dataset.splits.items()}
-    if "val" in found:
-        reasons.append(Choice("validation", f"{counts['val']:,} pictures", "the data's own split"))
-    elif "val" in counts:
-        why = (
-            "cut from train, about the same share of each class; test is left for the end"
-            if "test" in counts
-            else "cut from train, about the same share of each class"
-        )
-        if counts["val"] < _FEW_TO_JUDGE and (run.val_fraction or 0) < _WIDER_FRACTION:
-            why += f"; so few say little of the accuracy: --val-fraction {_WIDER_FRACTION}"
-        reasons.append(Choice("validation", f"{counts['val']:,} pictures", why))
-    elif "test" in counts:
-        dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
-        reasons.append(
-            Choice("validation", f"{counts['test']:,} pictures", "the test split, because nothing is cut from train")
-        )
-    return dataset
 
 
 def _consequences(run: Run, machine: Machine, dataset: DataSet) -> list[Choice]:

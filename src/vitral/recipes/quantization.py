@@ -17,12 +17,12 @@ from torch import Tensor
 
 from vitral.console import table
 from vitral.data import Split
-from vitral.data import load as load_data
+from vitral.data.dataset import SPLITS
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.model.quantized import observe
 from vitral.predict import Predictor, integers_by, load
-from vitral.recipes.evaluation import in_batches, in_classes_of, left_out_bad, own_data, skips
+from vitral.recipes.evaluation import data_for, in_batches, in_classes_of, left_out_bad, skips
 from vitral.weights.load import locate
 from vitral.weights.ranges import Measured, ranges_file, write_ranges
 from vitral.weights.references import is_demo
@@ -52,6 +52,8 @@ class Quantized:
     """The share of pictures that are answered alike."""
     speed: float
     """How many times as fast it is with integers: the ratio of the medians of batches in turn."""
+    changed: str = ""
+    """How the run's own pictures that judged differ from those that it began with."""
 
     @property
     def pays(self) -> bool:
@@ -83,6 +85,8 @@ class Quantized:
         if self.judged < FEW_TO_JUDGE:
             few = f"{self.judged} pictures are too few to tell what integers cost in accuracy"
             console.print(f"{few}: name more, vitral quantize RUN DATA", highlight=False)
+        if self.changed:
+            console.print(f"note: {self.changed}", highlight=False, markup=False)
 
 
 def quantize(
@@ -111,18 +115,19 @@ def quantize(
     exact, plain = load(model, device="cpu", precision="fp32"), load(model, device="cpu")
     instead = f"vitral predict {shlex.quote(str(model))} IMAGE"
     integers_by(exact.model, where=model, hint=instead)  # what cannot be is said before pictures are read
-    dataset = in_classes_of(exact, own_data(model, "quantize") if data is None else load_data(data, root=data_root))
-    skip = skip or (data is None and left_out_bad(exact))
+    named, own = data_for(model, data, data_root, "quantize")
+    dataset = in_classes_of(exact, named)
+    skip = skip or (own is not None and left_out_bad(exact))
+    first, last = (next(name for name in order if name in dataset.splits) for order in (SPLITS, SPLITS[::-1]))
+    changed = own.measured_on(last) if own else ""
 
-    def read(count: int, *order: str) -> tuple[str, Split, Iterator[Tensor]]:
-        """Which split is the first of these, so many of its pictures, and their batches."""
-        split = next(name for name in order if name in dataset.splits)
+    def read(count: int, split: str) -> tuple[Split, Iterator[Tensor]]:
+        """So many pictures of a split, and their batches."""
         some = dataclasses.replace(dataset, splits={split: _spread(dataset[split], count)})
         found, batches = in_batches(exact, some, split, skip=skip, batch_size=AT_ONCE, progress=progress)
-        return split, found, (batch.images for batch in batches.epoch())
+        return found, (batch.images for batch in batches.epoch())
 
-    _, training, seen = read(pictures, "train", "val", "test")
-    last, held_out, asked = read(judged, "test", "val", "train")
+    (training, seen), (held_out, asked) = read(pictures, first), read(judged, last)
     network: Any = exact.model
     ranges = observe(network, map(exact.preprocessing.standardise, seen))
     file = ranges_file(locate(model)[0])
@@ -134,7 +139,7 @@ def quantize(
     found = Quantized(
         file, len(training), len(held_out), f"{len(held_out):,} {last} pictures", plain.machine.precision,
         right[0], right[1], float((answers[0] == answers[1]).mean()),
-        float(np.median(seconds[0]) / np.median(seconds[1])),
+        float(np.median(seconds[0]) / np.median(seconds[1])), changed,
     )  # fmt: skip
     write_ranges(file, network, Measured(ranges, found.warning), measured_on=measured_on)
     return found

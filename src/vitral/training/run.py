@@ -13,8 +13,9 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitral.console import flag
+from vitral.data.contents import Contents
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
-from vitral.errors import RunError, UsageError, unknown
+from vitral.errors import RunError, UsageError, empty, unknown
 
 
 def option(default: Any, help: str) -> Any:
@@ -233,6 +234,9 @@ def _check_kinds(run: Run) -> None:
         value = getattr(run, name)
         options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+        if value == "" and not choices:
+            hint = "vitral train photos/" if name == "data" else "leave it out, or give it a value"
+            raise empty("DATA" if name == "data" else flag(name), hint)
         if choices and value not in choices:
             raise unknown(f"choice for {flag(name)}:", value, choices)
         if not choices and not any(_is(value, option) for option in options):
@@ -286,6 +290,15 @@ class Plan:
     choices: tuple[Choice, ...] = ()
     paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Of a saved run, by option: where that lies which its path named when it began."""
+    contents: Contents | None = None
+    """What the data held when the run was planned; None of a run from before this was kept."""
+    command: str = ""
+    """Of a saved run: what was typed."""
+
+    @property
+    def anew(self) -> str:
+        """Of a saved run: what to type where it cannot go on."""
+        return f"begin again: {self.command} --overwrite (or another --out)"
 
     def located(self, option: str) -> Any:
         """An option that may be a path, as it was typed; but where that is something else from here, or nothing, the
@@ -327,6 +340,8 @@ class RunFolder:
             data = json.loads(self.config.read_text("utf-8"))
             start = os.path.realpath(self.path)
             paths = {name: os.path.normpath(os.path.join(start, way)) for name, way in data.get("paths", {}).items()}
-            return Plan(Run.from_json(data["run"]), tuple(Choice(**choice) for choice in data["plan"]), paths)
+            choices = tuple(Choice(**choice) for choice in data["plan"])
+            contents = Contents.from_json(data["data"]) if "data" in data else None
+            return Plan(Run.from_json(data["run"]), choices, paths, contents, data.get("command", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.transforms import Preprocessing
-from vitral.errors import RunError, UsageError, WeightsError, nearest, unknown
+from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.model import ModelConfig, Network, ViTConfig, network
 from vitral.weights import hub, labels, native
 from vitral.weights.account import Account, Line
@@ -87,9 +87,12 @@ def read(
 def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     """Where the weights lie that are asked for: the path, notes on how it was found, and the reference, pinned.
 
-    `RunError` for a run without weights and for a folder that holds neither a run nor weights.
+    `RunError` for a run without weights and for a folder that holds neither a run nor weights, `UsageError` for an
+    empty reference.
     """
     text = str(reference)
+    if not text:
+        raise empty("RUN or WEIGHTS", _KINDS)
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
@@ -98,6 +101,9 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
+        if not weights.is_file() and (path / "result.json").is_file():
+            hint = "put it back, or type the command in config.json again, with --overwrite"
+            raise RunError("the run's weights are gone", where=weights, why="it is finished, and had them", hint=hint)
         if not weights.is_file():
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from vitral.data.dataset import DataSet, some
 from vitral.data.sources import archive, digits, folder, named, planted, table
-from vitral.errors import DataError, UsageError, VitralError, nearest
+from vitral.errors import DataError, UsageError, VitralError, empty, nearest
 
 
 class Source(Protocol):
@@ -45,6 +45,8 @@ def load(data: str | Path, *, root: str | Path = "data", download: bool = True) 
     Raises `DataError` (unreadable, empty, badly labelled) or `UsageError` (unknown name).
     """
     text = os.path.expanduser(str(data))
+    if not text:
+        raise empty("DATA", "a folder of pictures, or the name of a set: digits")
     for source in SOURCES.values():
         if source.accepts(text):
             dataset = source.load(text, root=Path(root).expanduser(), download=download)

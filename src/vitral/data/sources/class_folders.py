@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from vitral.data.dataset import SPLIT_NAMES, DataSet, shown, some
-from vitral.data.files import Files, is_picture, kinds, labelled
+from vitral.data.files import Files, common_folders, is_picture, kinds, labelled
 from vitral.errors import DataError
 
 
@@ -32,12 +32,8 @@ def read(files: Files, name: str) -> DataSet | None:
 
 def _wrapping(pictures: list[str]) -> str:
     """The folders, "a/b/", that wrap everything: each alone, without pictures of its own and not named like a split."""
-    first, last = min(pictures).split("/"), max(pictures).split("/")
-    shared = 0  # the common start of the first and the last in order is that of all
-    while shared < min(len(first), len(last)) - 1 and first[shared] == last[shared]:
-        shared += 1
     wrapping = ""
-    for part in first[:shared]:
+    for part in common_folders(pictures):
         inner = f"{wrapping}{part}/"
         if part.lower() in SPLIT_NAMES or any("/" not in path[len(inner) :] for path in pictures):
             break
