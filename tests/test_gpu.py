@@ -138,7 +138,7 @@ def test_gelu_and_its_way_back_are_torchs(tanh):
     assert relative(total, through.sum(0)) < 1e-4  # summed before it is rounded
 
 
-@pytest.mark.parametrize("tokens", [65, 128, 197, 256])
+@pytest.mark.parametrize("tokens", [64, 65, 128, 197, 256])
 def test_attention_with_its_gradients_side_by_side_is_torchs(tokens):
     if torch.cuda.get_device_capability() != fused.HOPPER:
         pytest.skip("for Hopper")

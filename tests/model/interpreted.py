@@ -46,6 +46,6 @@ if __name__ == "__main__":
     for name, check in {"gelu": lambda: gelu(False), "gelu-tanh": lambda: gelu(True)}.items():
         check()
         print(name)
-    for tokens in (70, 7):
+    for tokens in (70, 64, 7):
         attention(tokens)
         print(f"attention-{tokens}")

@@ -8,7 +8,8 @@ there is no GPU. `MLP.plain` and `Attention.plain` ask for torch's own.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
-MOST_TOKENS = 256
-"""Tokens of which a GPU's multiprocessor holds all keys and values of a head at once."""
+P = ParamSpec("P")
+
+FEWEST_TOKENS, MOST_TOKENS = 64, 256
+"""Between them ours was faster; of more tokens a GPU's multiprocessor does not hold all keys and values of a head."""
 HEAD_WIDTH = 64
 HOPPER = (9, 0)
 """Where torch's attention is cuDNN's, and where ours was measured."""
@@ -44,7 +47,15 @@ def _followed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
+def _settled(function: Callable[P, bool]) -> Callable[P, bool]:
+    """As `torch.compiler.assume_constant_result` has it: torch's compiler calls it and keeps the answer. Asked itself,
+    that imports the compiler, for seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_settled
 def available() -> bool:
     """Whether this torch comes with Triton and the GPU has bf16: NVIDIA's since Ampere."""
     from torch.utils._triton import has_triton
@@ -52,10 +63,10 @@ def available() -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0) and has_triton()
 
 
-@torch.compiler.assume_constant_result
+@_settled
 def attends(tokens: int, head_width: int) -> bool:
     """Whether attention among so many tokens is one of those that `attention` is for."""
-    fits = 64 < tokens <= MOST_TOKENS and head_width == HEAD_WIDTH
+    fits = FEWEST_TOKENS <= tokens <= MOST_TOKENS and head_width == HEAD_WIDTH
     return fits and torch.cuda.get_device_capability() == HOPPER and torch.backends.cuda.cudnn_sdp_enabled()
 
 
