@@ -725,6 +725,8 @@ def _dispatch(words: list[str]) -> int:
     if family := [one for one in COMMANDS if one.startswith(f"{name} ")]:
         typed = " ".join(word for word in words[:2] if not word.startswith("-"))
         raise unknown("command", typed, family, hint=f"vitral {family[0]} --help")
+    if name.startswith("-"):
+        raise unknown("option", name, ("--help", "--version"), hint="vitral --help")
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS, hint="vitral --help")
     command = COMMANDS[name]
@@ -822,9 +824,14 @@ def _refuse_unknown_options(words: Sequence[str], names: Iterable[str], command:
         if name in _PLACED:
             where = " ".join(["RUN"] * (command == "evaluate" and name == "data") + [_PLACED[name]])
             raise UsageError(f"{_PLACED[name]} is typed without --{name}", hint=f"vitral {command} {where}")
-        flags = [flag(one) for one in known]
-        meant = {flag(other): flag(ours) for other, ours in _CALLED.items() if ours in known}
-        raise unknown("option", word.partition("=")[0], flags, hint=hint, elsewhere=meant)
+        typed = word.partition("=")[0]
+        shown = _negated if typed.startswith("--no-") else flag
+        meant = {shown(other): shown(ours) for other, ours in _CALLED.items() if ours in known}
+        raise unknown("option", typed, map(shown, known), hint=hint, elsewhere=meant)
+
+
+def _negated(name: str) -> str:
+    return flag(f"no_{name}")
 
 
 _CALLED = {
@@ -857,7 +864,7 @@ def _parse(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _readable(_first_paragraph(complaint.getvalue()), f"vitral {name} --help") from None
+        raise _readable(_first_paragraph(complaint.getvalue()), words, f"vitral {name} --help") from None
     return call()
 
 
@@ -871,13 +878,16 @@ def _first_paragraph(panel: str) -> str:
     return " ".join(" ".join(told[0]).split()) if told else ""
 
 
-def _readable(complaint: str, hint: str) -> UsageError:
-    """tyro's complaint without Python's words for numbers and choices."""
+def _readable(complaint: str, words: Sequence[str], hint: str) -> UsageError:
+    """tyro's complaint about these words, without Python's for numbers and choices."""
     if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)", complaint):
         return unknown(f"value of {found[2]}:", found[1], re.findall(r"'([^']*)'", found[3]), hint=hint)
     if found := re.match(r"Unrecognized options: (.*)", complaint):
         what = "unknown option" if found[1].startswith("-") else "more words than it reads"
-        return UsageError(f"{what}: {found[1]}", hint=hint)
+        before = dict(zip(words[1:], words, strict=False)).get(found[1].split()[0], "")
+        switch = before.startswith("--") and "=" not in before
+        why = f"{before} takes no value: it is typed or left out" if switch else None
+        return UsageError(f"{what}: {found[1]}", why=why, hint=hint)
     if found := re.match(r"Missing value for argument '(\S+)'", complaint):
         return UsageError(f"{found[1]} needs a value", hint=hint)
     option, value = re.match(r"Error parsing (\S+):", complaint), re.search(r"'([^']*)'", complaint)

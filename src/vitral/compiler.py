@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from vitral.data.cache import cache_folder
 from vitral.errors import UsageError, VitralError
+
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # without a GPU it warns of CUDA_HOME
 
 
 def lacking(device: torch.device) -> str | None:

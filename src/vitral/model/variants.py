@@ -148,7 +148,9 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
     if size in SIZES and parsed:
         return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
     if size in SIZES:
-        raise UsageError(f"unknown model '{name}'", why="a size needs a patch size", hint=f"--model {size}/16")
+        raise UsageError(
+            f"unknown model '{name}'", why="a size needs a patch size, in pixels", hint=f"--model {size}/16"
+        )
     known = [
         *(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES),
         *CONV_STEMMED,

@@ -254,7 +254,8 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """As it was typed; of a square one side."""
+    return " ".join(map(str, dict.fromkeys(value))) if isinstance(value, tuple) else str(value)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
