@@ -535,7 +535,7 @@ def test_numbers_of_predict_are_those_of_python(capsys, trained, photos):
         (["train", "digits", "--lerning-rate", "1"], "unknown option '--lerning-rate'\n  why: nearest: --lr"),
         (["train", "digits", "--img_size=32"], "unknown option '--img_size'\n  why: nearest: --image-size"),
         (["train", "digits", "--no-graph"], "unknown option '--no-graph'\n  why: nearest: --no-graphs"),
-        (["--verson"], "unknown option '--verson'\n  why: nearest: --version"),
+        (["--verson"], "unknown option '--verson'\n  why: nearest: --version; known: --help, --version"),
         (["train", "digits", "--image-size", "0"], "--image-size must be at least 1, not 0"),
         (["train", "digits", "mnist"], "more words than it reads: mnist"),
         (

@@ -86,9 +86,14 @@ class _LinearGELU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, before = ctx.saved_tensors
-        through, of_bias = gelu_backward(gradients[0].flatten(0, -2), before.flatten(0, -2), ctx.tanh)
-        of_x = (through @ weight).view(x.shape)
-        return of_x, through.T @ x.flatten(0, -2), of_bias.to(weight.dtype), None
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        through, total = gelu_backward(gradients[0].flatten(0, -2), before.flatten(0, -2), ctx.tanh)
+        return (
+            (through @ weight).view(x.shape) if of_x else None,
+            through.T @ x.flatten(0, -2) if of_weight else None,
+            total.to(weight.dtype) if of_bias else None,
+            None,
+        )
 
 
 @torch.library.custom_op("vitral::gelu", mutates_args=())
