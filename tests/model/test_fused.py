@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.model import create, fused
+from vitral.model.vit import MLP, Attention, Block
 
 KERNELS = Path(__file__).parent / "interpreted.py"
 
@@ -72,6 +74,120 @@ def test_the_operators_keep_their_promises():
     torch.library.opcheck(fused.attention_backward, given, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Which of the two was asked for, where a processor is taken for a GPU that has them."""
+    found: list[str] = []
+    monkeypatch.setattr(fused, "serves", lambda *_: torch.is_grad_enabled() and not fused._followed())
+    monkeypatch.setattr(fused, "by_cudnn", lambda _: True)
+    monkeypatch.setattr(fused, "FEWEST_TOKENS", 1)
+    for name in ("linear_gelu", "attention"):
+        own = getattr(fused, name)
+        monkeypatch.setattr(fused, name, lambda *given, name=name, own=own: found.append(name) or own(*given))
+    return found
+
+
+def block(**changes: object) -> Block:
+    torch.manual_seed(0)
+    made = create("mu/4", image_size=16, classes=3, dim=64, heads=1, depth=1, **changes).train()
+    return made.blocks[0].to(torch.bfloat16)
+
+
+TOKENS = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+BOTH = {"linear_gelu", "attention"}
+
+
+def test_a_block_learns_what_the_plain_one_does(asked, monkeypatch):
+    found = []
+    for plain in (False, True):
+        for kind in (MLP, Attention):
+            monkeypatch.setattr(kind, "plain", plain)
+        one = block()
+        one(TOKENS).float().square().sum().backward()
+        found.append(torch.cat([each.grad.flatten() for each in one.parameters()]))
+    assert set(asked) == BOTH
+    assert near(*found, 0.02)
+
+
+def hooked(block: Block) -> None:
+    block.mlp.fc1.register_forward_hook(lambda *_: None)
+    block.attn.qkv.register_full_backward_hook(lambda *_: None)
+
+
+def replaced(block: Block) -> None:
+    block.mlp.fc1 = torch.nn.Sequential(block.mlp.fc1)
+    block.attn.qkv = torch.nn.Sequential(block.attn.qkv)
+
+
+def wrapped(block: Block) -> None:
+    block.mlp.fc1.forward = block.mlp.fc1.forward
+    block.attn.attend = block.attn.attend
+
+
+def asked_to_be_plain(block: Block) -> None:
+    block.mlp.plain = block.attn.plain = True
+
+
+def of_another_class(block: Block) -> None:
+    class Other(Attention):
+        def attend(self, *given: Any) -> Tensor:
+            return super().attend(*given)
+
+    block.attn.__class__ = Other
+    block.mlp.fc1.bias = None
+
+
+@pytest.mark.parametrize("change", [hooked, replaced, wrapped, asked_to_be_plain, of_another_class])
+def test_who_looks_inside_or_changes_a_layer_gets_torchs(change, asked):
+    one = block()
+    one(TOKENS)
+    assert set(asked) == BOTH
+    asked.clear()
+    change(one)
+    one(TOKENS)
+    assert not asked
+
+
+@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+def test_who_follows_what_is_computed_gets_torchs(asked):
+    one = block()
+    torch.func.vmap(one)(TOKENS[None])
+    torch.func.grad(lambda x: one(x).float().sum())(TOKENS)
+    with torch.autograd.forward_ad.dual_level():
+        one(torch.autograd.forward_ad.make_dual(TOKENS, TOKENS))
+    exported = torch.export.export(one, (TOKENS,), strict=False)
+    assert not asked
+    assert not any("vitral" in str(node.target) for node in exported.graph.nodes)
+
+
+def test_compiled_for_any_number_of_tokens(asked):
+    one = block()
+    compiled = torch.compile(one, fullgraph=True, dynamic=True)
+    for tokens in (5, 6, 300):
+        x = torch.randn(2, tokens, 64).bfloat16()
+        assert near(compiled(x), one(x), 0.02)
+
+
+def test_gradients_of_gradients(asked, monkeypatch):
+    found = []
+    for plain in (False, True):
+        monkeypatch.setattr(MLP, "plain", plain)
+        one, x = block().eval(), TOKENS.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(one.mlp(x).float().square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.float().square().sum(), x)[0])
+    assert asked
+    assert near(*found, 0.02)
+
+
+def test_frozen_layers_have_no_gradient(asked):
+    one = block().requires_grad_(False)
+    x = TOKENS.clone().requires_grad_()
+    one(x).float().sum().backward()
+    assert set(asked) == BOTH
+    assert x.grad is not None
+    assert all(each.grad is None for each in one.parameters())
+
+
 def test_a_processor_has_none_of_it(monkeypatch):
     def refused(*_: object) -> None:
         raise AssertionError("asked for on a processor")
@@ -86,6 +202,6 @@ def test_a_processor_has_none_of_it(monkeypatch):
 def test_the_kernels_by_tritons_interpreter():
     """In a process of its own: Triton reads once whether it interprets."""
     pytest.importorskip("triton")
-    done = subprocess.run([sys.executable, KERNELS], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, KERNELS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["gelu", "gelu-tanh", "attention-70", "attention-64", "attention-7"]

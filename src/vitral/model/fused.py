@@ -9,6 +9,7 @@ there is no GPU. `MLP.plain` and `Attention.plain` ask for torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ParamSpec
 
 import torch
@@ -26,17 +27,18 @@ HOPPER = (9, 0)
 """Where torch's attention is cuDNN's, and where ours was measured."""
 
 
-def in_bf16(x: Tensor) -> bool:
-    """Whether a dense layer computes tokens `x` in bf16, on a GPU that has our kernels, and nobody follows what is
-    computed who would not know them.
+def serves(x: Tensor, weight: Tensor) -> bool:
+    """Whether a dense layer with this weight computes tokens `x` in bf16, on a GPU that has our kernels, and nobody
+    follows what is computed who would not know them. Not for predictions that are not compiled: they would wait for
+    Triton, and gain nothing.
     """
-    if x.device.type != "cuda" or not available():
+    if x.device.type != "cuda" or not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
         return False
     if torch.is_autocast_enabled("cuda"):
-        kind = None if x.dtype == torch.float64 else torch.get_autocast_dtype("cuda")
+        bf16 = x.dtype != torch.float64 and torch.get_autocast_dtype("cuda") == torch.bfloat16
     else:
-        kind = x.dtype
-    return kind == torch.bfloat16 and not _followed()
+        bf16 = x.dtype == weight.dtype == torch.bfloat16
+    return bf16 and not _followed() and available(x.device)
 
 
 def _followed() -> bool:
@@ -56,18 +58,33 @@ def _settled(function: Callable[P, bool]) -> Callable[P, bool]:
 
 
 @_settled
-def available() -> bool:
-    """Whether this torch comes with Triton and the GPU has bf16: NVIDIA's since Ampere."""
-    from torch.utils._triton import has_triton
+def available(device: torch.device) -> bool:
+    """Whether a GPU has bf16 and Triton can make kernels for it, which takes a C compiler: found out by a small one."""
+    return _tried(device)
 
-    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0) and has_triton()
+
+@cache
+def _tried(device: torch.device) -> bool:
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        from vitral.model import kernels
+
+        kernels.gelu(torch.zeros(8, dtype=torch.bfloat16, device=device), False)
+    except Exception:  # of Triton, its compilers and what they call; torch does the same without them
+        return False
+    return True
+
+
+def attends(x: Tensor, head_width: int) -> bool:
+    """Whether attention among these tokens (B, N, D) is one of those that `attention` is for."""
+    return FEWEST_TOKENS <= x.shape[1] <= MOST_TOKENS and head_width == HEAD_WIDTH and by_cudnn(x.device)
 
 
 @_settled
-def attends(tokens: int, head_width: int) -> bool:
-    """Whether attention among so many tokens is one of those that `attention` is for."""
-    fits = FEWEST_TOKENS <= tokens <= MOST_TOKENS and head_width == HEAD_WIDTH
-    return fits and torch.cuda.get_device_capability() == HOPPER and torch.backends.cuda.cudnn_sdp_enabled()
+def by_cudnn(device: torch.device) -> bool:
+    """Whether torch's attention is cuDNN's on this GPU, and nobody asked for another."""
+    return torch.cuda.get_device_capability(device) == HOPPER and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
@@ -79,18 +96,24 @@ class _LinearGELU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
         before = F.linear(x, weight, bias)
-        ctx.save_for_backward(x, weight, before)
+        ctx.save_for_backward(x, weight, bias, before)
         ctx.tanh = tanh
         return gelu(before, tanh)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, before = ctx.saved_tensors
+        x, weight, bias, before = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        through, total = gelu_backward(gradients[0].flatten(0, -2), before.flatten(0, -2), ctx.tanh)
+        gradient = gradients[0].reshape(-1, len(weight))
+        if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():  # gradients of these are wanted
+            before = F.linear(x, weight, bias).reshape(-1, len(weight))
+            through = torch.ops.aten.gelu_backward(gradient, before, approximate=_form(ctx.tanh))
+            total = through.sum(0)
+        else:
+            through, total = gelu_backward(gradient, before.reshape(-1, len(weight)), ctx.tanh)
         return (
             (through @ weight).view(x.shape) if of_x else None,
-            through.T @ x.flatten(0, -2) if of_weight else None,
+            through.T @ x.reshape(-1, x.shape[-1]) if of_weight else None,
             total.to(weight.dtype) if of_bias else None,
             None,
         )

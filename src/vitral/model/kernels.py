@@ -49,10 +49,11 @@ def _gelu_backward(  # type: ignore[no-untyped-def]
     TANH: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A strip of rows: what comes through GELU, and its sum over these rows, before it is rounded."""
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    strip = tl.program_id(0)  # the first axis of a grid is the long one
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)  # added up at the end: until then no thread needs another
     for start in range(0, STRIP, ROWS):
-        row = tl.program_id(1) * STRIP + start + tl.arange(0, ROWS)
+        row = strip * STRIP + start + tl.arange(0, ROWS)
         places = row.to(tl.int64)[:, None] * width + columns[None, :]
         inside = (row < rows)[:, None] & (columns < width)[None, :]
         x = tl.load(x_at + places, mask=inside, other=0.0).to(tl.float32)
@@ -61,7 +62,7 @@ def _gelu_backward(  # type: ignore[no-untyped-def]
         through = gradient * (gate + x * slope)
         tl.store(out_at + places, through.to(out_at.dtype.element_ty), mask=inside)
         total += through
-    tl.store(sums_at + tl.program_id(1) * width + columns, tl.sum(total, 0), mask=columns < width)
+    tl.store(sums_at + strip.to(tl.int64) * width + columns, tl.sum(total, 0), mask=columns < width)
 
 
 @triton.jit
@@ -93,7 +94,8 @@ def _attention_backward(  # type: ignore[no-untyped-def]
         gradient = tl.load(gradient_at + theirs, mask=inside, other=0.0)
         out = tl.load(out_at + theirs, mask=inside, other=0.0)
         lse = tl.load(lse_at + rows, mask=rows < N, other=float("inf"))  # of no query: its weights are 0
-        p = tl.exp2(tl.dot(k, q.T) * to_bits - lse[None, :] * 1.4426950408889634)  # (keys, queries)
+        scores = tl.where(known, tl.dot(k, q.T) * to_bits, float("-inf"))  # (keys, queries); of no key 0 is much, maybe
+        p = tl.exp2(scores - lse[None, :] * 1.4426950408889634)
         dv = tl.dot(p.to(gradient.dtype), gradient, dv)
         own = tl.sum(out.to(tl.float32) * gradient.to(tl.float32), 1)
         ds = (p * (tl.dot(v, gradient.T) - own[None, :])).to(q.dtype)
@@ -117,7 +119,7 @@ def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tens
     (rows, width), strip, columns = x.shape, 256, 64
     out, strips = torch.empty_like(x), triton.cdiv(rows, strip)
     sums = torch.empty(strips, width, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(width, columns), strips)
+    grid = (strips, triton.cdiv(width, columns))
     _on(x, _gelu_backward, grid, gradient, x, out, sums, rows, width, tanh, strip, 16, columns)
     return out, sums.sum(0)
 

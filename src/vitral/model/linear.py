@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch.nn.modules.module import _has_any_global_hook
 
 
 class Linear(nn.Linear):
@@ -35,8 +36,11 @@ class Linear(nn.Linear):
 
 
 def as_made(layer: nn.Module) -> bool:
-    """Whether a layer is one of these, and nobody else watches or changes what it computes."""
-    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    """Whether a layer is one of these, and nobody watches or changes what it computes."""
+    if type(layer) is not Linear or "forward" in vars(layer):
+        return False
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return not any(hooks) and not _has_any_global_hook()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -271,9 +271,11 @@ class Attention(nn.Module):
 
     def _fused(self, x: Tensor) -> bool:
         """Whether the gradients of queries, keys and values can be written side by side (`vitral.model.fused`)."""
-        if self.plain or self.qk_norm or self.attention_dropout or not self.training or "attend" in vars(self):
+        if self.plain or self.qk_norm or self.attention_dropout or not self.training or not torch.is_grad_enabled():
             return False
-        return torch.is_grad_enabled() and fused.in_bf16(x) and fused.attends(x.shape[1], self.head_dim)
+        if type(self).attend is not Attention.attend or "attend" in vars(self) or "project" in vars(self):
+            return False  # someone looks inside
+        return as_made(self.qkv) and fused.serves(x, self.qkv.weight) and fused.attends(x, self.head_dim)
 
     def project(self, x: Tensor, read: int | None) -> tuple[Tensor, ...]:
         """Queries of the first `read` tokens (None: all), keys and values of all, each (B, heads, tokens, d)."""
@@ -329,10 +331,16 @@ class MLP(nn.Module):
         x = F.dropout(self.hidden(x), self.dropout, self.training)
         return F.dropout(self.fc2(x), self.dropout, self.training)
 
+    def _fused(self, x: Tensor) -> bool:
+        """Whether GELU is a kernel of ours (`vitral.model.fused`)."""
+        if self.plain or not as_made(self.fc1) or self.fc1.bias is None:
+            return False
+        return fused.serves(x, self.fc1.weight)
+
     def hidden(self, x: Tensor) -> Tensor:
         """The activations between the two layers."""
         tanh = self.activation == "gelu-tanh"
-        if self.activation != "swiglu" and not self.plain and as_made(self.fc1) and fused.in_bf16(x):
+        if self.activation != "swiglu" and self._fused(x):
             return fused.linear_gelu(x, self.fc1.weight, self.fc1.bias, tanh)
         x = self.fc1(x)
         if self.activation == "swiglu":
