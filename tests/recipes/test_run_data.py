@@ -129,12 +129,22 @@ def test_a_folder_that_moved_is_the_same_data(photos, make_pictures, tmp_path):
     photos.rename(moved)
     with pytest.raises(DataError, match="the run's own pictures are gone"):
         resume(folder)
-    with pytest.raises(UsageError, match="--data differs"):
-        resume(folder, data=str(make_pictures({"cat": 12, "dog": 7}, name="others")))
+    kept = (folder / "config.json").read_bytes()
+    (tmp_path / "empty").mkdir()
+    for other in (make_pictures({"cat": 12, "dog": 7}, name="others"), tmp_path / "empty"):
+        with pytest.raises(UsageError, match="--data differs"):
+            resume(folder, data=str(other))
+    with pytest.raises(UsageError, match="--seed differs"):
+        resume(folder, data=str(moved), seed=99)
+    assert (folder / "config.json").read_bytes() == kept
     again = resume(folder, data=str(moved))
     assert same_bits(weights_of(folder), before)
     assert again.result["val_accuracy"] == whole.result["val_accuracy"]
     assert vitral.evaluate(folder).accuracy == whole.result["val_accuracy"]
+    stop(again)
+    (moved / "cat/3.png").unlink()
+    with pytest.raises(DataError, match=f"begin again: vitral train {moved} "):
+        resume(folder)
 
 
 def test_run_and_data_that_moved_together_are_the_same(make_pictures, tmp_path):
@@ -274,6 +284,29 @@ def test_what_was_train_may_be_test_now(make_pictures: MakePictures, tmp_path):
     (photos / "test").rename(photos / "val")
     with pytest.raises(DataError, match=r"the run may have learned from the val pictures"):
         vitral.evaluate(run.folder)
+
+
+def test_training_pictures_that_were_moved_are_not_measured_on(make_pictures: MakePictures, tmp_path):
+    photos = make_pictures(PARTED)
+    run = train(photos, tmp_path / "run")
+    (photos / "train/cat/0.png").rename(photos / "test/cat/new.png")
+    with pytest.raises(DataError, match=r"may have learned from the test pictures") as caught:
+        vitral.evaluate(run.folder)
+    assert "some may have been moved there from train" in str(caught.value)
+
+
+def test_test_pictures_that_were_validated_on_stay_known(make_pictures: MakePictures, tmp_path):
+    """Without validation pictures the run's are those of test; later there are some, moved from train."""
+    photos = make_pictures(PARTED)
+    run = train(photos, tmp_path / "run", val_fraction=0.0)
+    for kind in ("cat", "dog"):
+        (photos / "val" / kind).mkdir(parents=True)
+        (photos / "train" / kind / "0.png").rename(photos / "val" / kind / "new.png")
+    found = evaluate_pictures(run.folder, None, **OPTIONS)
+    assert (found.split, found.notes) == ("test", ())
+    assert found.evaluation.accuracy == run.result["val_accuracy"]
+    with pytest.raises(DataError, match=r"may have learned from the val pictures"):
+        vitral.evaluate(run.folder, split="val")
 
 
 def test_training_pictures_that_changed_are_told(photos, tmp_path):

@@ -43,6 +43,17 @@ class Contents:
         """Whether the run cuts validation pictures from train: then it has a split more than the data."""
         return len(self.digests) > len(self.pictures)
 
+    def moved(self, now: Contents, split: str) -> bool:
+        """Whether training pictures may have become those of another split: of some class it has more in `now`, and
+        train fewer.
+        """
+
+        def change(split: str, name: str) -> int:
+            before, after = (dict(zip(one.classes, one.pictures.get(split, ()), strict=False)) for one in (self, now))
+            return after.get(name, 0) - before.get(name, 0)
+
+        return any(change("train", name) < 0 < change(split, name) for name in self.classes)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` is the way back."""
         pictures = {split: list(counts) for split, counts in self.pictures.items()}

@@ -31,7 +31,7 @@ from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
 from vitral.data.loader import Batches
 from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
-from vitral.errors import Interrupted, RunError, UsageError, WeightsError
+from vitral.errors import Interrupted, RunError, UsageError, VitralError, WeightsError
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import Network, ViT
 from vitral.model.summary import summarize
@@ -121,7 +121,8 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     given = checked_options(given)
     Run(**given)  # what makes no sense by itself is said first
     folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
-    plan = _found_again(folder.read_plan(), folder, given.get("data"))
+    kept = folder.read_plan()
+    plan = _found_again(kept, given.get("data"))
     differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
     if differing:
         name = differing[0]
@@ -130,6 +131,8 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
             where=folder.path, why=f"it was {getattr(plan.run, name)}",
             hint=f"without that option, or a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
+    if plan is not kept:
+        _remember_the_move(plan, folder)
     if folder.result.is_file():
         locate(folder.path)  # it has its weights, or says so
         console.print(f"{folder.path} is finished already; nothing to do.")
@@ -140,20 +143,27 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     return _carry_out(job, folder, console, plan.command, resume=True)
 
 
-def _found_again(plan: Plan, folder: RunFolder, data: str | None) -> Plan:
-    """The plan of a run whose data have moved to where they are typed now: what they hold tells that it is they. The
-    run folder keeps the new place.
-    """
+def _found_again(plan: Plan, data: str | None) -> Plan:
+    """The plan of a run whose data have moved to where they are typed now: what they hold tells that it is they."""
     there = os.path.expanduser(data or "")
     if plan.contents is None or not os.path.exists(there) or _same_value(plan, "data", data):
         return plan
-    moved = dataclasses.replace(plan, paths={**plan.paths, "data": os.path.realpath(there)})
-    if own_data(moved).changes:
+    moved = dataclasses.replace(
+        plan, paths={**plan.paths, "data": os.path.realpath(there)},
+        command=plan.command.replace(shlex.quote(plan.run.data), shlex.quote(str(data)), 1),
+    )  # fmt: skip
+    try:
+        return plan if own_data(moved).changes else moved
+    except VitralError:  # no pictures at all
         return plan
+
+
+def _remember_the_move(plan: Plan, folder: RunFolder) -> None:
+    """The run folder keeps the new place of the data."""
     record = json.loads(folder.config.read_text("utf-8"))
-    record["paths"] = {**record.get("paths", {}), **_way("data", there, folder.path)}
+    record["paths"] = {**record.get("paths", {}), **_way("data", plan.paths["data"], folder.path)}
+    record["command"] = plan.command
     write_text(folder.config, json.dumps(record, indent=2) + "\n")
-    return moved
 
 
 def _check_teacher(job: Job, folder: RunFolder) -> None:

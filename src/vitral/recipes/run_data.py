@@ -72,9 +72,7 @@ class OwnData:
         """
         if self.began is None or self._same(split):
             return ""
-        recut = split == "val" and (self.began.cuts or self.now.cuts)
-        if split != "train" and not self._same("train") and (recut or split not in self.began.digests):
-            origin = "they are cut from train" if recut else "there were none when it began"
+        if split != "train" and not self._same("train") and (origin := self._origin(split, self.began)):
             raise DataError(
                 f"the run may have learned from the {split} pictures that there are now",
                 where=self.dataset.source,
@@ -83,9 +81,23 @@ class OwnData:
             )
         return f"The {split} pictures are not those that the run began with: {'; '.join(self.changes)}."
 
+    def _origin(self, split: str, began: Contents) -> str:
+        """How pictures of a changed split may have been training pictures; nothing where they were not."""
+        if split == "val" and (began.cuts or self.now.cuts):
+            return "they are cut from train"
+        if split not in began.digests:
+            return "there were none when it began"
+        return "some may have been moved there from train" if began.moved(self.now, split) else ""
+
     def _same(self, split: str) -> bool:
-        """Whether a split has the pictures that it had; a split that there never was has."""
-        return self.began is None or self.began.digests.get(split) == self.now.digests.get(split)
+        """Whether a split has the pictures that it had, or that another one had which is not learned from: where there
+        was no val, test was the run's. A split that there never was is the same.
+        """
+        if self.began is None:
+            return True
+        before = {name: digest for name, digest in self.began.digests.items() if "train" not in (name, split)}
+        found = self.now.digests.get(split)
+        return found == self.began.digests.get(split) or found in before.values()
 
 
 def own_data(plan: Plan) -> OwnData:
