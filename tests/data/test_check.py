@@ -157,6 +157,17 @@ def test_unreadable_pictures_are_skipped_when_asked(troubled: Path) -> None:
     assert readable(dataset, [], "error") is dataset
 
 
+def test_a_class_without_a_readable_picture_is_not_learned(make_pictures: MakePictures) -> None:
+    folder = make_pictures({"train/a": 2, "train/b": 2, "val/a": 1, "val/b": 1})
+    (folder / "val/b/0.png").write_bytes(b"x")
+    dataset = load(folder)
+    assert len(readable(dataset, check(dataset).unreadable, "skip")["val"]) == 1
+    for path in folder.glob("train/b/*"):
+        path.write_bytes(b"x")
+    with pytest.raises(DataError, match="no readable picture of 'b' to learn from"):
+        readable(dataset, check(load(folder)).unreadable, "skip")
+
+
 def test_an_unknown_choice_for_bad_pictures_is_refused(make_pictures: MakePictures) -> None:
     dataset = load(make_pictures({"a": 1, "b": 1}))
     with pytest.raises(UsageError, match="known: error, skip"):

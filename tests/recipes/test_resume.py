@@ -280,6 +280,32 @@ def test_weights_that_are_gone_are_missed_before_it_goes_on(photos, tmp_path, mo
     assert same_bits(weights_of(whole.folder), weights_of(again.folder))
 
 
+def test_a_state_that_is_gone_is_missed(photos, tmp_path, monkeypatch):
+    """Begun again in silence, the run would replace better weights by those of its first epoch."""
+    call_at_batch(monkeypatch, 9, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "run")
+    monkeypatch.undo()
+    weights = (tmp_path / "run/model.safetensors").read_bytes()
+    (tmp_path / "run/checkpoints/last.safetensors").unlink()
+    with pytest.raises(RunError, match="what the run saved is gone") as caught:
+        vitral.train(out=str(tmp_path / "run"), resume=True, quiet=True)
+    assert f"begin again: vitral train {photos}" in str(caught.value)
+    assert (tmp_path / "run/model.safetensors").read_bytes() == weights
+
+
+def test_a_damaged_result_is_no_mistake_of_ours(photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    (run.folder / "result.json").write_text("{")
+    with pytest.raises(RunError, match="cannot read the run's result") as caught:
+        vitral.train(out=str(run.folder), resume=True, quiet=True)
+    assert f"vitral evaluate {run.folder}" in str(caught.value)
+    (run.folder / "result.json").unlink()
+    assert (
+        vitral.train(out=str(run.folder), resume=True, quiet=True).result["val_accuracy"] == run.result["val_accuracy"]
+    )
+
+
 def test_to_go_on_and_to_begin_anew_are_two_wishes(photos, tmp_path):
     run = train(photos, tmp_path / "run")
     with pytest.raises(UsageError, match="--resume and --overwrite do not go together"):

@@ -16,7 +16,7 @@ import vitral
 from pictures import MakePictures
 from running import same_bits, train, weights_of
 from vitral.cli import main
-from vitral.errors import DataError, UsageError
+from vitral.errors import DataError, RunError, UsageError
 from vitral.recipes import execute
 from vitral.recipes.evaluation import evaluate_pictures
 from vitral.recipes.features import evaluate_features
@@ -127,13 +127,16 @@ def test_a_folder_that_moved_is_the_same_data(photos, make_pictures, tmp_path):
     moved = tmp_path / "else/where"
     moved.parent.mkdir()
     photos.rename(moved)
-    with pytest.raises(DataError, match="the run's own pictures are gone"):
+    with pytest.raises(DataError, match=r"(?s)the run's own pictures are gone.*--resume keeps it") as told:
         resume(folder)
+    assert f"vitral train PLACE --out {folder} " in str(told.value)
     kept = (folder / "config.json").read_bytes()
     (tmp_path / "empty").mkdir()
-    for other in (make_pictures({"cat": 12, "dog": 7}, name="others"), tmp_path / "empty"):
-        with pytest.raises(UsageError, match="--data differs"):
-            resume(folder, data=str(other))
+    with pytest.raises(UsageError, match="--data differs"):
+        resume(folder, data=str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="not what they were") as caught:
+        resume(folder, data=str(make_pictures({"cat": 12, "dog": 7}, name="others")))
+    assert "1 picture of 'dog' fewer" in str(caught.value)
     with pytest.raises(UsageError, match="--seed differs"):
         resume(folder, data=str(moved), seed=99)
     assert (folder / "config.json").read_bytes() == kept
@@ -167,6 +170,9 @@ def test_pictures_that_were_left_out_are_part_of_the_data(photos, tmp_path):
     assert same_bits(weights_of(resume(stop(whole)).folder), before)
     assert vitral.evaluate(whole.folder).accuracy == whole.result["val_accuracy"]
     stop(whole)
+    (photos / "cat/3.png").write_bytes((photos / "cat/2.png").read_bytes())
+    with pytest.raises(RunError, match="not those that it learned from"):
+        resume(whole.folder)
     (photos / "cat/3.png").unlink()
     with pytest.raises(DataError, match="1 picture of 'cat' fewer"):
         resume(whole.folder)
@@ -293,6 +299,15 @@ def test_training_pictures_that_were_moved_are_not_measured_on(make_pictures: Ma
     with pytest.raises(DataError, match=r"may have learned from the test pictures") as caught:
         vitral.evaluate(run.folder)
     assert "some may have been moved there from train" in str(caught.value)
+
+
+def test_test_and_validation_pictures_that_changed_places_are_told(make_pictures: MakePictures, tmp_path):
+    photos = make_pictures({**PARTED, "val/cat": 2, "val/dog": 2})
+    run = train(photos, tmp_path / "run")
+    for before, after in (("test", "x"), ("val", "test"), ("x", "val")):
+        (photos / before).rename(photos / after)
+    found = evaluate_pictures(run.folder, None, **OPTIONS)
+    assert "The test pictures are not those that the run began with" in found.notes[0]
 
 
 def test_test_pictures_that_were_validated_on_stay_known(make_pictures: MakePictures, tmp_path):

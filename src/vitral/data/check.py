@@ -344,7 +344,8 @@ def _bar(progress: OnProgress | None) -> Iterator[OnProgress]:
 def readable(dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["error", "skip"] = "error") -> DataSet:
     """The data set without its unreadable pictures ("skip"), or one `DataError` that names them ("error").
 
-    Labels and classes stay as they are. With "skip", too, a split without a readable picture is an error.
+    Labels and classes stay as they are. With "skip", too, a split without a readable picture is an error, and a class
+    without one to learn from.
     """
     if bad not in ("error", "skip"):
         raise UsageError(f"unknown choice '{bad}' for bad pictures", why="known: error, skip")
@@ -364,6 +365,10 @@ def readable(dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["e
         kept = np.setdiff1d(np.arange(len(pictures)), [one.index for one in found if one.split == split])
         if not len(kept):
             raise DataError(f"no readable picture in the {split} split", where=dataset.source, why=told)
+        gone = np.setdiff1d(pictures.labels, pictures.labels[kept])
+        if split == "train" and len(gone):
+            names = some([f"'{dataset.classes[label]}'" for label in gone])
+            raise DataError(f"no readable picture of {names} to learn from", where=dataset.source, why=told)
         if len(kept) < len(pictures):
             splits[split] = pictures.select(kept)
     return replace(dataset, splits=splits)

@@ -35,7 +35,7 @@ class Contents:
         return cls(
             dataset.classes,
             {name: tuple(np.bincount(s.labels, minlength=count).tolist()) for name, s in dataset.splits.items()},
-            {name: _digest(split, parts.classes) for name, split in parts.splits.items()},
+            {name: digest(split, parts.classes) for name, split in parts.splits.items()},
         )
 
     @property
@@ -125,7 +125,7 @@ def _quoted(names: Iterable[str]) -> str:
     return some([f"'{name}'" for name in names])
 
 
-def _digest(split: Split, classes: Sequence[str]) -> str:
+def digest(split: Split, classes: Sequence[str]) -> str:
     """A hash of names and class names in their order. Folders that all the names share are left out: an archive, or a
     folder around the data, that is renamed holds the same. Classes that have no picture here play no part.
     """

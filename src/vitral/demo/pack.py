@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ def pack(run: str | Path, target: Path = DEMO, *, data_root: str | Path | None =
         raise RunError("the run is not finished", where=folder.path, hint=f"vitral train --out {folder.path} --resume")
     if plan.data not in LICENCES:
         raise UsageError(f"no licence is noted for {plan.data}", where=folder.path, hint="LICENCES in demo/pack.py")
-    result = json.loads(folder.result.read_text("utf-8"))
+    result = folder.read_result()
     best = native.read(folder.weights)
     weights = dataclasses.replace(best, state=native.in_16_bits(best.state))
     predictor = Predictor(

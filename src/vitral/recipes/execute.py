@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.console import command_line, flag, stderr
 from vitral.data.check import Unreadable, readable
+from vitral.data.contents import digest
 from vitral.data.loader import Batches
 from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
 from vitral.errors import Interrupted, RunError, UsageError, VitralError, WeightsError
@@ -133,10 +134,11 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
         )  # fmt: skip
     if plan is not kept:
         _remember_the_move(plan, folder)
+        console.print(f"its data are at {plan.located('data')} now", highlight=False, soft_wrap=True)
     if folder.result.is_file():
         locate(folder.path)  # it has its weights, or says so
         console.print(f"{folder.path} is finished already; nothing to do.")
-        return TrainedRun(folder.path, json.loads(folder.result.read_text("utf-8")))
+        return TrainedRun(folder.path, folder.read_result())
     job = reopen(plan)
     job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
     _check_teacher(job, folder)
@@ -153,9 +155,14 @@ def _found_again(plan: Plan, data: str | None) -> Plan:
         command=plan.command.replace(shlex.quote(plan.run.data), shlex.quote(str(data)), 1),
     )  # fmt: skip
     try:
-        return plan if own_data(moved).changes else moved
+        own = own_data(moved)
     except VitralError:  # no pictures at all
         return plan
+    if not own.changes:
+        return moved
+    if not os.path.exists(os.path.expanduser(plan.located("data"))):
+        raise own.changed(f"put them back as they were, or {moved.anew}")
+    return plan
 
 
 def _remember_the_move(plan: Plan, folder: RunFolder) -> None:
@@ -212,6 +219,11 @@ class _Running:
     batches: Mapping[str, Batches]
     state: State
 
+    @cached_property
+    def learned_from(self) -> str:
+        """A digest of the training pictures' names and labels, without those that cannot be read."""
+        return digest(self.job.dataset["train"], self.job.dataset.classes)
+
 
 def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool) -> TrainedRun:
     importlib.import_module("vitral.recipes.looking")  # what draws the report: if it is broken, better now than then
@@ -222,7 +234,7 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
     if not resume:
         _open_folder(running)
-    elif folder.last.is_file():
+    else:
         _go_on(running)
     try:
         chosen = LEARNERS.get(job.run.recipe, _fit)(running)
@@ -235,10 +247,15 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
 
 
 def _go_on(running: _Running) -> None:
-    """Stand where the run stopped."""
+    """Stand where the run stopped. One that has saved nothing stands at its beginning."""
     state, folder, plan = running.state, running.folder, running.job.plan
+    if not folder.last.is_file():
+        if plan.run.recipe not in LEARNERS and (done := folder.epochs()) > 1:  # after the first one it may be cut short
+            hint = f"put a copy of it there, or {plan.anew}"
+            raise RunError("what the run saved is gone", where=folder.last, why=f"it did {done} epochs", hint=hint)
+        return
     try:
-        state.load(folder.last)
+        identity = state.load(folder.last)
         if state.best:  # its weights are in the file alone: better read now than at the end
             native.read(folder.weights)
     except WeightsError as error:
@@ -249,6 +266,10 @@ def _go_on(running: _Running) -> None:
         raise RunError(
             "the saved state does not fit the run", where=folder.last, why=str(error)[:200], hint=hint
         ) from error
+    if plan.contents and identity.get("pictures", running.learned_from) != running.learned_from:
+        why = "it leaves out what cannot be read, and these are others than when it stopped"
+        hint = f"put the pictures back as they were, or {plan.anew}"
+        raise RunError("the run's pictures are not those that it learned from", where=folder.path, why=why, hint=hint)
     running.console.print(f"going on from epoch {state.epoch + 1}, batch {state.batch}")
 
 
@@ -456,7 +477,8 @@ class _Saving:
         else:
             self.keep_best()
         self._best, self._behind = None, False
-        self.running.state.save(self.running.folder.last, {"seed": self.running.job.run.seed})
+        identity = {"seed": self.running.job.run.seed, "pictures": self.running.learned_from}
+        self.running.state.save(self.running.folder.last, identity)
         self._last = time.perf_counter()
         self._took = self._last - started
 

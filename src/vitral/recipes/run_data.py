@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,21 +91,23 @@ class OwnData:
         return "some may have been moved there from train" if began.moved(self.now, split) else ""
 
     def _same(self, split: str) -> bool:
-        """Whether a split has the pictures that it had, or that another one had which is not learned from: where there
-        was no val, test was the run's. A split that there never was is the same.
+        """Whether a split has the pictures that it had, or, if it is new, those of another that is not learned from:
+        without val, test was the run's val. A split that there never was is the same.
         """
         if self.began is None:
             return True
-        before = {name: digest for name, digest in self.began.digests.items() if "train" not in (name, split)}
-        found = self.now.digests.get(split)
-        return found == self.began.digests.get(split) or found in before.values()
+        before, found = self.began.digests, self.now.digests.get(split)
+        if split in before:
+            return found == before[split]
+        return found is None or found in [digest for name, digest in before.items() if name != "train"]
 
 
 def own_data(plan: Plan) -> OwnData:
     """The data of a saved run; `DataError` where they are gone, or no longer such that they can be split."""
     if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
         why = f"it began with {plan.run.data}, and from the run's folder that would be here"
-        hint = "put them back, or name others where the command takes DATA"
+        found = f"if they have moved, vitral train PLACE --out {shlex.quote(plan.run.out or 'RUN')} --resume keeps it"
+        hint = f"put them back, or name others where the command takes DATA; {found}"
         raise DataError("the run's own pictures are gone", where=kept, why=why, hint=hint)
     whole = load(plan.located("data"), root=plan.located("data_root"))
     try:

@@ -65,8 +65,8 @@ class State:
             tensors |= {f"averaged.{k}": v.clone() for k, v in self.averaged.state_dict().items()}
         write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in _STANDS}})
 
-    def load(self, path: Path) -> None:
-        """Go back to what `save` wrote."""
+    def load(self, path: Path) -> dict[str, Any]:
+        """Go back to what `save` wrote; the identity that it was given."""
         tensors, header = read_tensors(path)
         device = next(self.model.parameters()).device
 
@@ -80,6 +80,7 @@ class State:
         self.sums = {k: v.to(device) for k, v in part("sums.").items()}
         for name in _STANDS:
             setattr(self, name, header[name] if name != "compile_seconds" else header.get(name, 0.0))  # it came later
+        return dict(header["identity"])
 
 
 _STANDS = ("epoch", "batch", "step", "seconds", "compile_seconds", "history", "best")

@@ -332,6 +332,18 @@ class RunFolder:
         """Whether this is the folder of a run."""
         return self.config.is_file()
 
+    def epochs(self) -> int:
+        """How many epochs the metrics have."""
+        return len(self.metrics.read_text("utf-8").splitlines()) if self.metrics.is_file() else 0
+
+    def read_result(self) -> dict[str, Any]:
+        """What a finished run has in result.json; `RunError` where it is damaged."""
+        try:
+            return dict(json.loads(self.result.read_text("utf-8")))
+        except (ValueError, TypeError) as error:
+            hint = f"vitral evaluate {self.path} measures it again; without that file --resume ends the run anew"
+            raise RunError("cannot read the run's result", where=self.result, why=str(error), hint=hint) from error
+
     def read_plan(self) -> Plan:
         """The run that the folder holds; `RunError` where it holds none or a damaged one."""
         if not self.is_run():

@@ -101,9 +101,9 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
-        if not weights.is_file() and (path / "result.json").is_file():
+        if not weights.is_file() and any((path / name).is_file() for name in ("result.json", "metrics.jsonl")):
             hint = "put it back, or type the command in config.json again, with --overwrite"
-            raise RunError("the run's weights are gone", where=weights, why="it is finished, and had them", hint=hint)
+            raise RunError("the run's weights are gone", where=weights, why="it has learned, and had them", hint=hint)
         if not weights.is_file():
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
