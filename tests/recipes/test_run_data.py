@@ -301,6 +301,24 @@ def test_training_pictures_that_were_moved_are_not_measured_on(make_pictures: Ma
     assert "some may have been moved there from train" in str(caught.value)
 
 
+def test_test_pictures_that_are_gone_are_missed(make_pictures: MakePictures, tmp_path):
+    photos = make_pictures({**PARTED, "val/cat": 2, "val/dog": 2})
+    run = train(photos, tmp_path / "run")
+    assert not evaluate_pictures(run.folder, None, **OPTIONS).notes
+    shutil.rmtree(photos / "test")
+    found = evaluate_pictures(run.folder, None, **OPTIONS)
+    assert found.split == "val"
+    assert found.notes[0].startswith("The run's test pictures are gone: measured on val.")
+
+
+def test_a_copy_of_what_it_learned_from_is_known(make_pictures: MakePictures, photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    shutil.copytree(photos, tmp_path / "copy")
+    for data, known in ((tmp_path / "copy", True), (make_pictures({"cat": 3, "dog": 3}, name="other"), False)):
+        notes = evaluate_pictures(run.folder, data, **OPTIONS).notes
+        assert any(note.startswith("The network learned from these pictures") for note in notes) == known
+
+
 def test_test_and_validation_pictures_that_changed_places_are_told(make_pictures: MakePictures, tmp_path):
     photos = make_pictures({**PARTED, "val/cat": 2, "val/dog": 2})
     run = train(photos, tmp_path / "run")

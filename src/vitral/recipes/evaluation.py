@@ -23,7 +23,7 @@ from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import summarize
 from vitral.model.views import COUNTS, Views
 from vitral.predict import Engine, Predictor, load
-from vitral.recipes.run_data import OwnData, own_data
+from vitral.recipes.run_data import OwnData, are_its, own_data
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
 
@@ -165,9 +165,10 @@ def evaluate_pictures(
     whole = set(dataset.splits) == {"train"}  # nobody has parted them: they are no one's train pictures
     chosen = split or next(name for name in ("test", "val", "train") if name in dataset.splits)
     chosen = "train" if whole and chosen == "all" else chosen
-    caution = CAUTION.get(chosen, "") if data is None or _learned(predictor, dataset.source) else ""
+    caution = CAUTION.get(chosen, "") if data is None or _learned(predictor, dataset) else ""
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
-    changed = own.measured_on(chosen) if own else ""  # before pictures are read: it may refuse
+    told = (own.instead(chosen) if split is None else "", own.measured_on(chosen)) if own else ()  # it may refuse
+    changed = " ".join(filter(None, told))
     skip = skip or (own is not None and left_out_bad(predictor))
     pictures, batches = in_batches(predictor, in_classes_of(predictor, dataset), chosen, skip=skip, progress=progress)
     altered = predictor.merge or predictor.tta != "none"
@@ -180,10 +181,13 @@ def evaluate_pictures(
     return Evaluated(evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution, changed)
 
 
-def _learned(predictor: Predictor, data: str) -> bool:
-    """Whether these are the data of the predictor's own run."""
+def _learned(predictor: Predictor, dataset: DataSet) -> bool:
+    """Whether these are the data of the predictor's own run, there or elsewhere."""
     folder = RunFolder(predictor.source)
-    return folder.is_run() and _same(folder.read_plan().located("data"), data)
+    if not folder.is_run():
+        return False
+    plan = folder.read_plan()
+    return _same(plan.located("data"), dataset.source) or are_its(plan, dataset)
 
 
 def skips(bad_images: str) -> bool:

@@ -82,6 +82,11 @@ class OwnData:
             )
         return f"The {split} pictures are not those that the run began with: {'; '.join(self.changes)}."
 
+    def instead(self, split: str) -> str:
+        """What to say where this split is measured on for the one that would be is gone: nothing where it is not."""
+        gone = "test" if self.began and "test" in self.began.digests and "test" not in self.now.digests else ""
+        return f"The run's {gone} pictures are gone: measured on {split}." if gone else ""
+
     def _origin(self, split: str, began: Contents) -> str:
         """How pictures of a changed split may have been training pictures; nothing where they were not."""
         if split == "val" and (began.cuts or self.now.cuts):
@@ -117,6 +122,16 @@ def own_data(plan: Plan) -> OwnData:
             raise
         raise _changed(whole, plan.contents.changes(Contents.of(whole, whole)), "put them back as they were") from error
     return OwnData(dataset, plan.contents, Contents.of(whole, dataset))
+
+
+def are_its(plan: Plan, dataset: DataSet) -> bool:
+    """Whether these are the data that a saved run began with, wherever they lie; False where it does not say."""
+    if plan.contents is None:
+        return False
+    try:
+        return Contents.of(dataset, split_for(plan.run, dataset, [])) == plan.contents
+    except VitralError:  # they cannot be split as its were
+        return False
 
 
 def _changed(dataset: DataSet, changes: tuple[str, ...], hint: str) -> DataError:
