@@ -1,8 +1,8 @@
 """Triton kernels for NVIDIA's GPUs, each one pass over memory where torch makes two or more. Who calls them is
 `vitral.model.fused`, which has the same in torch beside them; nothing else imports this, or Triton.
 
-GELU is x·Φ(x). Its erf is formula 7.1.26 of Abramowitz and Stegun, within 1.5e-7, of which the derivative shares the
-exponential: the one of CUDA's library keeps a GPU computing for longer than the numbers take to be read and written.
+GELU is x·Φ(x). Its erf is formula 7.1.26 of Abramowitz and Stegun, within 1.5e-7, which shares its exponential with the
+derivative.
 """
 
 from __future__ import annotations
