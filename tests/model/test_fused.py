@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from vitral.model import create, fused
 from vitral.model.vit import MLP, Attention, Block
@@ -158,6 +160,19 @@ def test_who_follows_what_is_computed_gets_torchs(asked):
     exported = torch.export.export(one, (TOKENS,), strict=False)
     assert not asked
     assert not any("vitral" in str(node.target) for node in exported.graph.nodes)
+
+
+def test_compiled_there_and_back_it_is_these_operators(asked):
+    """They were once left out of all that is compiled, where nothing but the time could have told."""
+    found: set[str] = set()
+
+    def noted(graph: torch.fx.GraphModule, _: object) -> Any:
+        found.update(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(block(), backend=aot_autograd(fw_compiler=noted, bw_compiler=noted), fullgraph=True)
+    compiled(TOKENS).float().sum().backward()
+    assert {"vitral.gelu.default", "vitral.gelu_backward.default", "vitral.attention_backward.default"} <= found
 
 
 def test_compiled_for_any_number_of_tokens(asked):
