@@ -357,4 +357,6 @@ class RunFolder:
             contents = Contents.from_json(data["data"]) if "data" in data else None
             return Plan(Run.from_json(data["run"]), choices, paths, contents, data.get("command", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError("cannot read the run's configuration", where=self.config, why=str(error)) from error
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            hint = f"put a copy of it back; vitral predict {self.path} PICTURE does without"
+            raise RunError("cannot read the run's configuration", where=self.config, why=why, hint=hint) from error
