@@ -127,7 +127,7 @@ def test_a_folder_that_moved_is_the_same_data(photos, make_pictures, tmp_path):
     moved = tmp_path / "else/where"
     moved.parent.mkdir()
     photos.rename(moved)
-    with pytest.raises(DataError, match=r"(?s)the run's own pictures are gone.*--resume keeps it") as told:
+    with pytest.raises(DataError, match=r"(?s)the run's own pictures are gone.*--resume tells it where") as told:
         resume(folder)
     assert f"vitral train PLACE --out {folder} " in str(told.value)
     kept = (folder / "config.json").read_bytes()
