@@ -111,8 +111,8 @@ def own_data(plan: Plan) -> OwnData:
     """The data of a saved run; `DataError` where they are gone, or no longer such that they can be split."""
     if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
         why = f"it began with {plan.run.data}, and from the run's folder that would be here"
-        found = f"if they have moved, vitral train PLACE --out {shlex.quote(plan.run.out or 'RUN')} --resume tells it where"
-        hint = f"put them back, or name others where the command takes DATA; {found}"
+        moved = f"vitral train PLACE --out {shlex.quote(plan.run.out or 'RUN')} --resume tells it where"
+        hint = f"put them back, or name others where the command takes DATA; if they have moved, {moved}"
         raise DataError("the run's own pictures are gone", where=kept, why=why, hint=hint)
     whole = load(plan.located("data"), root=plan.located("data_root"))
     try:
