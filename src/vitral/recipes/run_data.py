@@ -83,9 +83,9 @@ class OwnData:
         return f"The {split} pictures are not those that the run began with: {'; '.join(self.changes)}."
 
     def instead(self, split: str) -> str:
-        """What to say where this split is measured on for the one that would be is gone: nothing where it is not."""
-        gone = "test" if self.began and "test" in self.began.digests and "test" not in self.now.digests else ""
-        return f"The run's {gone} pictures are gone: measured on {split}." if gone else ""
+        """What to say where this split is measured on because test, which would be, is gone; nothing where it is not."""
+        gone = self.began and "test" in self.began.digests and "test" not in self.now.digests
+        return f"The run's test pictures are gone: measured on {split}." if gone else ""
 
     def _origin(self, split: str, began: Contents) -> str:
         """How pictures of a changed split may have been training pictures; nothing where they were not."""
