@@ -83,7 +83,7 @@ class OwnData:
         return f"The {split} pictures are not those that the run began with: {'; '.join(self.changes)}."
 
     def instead(self, split: str) -> str:
-        """What to say where this split is measured on because test, which would be, is gone; nothing where it is not."""
+        """What to say where this split is measured because test, which would be, is gone; nothing where it is not."""
         gone = self.began and "test" in self.began.digests and "test" not in self.now.digests
         return f"The run's test pictures are gone: measured on {split}." if gone else ""
 
