@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.cache import cache_folder
 from vitral.errors import UsageError, VitralError
+from vitral.folders import cache_folder
 
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # without a GPU it warns of CUDA_HOME
 

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitral.data.cache import cache_folder
 from vitral.device import Machine
 from vitral.errors import MissingExtraError, UsageError, VitralError
+from vitral.folders import cache_folder
 from vitral.model import Network, quantized
 from vitral.model.kinds import config_to_json
 from vitral.model.quantized import Ranges, rounded

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from vitral import __version__
 from vitral.data.dataset import Split
+from vitral.folders import cache_folder
 
 FORMAT = 1
 """Of the files and of how pixels are made; another number makes all that are there be decoded anew."""
@@ -40,12 +41,6 @@ _PIXELS, _INDEX, _ABOUT = "pixels.bin", "index.npy", "entry.json"
 _PART = ".part"  # ends the name of what is not whole
 _KEY = re.compile(r"[0-9a-f]{40}")
 _NOT_ONE = (OSError, EOFError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
-
-
-def cache_folder(kind: str) -> Path:
-    """`vitral/KIND` in the user's cache (`$XDG_CACHE_HOME`, else `~/.cache`)."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "vitral" / kind
 
 
 def pixels_key(pictures: Split, settings: Mapping[str, Any]) -> str:

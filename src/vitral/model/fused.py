@@ -1,4 +1,4 @@
-"""GELU and attention with fewer passes over a GPU's memory, in bf16.
+"""GELU and attention with fewer passes over memory, in bf16: on a GPU, and on processors that `avx512` is for.
 
 By torch the activations of an MLP's hidden layer are read twice on the way back, once for their gradient and once for
 its sum, that of the bias; and the gradients of queries, keys and values are written three by three, and then once more
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
+from vitral.model import avx512
+
 P = ParamSpec("P")
 
 FEWEST_TOKENS, MOST_TOKENS = 64, 256
@@ -30,15 +32,25 @@ HOPPER = (9, 0)
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether a dense layer with this weight computes tokens `x` in bf16, on a GPU that has our kernels, and nobody
     follows what is computed who would not know them. Not for predictions that are not compiled: they would wait for
-    Triton, and gain nothing.
+    Triton, and gain nothing. On a processor while gradients are asked for, and not compiled.
     """
+    if x.device.type == "cpu":
+        return torch.is_grad_enabled() and _bf16(x, weight) and not _followed() and on_processor(x, *weight.shape)
     if x.device.type != "cuda" or not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
         return False
-    if torch.is_autocast_enabled("cuda"):
-        bf16 = x.dtype != torch.float64 and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    else:
-        bf16 = x.dtype == weight.dtype == torch.bfloat16
-    return bf16 and not _followed() and available(x.device)
+    return _bf16(x, weight) and not _followed() and available(x.device)
+
+
+def _bf16(x: Tensor, weight: Tensor) -> bool:
+    """Whether a dense layer computes in it."""
+    if torch.is_autocast_enabled(x.device.type):
+        return x.dtype != torch.float64 and torch.get_autocast_dtype(x.device.type) == torch.bfloat16
+    return x.dtype == weight.dtype == torch.bfloat16
+
+
+def on_processor(x: Tensor, *widths: int) -> bool:
+    """Whether kernels for the processor compute with tokens `x` and matrices of these widths."""
+    return not torch.compiler.is_compiling() and avx512.fits(x, *widths) and avx512.ready()
 
 
 def _followed() -> bool:
@@ -78,6 +90,8 @@ def _tried(device: torch.device) -> bool:
 
 def attends(x: Tensor, head_width: int) -> bool:
     """Whether attention among these tokens (B, N, D) is one of those that `attention` is for."""
+    if x.device.type == "cpu":
+        return head_width % avx512.LANES == 0
     return FEWEST_TOKENS <= x.shape[1] <= MOST_TOKENS and head_width == HEAD_WIDTH and by_cudnn(x.device)
 
 
@@ -89,7 +103,31 @@ def by_cudnn(device: torch.device) -> bool:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     """GELU(x Wᵀ + b) for x (…, in), by erf or in its tanh form, in bf16; fp32 parameters are rounded."""
+    if on_processor(x, *weight.shape):
+        return _OnProcessor.apply(x.to(torch.bfloat16), weight, bias.to(torch.bfloat16), tanh)
     return _LinearGELU.apply(*(each.to(torch.bfloat16) for each in (x, weight, bias)), tanh)
+
+
+class _OnProcessor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        right = avx512.pack(weight.to(torch.bfloat16).contiguous())
+        before, out = avx512.dense_then_gelu(x.contiguous(), right, len(weight), bias, tanh)
+        ctx.save_for_backward(x, weight, bias, before)
+        ctx.tanh = tanh
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, before = ctx.saved_tensors
+        weight = weight.to(torch.bfloat16)  # here, or nothing would lead back to it
+        if torch.is_grad_enabled():  # gradients of these are wanted
+            before = F.linear(x, weight, bias)
+            through = torch.ops.aten.gelu_backward(gradients[0], before, approximate=_form(ctx.tanh))
+            rows = through.flatten(0, -2)
+            return through @ weight, rows.T @ x.flatten(0, -2), rows.sum(0), None
+        through = avx512.gelu_backward(gradients[0].contiguous(), before, ctx.tanh)
+        return *avx512.dense_backward(through, x.contiguous(), weight.contiguous(), ctx.needs_input_grad), None
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -159,11 +197,26 @@ def attention(qkv: Tensor, scale: float) -> Tensor:
     return _Attention.apply(qkv, scale)
 
 
+def gathers(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `gather` is for these queries, keys and values (B, H, tokens, d): in bf16, without gradients."""
+    if torch.is_grad_enabled() or not q.dtype == k.dtype == v.dtype == torch.bfloat16 or _followed():
+        return False
+    return on_processor(q, q.shape[-1]) and all(x.stride(-1) == 1 for x in (q, k, v))
+
+
+def gather(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale) v, (B, H, queries, d)."""
+    return avx512.attention(q, k, v, scale)[0]
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
-        if qkv.device.type == "cuda":
+        if qkv.dtype == torch.bfloat16 and on_processor(qkv, qkv.shape[-1]):
+            mixed, lse = avx512.attention(q, k, v, scale, lse=True)
+            out = mixed.transpose(1, 2).flatten(2)
+        elif qkv.device.type == "cuda":
             out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, scale=scale)[:2]
             out, lse = out.transpose(1, 2).flatten(2), lse.flatten(2).contiguous()
         else:
@@ -175,7 +228,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return attention_backward(gradients[0], *ctx.saved_tensors, ctx.scale), None
+        (qkv, out, lse), (gradient,) = ctx.saved_tensors, gradients
+        if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():  # gradients of these are wanted
+            return _by_torch(gradient, qkv, ctx.scale), None
+        if qkv.dtype == torch.bfloat16 and on_processor(qkv, qkv.shape[-1]):
+            mixed, change = (x.contiguous().unflatten(2, qkv.shape[3:]) for x in (out, gradient))
+            return avx512.attention_backward(qkv, mixed, change, lse, ctx.scale), None
+        return attention_backward(gradient, qkv, out, lse, ctx.scale), None
 
 
 @torch.library.custom_op("vitral::attention_backward", mutates_args=())
@@ -187,12 +246,18 @@ def attention_backward(gradient: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, 
         from vitral.model import kernels
 
         return kernels.attention_backward(qkv.contiguous(), out, gradient.contiguous(), lse, scale)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
-    gradient, out = (each.unflatten(2, qkv.shape[3:]).transpose(1, 2) for each in (gradient, out))
-    p = (q @ k.transpose(-2, -1) * scale - lse[..., None]).exp().to(q.dtype)
-    ds = p * (gradient @ v.transpose(-2, -1) - (gradient * out).sum(-1, keepdim=True)) * scale
+    return _by_torch(gradient, qkv, scale)
+
+
+def _by_torch(gradient: Tensor, qkv: Tensor, scale: float) -> Tensor:
+    """The same, which can be differentiated again. In fp32 at least: what is left of sums of bf16 would be noise."""
+    kind = torch.promote_types(qkv.dtype, torch.float32)
+    q, k, v = qkv.to(kind).permute(2, 0, 3, 1, 4).unbind()
+    gradient = gradient.to(kind).unflatten(2, qkv.shape[3:]).transpose(1, 2)
+    p = (q @ k.transpose(-2, -1) * scale).softmax(-1)
+    ds = p * (gradient @ v.transpose(-2, -1) - (gradient * (p @ v)).sum(-1, keepdim=True)) * scale
     each = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ gradient
-    return torch.stack(each).permute(1, 3, 0, 2, 4).contiguous()
+    return torch.stack(each).permute(1, 3, 0, 2, 4).to(qkv.dtype).contiguous()
 
 
 @attention_backward.register_fake

@@ -2,7 +2,8 @@
 
 In bf16 torch copies the bias over the whole result before it adds the product to it, and sums the bias's gradient over
 all tokens in a pass of its own. Here the bias is added while the product is written (oneDNN), and its gradient is a
-product with ones. Results and their gradients are the same bits; the bias's gradient differs by rounding.
+product with ones. Results and their gradients are the same bits; the bias's gradient differs by rounding. On a
+processor that `avx512` is for, its kernels compute all of this, and the weight's gradient in fp32.
 
 In fp32 torch multiplies by MKL, which leaves more than half of an AMD processor's AVX-512 unused (docs/log.md): there
 oneDNN computes all three products of a layer, which differ by the order of sums.
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.nn.modules.module import _has_any_global_hook
+
+from vitral.model import avx512
 
 
 class Linear(nn.Linear):
@@ -48,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kind = None if Linear.plain else _kind(x, weight, bias)
     if kind is None:
         return F.linear(x, weight, bias)
-    return _Product.apply(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+    return _Product.apply(x.to(kind), weight, None if bias is None else bias.to(kind))
 
 
 def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
@@ -57,14 +60,17 @@ def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
         return None  # they know `F.linear`; asked for the number of rows first, they would hold on to the answer
     if x.device.type != "cpu" or x.numel() * len(weight) < _WORTH_IT:
         return None
-    if forward_ad._current_level >= 0:  # so does what differentiates forwards
-        return None
+    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+        return None  # so do what differentiates forwards, and who counts operations
     if not torch.is_autocast_enabled("cpu"):
         kind = x.dtype if x.dtype == weight.dtype else None
     else:
         kind = None if x.dtype == torch.float64 else torch.get_autocast_dtype("cpu")
-    wanted = (kind == torch.bfloat16 and bias is not None) or (kind == torch.float32 and _mkl_is_slow())
-    return kind if kind and wanted and works() else None
+    if kind == torch.bfloat16:
+        wanted = bias is not None or _ours(x, weight)
+    else:
+        wanted = kind == torch.float32 and _mkl_is_slow()
+    return kind if wanted and works() else None
 
 
 _WORTH_IT = 1 << 24
@@ -83,30 +89,44 @@ def _mkl_is_slow() -> bool:
     return "AuthenticAMD" in about
 
 
+def _ours(x: Tensor, weight: Tensor) -> bool:
+    return avx512.ready() and avx512.fits(x, *weight.shape)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ + b, all in bf16 or all in fp32, W (out, in)."""
+    """x Wᵀ + b, x (…, in) and b in bf16 or fp32, in which it is computed; W (out, in) is rounded to that."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rounded = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)  # not in `setup_context`: torch would look up the signature at every call
-        return _product(x, weight, bias)
+        if x.dtype == torch.bfloat16 and _ours(x, weight):
+            return avx512.dense(x.contiguous(), avx512.pack(rounded.contiguous()), len(weight), bias)
+        return _product(x, rounded, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, gradients
+        weight = weight.to(x.dtype)  # not kept from before, or nothing would lead back to what was rounded
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        if gradient.dtype == torch.float32 and not torch.is_grad_enabled():  # gradients of these are not wanted
-            rows = rows.contiguous()
+        if torch.is_grad_enabled():  # gradients of these are wanted
+            pass
+        elif gradient.dtype == torch.bfloat16 and _ours(x, weight):
+            return avx512.dense_backward(
+                gradient.contiguous(), x.contiguous(), weight.contiguous(), ctx.needs_input_grad
+            )
+        elif gradient.dtype == torch.float32:
+            rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
             return (
                 _product(rows, weight.T).view(x.shape) if of_x else None,
                 _product(rows.T, x.reshape(-1, x.shape[-1]).T) if of_weight else None,
                 rows.sum(0) if of_bias else None,
             )
+        rows = gradient.reshape(-1, gradient.shape[-1])
         return (
             gradient @ weight if of_x else None,
             rows.T @ x.reshape(-1, x.shape[-1]) if of_weight else None,

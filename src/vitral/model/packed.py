@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.model import avx512, fused
 from vitral.model.linear import sample
 from vitral.model.vit import MLP, Block, ViT, explicit_is_faster, masked
 
@@ -86,6 +87,11 @@ def sharing(module: _Module) -> _Module:
 class _Linear(nn.Module):
     """x Wᵀ + b for x (…, in) with W packed, times a factor for each output where one is given."""
 
+    weight: Tensor
+    bias: Tensor | None
+    matrix: Tensor
+    ours: bool
+
     def __init__(self, linear: nn.Linear, factor: Tensor | None = None):
         super().__init__()
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
@@ -94,17 +100,27 @@ class _Linear(nn.Module):
             bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
         # No parameters: nothing here is trained or saved. The plain ones are for who reads a part of them.
         self.__dict__.update(weight=linear.weight, bias=bias)
-        self.__dict__["matrix"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.__dict__["ours"] = weight.dtype == torch.bfloat16 and avx512.ready() and avx512.fits(weight, *weight.shape)
+        if self.ours:
+            self.__dict__["matrix"] = avx512.pack(weight.contiguous())
+        else:
+            self.__dict__["matrix"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.ours:
+            return avx512.dense(x.contiguous(), self.matrix, len(self.weight), self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
 
     def gelu(self, x: Tensor, form: str) -> Tensor:
         """GELU of it; `form` is "none" (by erf) or "tanh"."""
+        if self.ours:
+            return avx512.dense_gelu(x.contiguous(), self.matrix, len(self.weight), self.bias, form == "tanh")
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "gelu", [], form)
 
     def added(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum with `other` (…, out)."""
+        if self.ours:
+            return avx512.dense(x.contiguous(), self.matrix, len(self.weight), self.bias, other.contiguous())
         return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
 
 
@@ -145,6 +161,8 @@ def attend(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
     """
     if not explicit_is_faster(q, k):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    if mask is None and fused.gathers(q, k, v):
+        return fused.gather(q, k, v, scale)
     B, heads, queries, d = q.shape
     mixed = torch.empty(B, queries, heads, d, dtype=q.dtype).transpose(1, 2)  # as the next layer reads it
     step = max(1, _IN_CACHE // (q.element_size() * heads * queries * k.shape[2]))

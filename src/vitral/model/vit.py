@@ -233,7 +233,7 @@ class Attention(nn.Module):
     """Multi-head self-attention over tokens (B, N, D) (appendix A, equations 5 to 8)."""
 
     plain: ClassVar[bool] = False
-    """Ask for torch's way back through attention on a GPU too."""
+    """Ask for torch's attention everywhere."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -295,6 +295,8 @@ class Attention(nn.Module):
         """
         dropout = self.attention_dropout if self.training else 0.0
         if explicit_is_faster(q, k):
+            if mask is None and not dropout and not self.plain and fused.gathers(q, k, v):
+                return fused.gather(q, k, v, self.scale)
             q, k, v = (q * self.scale).contiguous(), k.contiguous(), v.contiguous()  # else each product copies its own
             scores = q @ k.transpose(-2, -1)
             return F.dropout(masked(scores, mask).softmax(dim=-1), dropout) @ v
@@ -319,7 +321,7 @@ class MLP(nn.Module):
     """Two dense layers on each token (B, N, D). With SwiGLU the first one is twice as wide: gate and value."""
 
     plain: ClassVar[bool] = False
-    """Ask for torch's GELU on a GPU too."""
+    """Ask for torch's GELU everywhere."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()

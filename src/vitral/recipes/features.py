@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
-from vitral.data.cache import cache_folder
 from vitral.data.dataset import check_classes, some
 from vitral.data.loader import Batches, Progress
 from vitral.data.splits import with_validation
@@ -33,6 +32,7 @@ from vitral.errors import DataError, TrainingError, UsageError, VitralError
 from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.metrics import ENOUGH_PICTURES, Evaluation, measure
+from vitral.folders import cache_folder
 from vitral.model import ViT
 from vitral.predict import Predictor, load
 from vitral.weights.files import read_tensors, write_tensors

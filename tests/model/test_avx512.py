@@ -1,0 +1,285 @@
+"""The kernels for a processor with AVX512_BF16 beside torch in fp64, where there is one, and how they are built."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitral.model import avx512, create
+from vitral.model.linear import Linear
+from vitral.model.packed import packed
+from vitral.model.vit import MLP, Attention, ViT
+
+there = pytest.mark.skipif(not avx512.ready(), reason="needs an AMD processor with AVX512_BF16 and a C++ compiler")
+
+
+def drawn(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).bfloat16()
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def near(found: Tensor, wanted: Tensor, within: float = 0.005) -> bool:
+    return bool((found.double() - wanted.double()).norm() <= within * wanted.double().norm())
+
+
+@there
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(1, 16, 16), (2, 48, 80), (37, 64, 96), (197, 384, 1536), (131, 512, 208), (3000, 32, 64)],
+)
+def test_dense_layers(rows, depth, columns):
+    x, weight, bias, other = drawn(rows, depth), drawn(columns, depth), drawn(columns), drawn(rows, columns)
+    right, wanted = avx512.pack(weight), x.double() @ weight.double().T
+    assert near(avx512.dense(x, right, columns), wanted)
+    assert near(avx512.dense(x, right, columns, bias), wanted + bias.double())
+    assert near(avx512.dense(x, right, columns, bias, other), wanted + bias.double() + other.double())
+    assert near(avx512.dense(other, avx512.pack_transposed(weight), depth), other.double() @ weight.double())
+    slope, total = avx512.weight_gradient(other, x, bias=True)
+    assert slope.dtype == torch.float32
+    assert near(slope, other.double().T @ x.double(), 1e-5)
+    assert total is not None
+    assert near(total, other.double().sum(0), 1e-5)
+
+
+@there
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu(form):
+    x = torch.linspace(-12, 12, 48_000).reshape(-1, 48).bfloat16()
+    one = avx512.pack(torch.eye(48).bfloat16())
+    wide = x.double().requires_grad_()
+    wanted = F.gelu(wide, approximate=form)
+    (slope,) = torch.autograd.grad(wanted.sum(), wide)
+    before, found = avx512.dense_then_gelu(x, one, 48, None, form == "tanh")
+    assert torch.equal(before, x)
+    assert torch.equal(found, avx512.dense_gelu(x, one, 48, None, form == "tanh"))
+    assert torch.allclose(found.double(), wanted, rtol=0.005, atol=1e-6)
+    back = avx512.gelu_backward(torch.ones_like(x), x, form == "tanh")
+    assert torch.allclose(back.double(), slope, rtol=0.005, atol=1e-5)
+
+
+SHAPES = [
+    (2, 197, 6, 64),
+    (1, 50, 3, 32),
+    (1, 1, 1, 16),
+    (1, 577, 2, 64),
+    (3, 17, 2, 48),
+    (1, 300, 1, 80),
+    (1, 64, 2, 128),
+]
+
+
+@there
+@pytest.mark.parametrize(("pictures", "tokens", "heads", "width"), SHAPES)
+def test_attention_there_and_back(pictures, tokens, heads, width):
+    qkv, scale = drawn(pictures, tokens, 3, heads, width), width**-0.5
+    wide = qkv.double().requires_grad_()
+    wanted = F.scaled_dot_product_attention(*wide.permute(2, 0, 3, 1, 4).unbind(), scale=scale)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    found, lse = avx512.attention(q, k, v, scale, lse=True)
+    assert lse is not None
+    assert found.transpose(1, 2).is_contiguous()
+    assert near(found, wanted)
+    change = drawn(pictures, tokens, heads, width)
+    (slope,) = torch.autograd.grad(wanted, wide, change.transpose(1, 2).double())
+    assert near(avx512.attention_backward(qkv, found.transpose(1, 2), change, lse, scale), slope)
+
+
+@there
+def test_attention_of_few_queries_and_of_turned_ones():
+    q, k, v = drawn(2, 3, 1, 64), drawn(2, 3, 90, 64), drawn(2, 90, 3, 64).transpose(1, 2)
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.1)
+    assert near(avx512.attention(q, k, v, 0.1)[0], wanted)
+
+
+@there
+@pytest.mark.parametrize("size", [30.0, 3000.0])
+def test_attention_with_scores_that_are_far_apart(size):
+    qkv = drawn(1, 70, 3, 1, 64)
+    qkv[:, :, 0] *= size
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    found, lse = avx512.attention(q, k, v, 0.125, lse=True)
+    assert near(found, F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.125), 0.02)
+    back = avx512.attention_backward(qkv, found.transpose(1, 2), drawn(1, 70, 1, 64), lse, 0.125)  # type: ignore[arg-type]
+    assert back.isfinite().all()
+
+
+@there
+def test_what_is_no_number_is_not_hidden():
+    x = drawn(20, 64)
+    x[3, 5] = torch.nan
+    right = avx512.pack(drawn(32, 64))
+    for found in (avx512.dense(x, right, 32), *avx512.dense_then_gelu(x, right, 32, None, False)):
+        assert found[3].isnan().all()
+        assert found[4].isfinite().all()
+    assert avx512.gelu_backward(torch.ones_like(x), x, False).isnan().sum() == 1
+    qkv = drawn(1, 20, 3, 1, 32)
+    qkv[0, 7, 0] = torch.nan
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    assert avx512.attention(q, k, v, 0.2)[0].isnan().any(-1).nonzero()[:, 2].tolist() == [7]
+
+
+@there
+def test_nothing_depends_on_threads_or_on_the_batch():
+    x, weight, qkv = drawn(500, 128), drawn(192, 128), drawn(3, 90, 3, 2, 64)
+
+    def all_of_it() -> list[Tensor]:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+        mixed, lse = avx512.attention(q, k, v, 0.1, lse=True)
+        back = avx512.attention_backward(qkv, mixed.transpose(1, 2), mixed.transpose(1, 2), lse, 0.1)  # type: ignore[arg-type]
+        out = avx512.dense(x, avx512.pack(weight), 192)
+        return [out, *avx512.weight_gradient(out, x, True), mixed, back]  # type: ignore[list-item]
+
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(all_of_it())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for others in found[1:] for a, b in zip(found[0], others, strict=True))
+    assert torch.equal(avx512.dense(x[7:8], avx512.pack(weight), 192), found[0][0][7:8])
+    last = (each[2:] for each in qkv.permute(2, 0, 3, 1, 4).unbind())
+    assert torch.equal(avx512.attention(*last, 0.1)[0], found[0][3][2:])
+
+
+@there
+def test_no_rows():
+    right = avx512.pack(drawn(32, 64))
+    assert avx512.dense(drawn(0, 64), right, 32).shape == (0, 32)
+    nothing = drawn(0, 2, 5, 32)
+    assert avx512.attention(nothing, nothing, nothing, 1.0)[0].shape == (0, 2, 5, 32)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A switch to torch's own."""
+
+    def switch(on: bool) -> None:
+        for kind in (Linear, MLP, Attention):
+            monkeypatch.setattr(kind, "plain", on)
+
+    return switch
+
+
+def network() -> ViT:
+    torch.manual_seed(1)
+    model = create("mu/4", image_size=32, classes=3, dim=128, heads=2, depth=2)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+@there
+@pytest.mark.parametrize("activation", ["gelu", "gelu-tanh", "swiglu"])
+def test_a_training_step_is_torchs(plain, activation):
+    model = create("mu/4", image_size=32, classes=3, dim=256, heads=4, depth=3, activation=activation).train()
+    torch.nn.init.normal_(model.head.weight)  # from zeros nothing would go back
+    images, found = torch.randn(32, 3, 32, 32), []
+    for on in (True, False):
+        plain(on)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(images).float().square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+    assert len(found[0]) == len(list(model.parameters()))
+    assert all(each.abs().max() > 0 for each in found[0])
+    assert all(near(ours, torchs, 0.05) for torchs, ours in zip(*found, strict=True))
+
+
+@there
+def test_predictions_are_torchs(plain):
+    model, images = network().eval().bfloat16(), torch.randn(5, 3, 32, 32).bfloat16()
+    with torch.inference_mode():
+        ours, laid_out = model(images), packed(model)(images)
+        plain(True)
+        wanted = model(images)
+    assert near(ours, wanted, 0.02)
+    assert near(laid_out, wanted, 0.02)
+
+
+@there
+def test_a_gradients_gradient(plain):
+    x, found = torch.randn(64, 65, 128), []
+    block = network().blocks[0].train().bfloat16()
+    for on in (True, False):
+        plain(on)
+        tokens = x.bfloat16().requires_grad_()
+        (slope,) = torch.autograd.grad(block(tokens).float().square().sum(), tokens, create_graph=True)
+        found.append(torch.autograd.grad(slope.float().square().sum(), tokens)[0])
+    assert near(found[1], found[0], 0.05)
+
+
+@there
+@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+def test_who_follows_what_is_computed_gets_torchs(monkeypatch):
+    def refused(*_: object) -> None:
+        raise AssertionError("asked for")
+
+    for name in ("dense", "dense_then_gelu", "attention"):
+        monkeypatch.setattr(avx512, name, refused)
+    block, x = network().blocks[0].train().bfloat16(), drawn(64, 65, 128)
+    with pytest.raises(AssertionError, match="asked for"):
+        block(x)
+    torch.func.vmap(block)(x[None])
+    torch.func.grad(lambda y: block(y).float().sum())(x)
+    with torch.autograd.forward_ad.dual_level():
+        block(torch.autograd.forward_ad.make_dual(x, x))
+    torch.export.export(block, (x,), strict=False)
+    with FlopCounterMode(display=False) as counter:
+        block(x)
+    assert counter.get_total_flops() >= 2 * 64 * 65 * sum(p.numel() for p in block.parameters() if p.ndim == 2)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert block(mode.from_tensor(x)).shape == x.shape
+    assert torch.compile(block, backend="eager")(x).shape == x.shape
+
+
+def test_without_a_compiler_torch_computes(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(avx512, "_wanted", lambda: True)
+    monkeypatch.setattr(avx512, "_library", avx512._library.__wrapped__)
+    assert not avx512.ready.__wrapped__()
+
+
+def test_a_compiler_that_fails_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/false" if name == "g++" else None)
+    with pytest.raises((OSError, subprocess.SubprocessError)):
+        avx512._library.__wrapped__()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@there
+def test_it_is_compiled_once_and_a_damaged_file_is_made_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    avx512._library.__wrapped__()
+    (kept,) = tmp_path.rglob("*.so")
+    written = kept.stat().st_mtime_ns
+    avx512._library.__wrapped__()
+    assert kept.stat().st_mtime_ns == written
+    kept.unlink()  # not written over: it is mapped
+    kept.write_bytes(b"")
+    assert avx512._library.__wrapped__().dense
+    assert [each.name for each in kept.parent.iterdir()] == [kept.name]
+
+
+@there
+def test_a_cache_that_cannot_be_written_to(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert avx512._library.__wrapped__().dense
+
+
+def test_the_source_is_in_the_package():
+    assert avx512.SOURCE.parent == Path(avx512.__file__).parent
+    assert "extern" in avx512.SOURCE.read_text()
