@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -42,9 +44,12 @@ def test_dense_layers(rows, depth, columns):
     x, weight, bias, other = drawn(rows, depth), drawn(columns, depth), drawn(columns), drawn(rows, columns)
     right, wanted = avx512.pack(weight), x.double() @ weight.double().T
     assert near(avx512.dense(x, right, columns), wanted)
+    assert torch.equal(avx512.dense(x, right, columns), avx512.dense(x, avx512.pack(weight.float()), columns))
     assert near(avx512.dense(x, right, columns, bias), wanted + bias.double())
     assert near(avx512.dense(x, right, columns, bias, other), wanted + bias.double() + other.double())
-    assert near(avx512.dense(other, avx512.pack_transposed(weight), depth), other.double() @ weight.double())
+    back = avx512.dense(other, avx512.pack_transposed(weight), depth)
+    assert near(back, other.double() @ weight.double())
+    assert torch.equal(back, avx512.dense(other, avx512.pack_transposed(weight.float()), depth))
     slope, total = avx512.weight_gradient(other, x, bias=True)
     assert slope.dtype == torch.float32
     assert near(slope, other.double().T @ x.double(), 1e-5)
@@ -242,6 +247,17 @@ def test_who_follows_what_is_computed_gets_torchs(monkeypatch):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert block(mode.from_tensor(x)).shape == x.shape
     assert torch.compile(block, backend="eager")(x).shape == x.shape
+
+
+@pytest.mark.skipif(not shutil.which("g++") or platform.machine() != "x86_64", reason="needs g++ for x86-64")
+def test_the_source_compiles_without_a_warning(monkeypatch, tmp_path):
+    """On any processor; where it did not, nobody would see but by the time that it takes."""
+    strict = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC's own headers
+    flags = [each for each in avx512._FLAGS if each != "-w"]
+    monkeypatch.setattr(avx512, "_FLAGS", (*flags, *strict))
+    assert avx512._compiled("g++", tmp_path).stat().st_size
+    if avx512._wanted():
+        assert avx512.ready()
 
 
 def test_without_a_compiler_torch_computes(monkeypatch):

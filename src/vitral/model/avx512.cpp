@@ -68,9 +68,9 @@ template <int V, class End>
 void tiles(Left a, long rows, Right b, long depth, long column, const End& end) {
   long r = 0;
   for (; r + ROWS <= rows; r += ROWS) tile<ROWS, V>(a.from(r), b, depth, r, column, end);
-  if (rows - r & 4) tile<4, V>(a.from(r), b, depth, r, column, end), r += 4;
-  if (rows - r & 2) tile<2, V>(a.from(r), b, depth, r, column, end), r += 2;
-  if (rows - r & 1) tile<1, V>(a.from(r), b, depth, r, column, end);
+  if ((rows - r) & 4) tile<4, V>(a.from(r), b, depth, r, column, end), r += 4;
+  if ((rows - r) & 2) tile<2, V>(a.from(r), b, depth, r, column, end), r += 2;
+  if ((rows - r) & 1) tile<1, V>(a.from(r), b, depth, r, column, end);
 }
 
 // a b for a (rows, …), b (…, columns): every 16 sums begin with and go to `end`; `depth` counts pairs.
@@ -115,6 +115,25 @@ __m512i side_by_side(__m512i halves) {  // of 16 numbers, and 16 behind them, pa
 
 __m512i pairs(__m512 first, __m512 second) { return side_by_side((__m512i)_mm512_cvtne2ps_pbh(second, first)); }
 
+// 16 numbers of two rows, pair by pair, rounded if they are fp32; without the second one zeros.
+__m512i pairs_of(const bf16* x, const bf16* next) {
+  const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)x));
+  const __m256i second = next ? _mm256_loadu_si256((const __m256i*)next) : _mm256_setzero_si256();
+  return side_by_side(_mm512_inserti64x4(first, second, 1));
+}
+__m512i pairs_of(const float* x, const float* next) {
+  return pairs(_mm512_loadu_ps(x), next ? _mm512_loadu_ps(next) : _mm512_setzero_ps());
+}
+
+__mmask16 first_of(long n) { return (__mmask16)(n <= 0 ? 0 : n < LANES ? (1u << n) - 1 : 0xffff); }
+
+// Up to 16 pairs of one row.
+__m512i row_of(const bf16* x, long count) { return _mm512_maskz_loadu_epi32(first_of(count), x); }
+__m512i row_of(const float* x, long count) {
+  const __m512 low = _mm512_maskz_loadu_ps(first_of(2 * count), x);
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(first_of(2 * count - LANES), x + LANES), low);
+}
+
 // Rows far apart are no pattern that a processor foresees.
 void fetch(const bf16* x, long stride, long rows, long columns) {
   for (long r = 0; r < rows; ++r)
@@ -122,24 +141,21 @@ void fetch(const bf16* x, long stride, long rows, long columns) {
 }
 
 // x (rows, columns) → (pairs of rows, columns). Missing rows are zeros.
-void interleave(const bf16* x, long stride, long rows, long columns, pair* out, long width, long count) {
-  const __m256i nothing = _mm256_setzero_si256();
+template <class T>
+void interleave(const T* x, long stride, long rows, long columns, pair* out, long width, long count) {
   for (long j = 0; j < count; ++j)
     for (long c = 0; c < columns; c += LANES) {
-      const bf16* at = x + 2 * j * stride + c;
-      const __m256i first = 2 * j < rows ? _mm256_loadu_si256((const __m256i*)at) : nothing;
-      const __m256i second = 2 * j + 1 < rows ? _mm256_loadu_si256((const __m256i*)(at + stride)) : nothing;
-      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
-      _mm512_storeu_si512(out + j * width + c, side_by_side(both));
+      const T* at = x + 2 * j * stride + c;
+      const bool both = 2 * j + 1 < rows, one = 2 * j < rows;
+      _mm512_storeu_si512(out + j * width + c, one ? pairs_of(at, both ? at + stride : nullptr) : _mm512_setzero_si512());
     }
 }
 
 // (16, columns ≤ 16) pairs, of which `rows` are there, → (columns, 16)
-void transpose(const pair* x, long stride, long rows, long columns, pair* out, long width) {
-  const __mmask16 there = (__mmask16)((1u << columns) - 1);
+template <class T>
+void transpose(const T* x, long stride, long rows, long columns, pair* out, long width) {
   __m512i a[16], b[16];
-  for (int i = 0; i < 16; ++i)
-    a[i] = i < rows ? _mm512_maskz_loadu_epi32(there, x + i * stride) : _mm512_setzero_si512();
+  for (int i = 0; i < 16; ++i) a[i] = i < rows ? row_of(x + i * stride, columns) : _mm512_setzero_si512();
   for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -162,11 +178,12 @@ void transpose(const pair* x, long stride, long rows, long columns, pair* out, l
 }
 
 // x (rows, columns) → (pairs of columns, width ≥ rows, a multiple of 16). Missing rows are zeros.
-void turn(const bf16* x, long stride, long rows, long columns, pair* out, long width) {
+template <class T>
+void turn(const T* x, long stride, long rows, long columns, pair* out, long width) {
   for (long r = 0; r < width; r += LANES)
     for (long c = 0; c < columns / 2; c += LANES)
-      transpose((const pair*)(x + r * stride) + c, stride / 2, std::min(LANES, rows - r),
-                std::min(LANES, columns / 2 - c), out + c * width + r, width);
+      transpose(x + r * stride + 2 * c, stride, std::min(LANES, rows - r), std::min(LANES, columns / 2 - c),
+                out + c * width + r, width);
 }
 
 // --- functions of numbers ---------------------------------------------------------------------------------------------
@@ -243,17 +260,18 @@ thread_local Scratch scratch;
 
 // --- dense layers -------------------------------------------------------------------------------------------------------
 
-// w (columns, depth) as the right side of x wᵀ: panels of 64 columns, each (depth / 2, 64).
-extern "C" void pack(const bf16* w, long columns, long depth, pair* out, int threads) {
+namespace {
+
+template <class T>
+void pack(const T* w, long columns, long depth, pair* out, int threads) {
 #pragma omp parallel for num_threads(threads)
   for (long c = 0; c < columns; c += PANEL)
     turn(w + c * depth, depth, std::min(PANEL, columns - c), depth, out + c * (depth / 2), PANEL);
 }
 
-namespace {
-
 // Rows of x (rows, columns), a range of pairs, as panels of `panel` columns, each (pairs, panel).
-void pack_rows(const bf16* x, long rows, long columns, long panel, long count, long from, long to, pair* out) {
+template <class T>
+void pack_rows(const T* x, long rows, long columns, long panel, long count, long from, long to, pair* out) {
   for (long j = from; j < to; ++j)  // row by row, as they lie
     for (long c = 0; c < columns; c += panel)
       interleave(x + 2 * j * columns + c, columns, rows - 2 * j, std::min(panel, columns - c), out + c * count + j * panel,
@@ -262,14 +280,25 @@ void pack_rows(const bf16* x, long rows, long columns, long panel, long count, l
 
 constexpr long TOGETHER = 16;  // pairs of rows that are laid out by one thread at a time
 
-}  // namespace
-
-// w (depth, columns) as the right side of x w.
-extern "C" void pack_transposed(const bf16* w, long depth, long columns, pair* out, int threads) {
+template <class T>
+void pack_transposed(const T* w, long depth, long columns, pair* out, int threads) {
   const long count = depth / 2;
 #pragma omp parallel for num_threads(threads)
   for (long j = 0; j < count; j += TOGETHER)
     pack_rows(w, depth, columns, PANEL, count, j, std::min(count, j + TOGETHER), out);
+}
+
+}  // namespace
+
+// w (columns, depth), fp32 if it is not bf16, as the right side of x wᵀ: panels of 64 columns, each (depth / 2, 64).
+extern "C" void pack_weight(const void* w, int fp32, long columns, long depth, pair* out, int threads) {
+  fp32 ? pack((const float*)w, columns, depth, out, threads) : pack((const bf16*)w, columns, depth, out, threads);
+}
+
+// w (depth, columns) as the right side of x w.
+extern "C" void pack_transposed_weight(const void* w, int fp32, long depth, long columns, pair* out, int threads) {
+  fp32 ? pack_transposed((const float*)w, depth, columns, out, threads)
+       : pack_transposed((const bf16*)w, depth, columns, out, threads);
 }
 
 namespace {
@@ -347,6 +376,27 @@ extern "C" void weight_gradient(const bf16* g, const bf16* x, float* weight, flo
                  weight + r * depth + c, depth, first > 0);
         if (bias && c == 0) multiply({&one, 0, 0}, 1, {left + r * count, CHUNK}, high, count, bias + r, high, first > 0);
       }
+    }
+  }
+}
+
+// (x − mean) / √(variance + eps) · weight + bias of every row.
+extern "C" void layer_norm(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, long rows, long columns,
+                           float eps, int threads) {
+#pragma omp parallel for num_threads(threads)
+  for (long r = 0; r < rows; ++r) {
+    const bf16* from = x + r * columns;
+    __m512 sum = all(0), squares = all(0);
+    for (long c = 0; c < columns; c += LANES) sum = _mm512_add_ps(sum, read(from + c));
+    const __m512 mean = all(_mm512_reduce_add_ps(sum) / columns);
+    for (long c = 0; c < columns; c += LANES) {
+      const __m512 rest = _mm512_sub_ps(read(from + c), mean);
+      squares = _mm512_fmadd_ps(rest, rest, squares);
+    }
+    const __m512 factor = all(1 / std::sqrt(_mm512_reduce_add_ps(squares) / columns + eps));
+    for (long c = 0; c < columns; c += LANES) {
+      const __m512 unit = _mm512_mul_ps(_mm512_sub_ps(read(from + c), mean), factor);
+      write(out + r * columns + c, _mm512_fmadd_ps(unit, read(weight + c), read(bias + c)));
     }
   }
 }

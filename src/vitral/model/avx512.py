@@ -115,10 +115,11 @@ def _loaded(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
     p, n = c_void_p, c_long
     signatures = {
-        "pack": (p, n, n, p, c_int),
-        "pack_transposed": (p, n, n, p, c_int),
+        "pack_weight": (p, c_int, n, n, p, c_int),
+        "pack_transposed_weight": (p, c_int, n, n, p, c_int),
         "dense": (p, p, p, p, p, p, n, n, n, n, c_int),
         "weight_gradient": (p, p, p, p, p, p, n, n, n, c_int),
+        "layer_norm": (p, p, p, p, n, n, c_float, c_int),
         "gelu_backward": (p, p, p, n, n, c_int),
         "attention": (POINTER(_Attention), p, p, p, p, p),
         "attention_backward": (POINTER(_Attention), p, p, p, p, p, p, p, p, p),
@@ -131,23 +132,20 @@ def _loaded(path: Path) -> Any:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A weight (out, in) laid out for `dense` to compute x Wᵀ."""
-    columns, depth = weight.shape
-    packed = weight.new_empty(_packed_size(columns, depth))
-    _library().pack(weight.data_ptr(), columns, depth, packed.data_ptr(), torch.get_num_threads())
-    return packed
+    """A weight (out, in), bf16 or fp32, laid out in bf16 for `dense` to compute x Wᵀ."""
+    return _packed(_library().pack_weight, weight, *weight.shape)
 
 
 def pack_transposed(weight: Tensor) -> Tensor:
-    """A weight (out, in) laid out for `dense` to compute g W."""
-    depth, columns = weight.shape
-    packed = weight.new_empty(_packed_size(columns, depth))
-    _library().pack_transposed(weight.data_ptr(), depth, columns, packed.data_ptr(), torch.get_num_threads())
+    """The same for g W."""
+    return _packed(_library().pack_transposed_weight, weight, weight.shape[1], weight.shape[0])
+
+
+def _packed(how: Any, weight: Tensor, columns: int, depth: int) -> Tensor:
+    packed = weight.new_empty(-(-columns // _PANEL) * _PANEL * depth, dtype=torch.bfloat16)
+    fp32 = weight.dtype == torch.float32
+    how(weight.data_ptr(), fp32, *weight.shape, packed.data_ptr(), torch.get_num_threads())
     return packed
-
-
-def _packed_size(columns: int, depth: int) -> int:
-    return -(-columns // _PANEL) * _PANEL * depth
 
 
 def dense(x: Tensor, packed: Tensor, columns: int, bias: Tensor | None = None, other: Tensor | None = None) -> Tensor:
@@ -208,14 +206,22 @@ def weight_gradient(gradient: Tensor, x: Tensor, bias: bool) -> tuple[Tensor, Te
 def dense_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients that are wanted of x (…, in), the weight (out, in) and the bias of a layer, from the `gradient`
-    (…, out) of what it says.
+    """The gradients that are wanted of x (…, in), the weight (out, in), bf16 or fp32, and the bias of a layer, from the
+    `gradient` (…, out) of what it says.
     """
     of_x, of_weight, of_bias = wanted[:3]
     through = dense(gradient, pack_transposed(weight), weight.shape[1]) if of_x else None
     if not of_weight:
         return through, None, gradient.flatten(0, -2).float().sum(0) if of_bias else None
     return through, *weight_gradient(gradient, x, of_bias)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`F.layer_norm` of x (…, D) over its last dimension."""
+    out, columns = torch.empty_like(x), x.shape[-1]
+    places = (each.data_ptr() for each in (x, weight, bias, out))
+    _library().layer_norm(*places, x.numel() // columns, columns, eps, torch.get_num_threads())
+    return out
 
 
 def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> Tensor:

@@ -111,7 +111,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 class _OnProcessor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-        right = avx512.pack(weight.to(torch.bfloat16).contiguous())
+        right = avx512.pack(weight.contiguous())
         before, out = avx512.dense_then_gelu(x.contiguous(), right, len(weight), bias, tanh)
         ctx.save_for_backward(x, weight, bias, before)
         ctx.tanh = tanh
@@ -120,8 +120,8 @@ class _OnProcessor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, before = ctx.saved_tensors
-        weight = weight.to(torch.bfloat16)  # here, or nothing would lead back to it
         if torch.is_grad_enabled():  # gradients of these are wanted
+            weight = weight.to(torch.bfloat16)  # here, or nothing would lead back to it
             before = F.linear(x, weight, bias)
             through = torch.ops.aten.gelu_backward(gradients[0], before, approximate=_form(ctx.tanh))
             rows = through.flatten(0, -2)

@@ -54,6 +54,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _Product.apply(x.to(kind), weight, None if bias is None else bias.to(kind))
 
 
+def by_kernels(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` of as many numbers as `x` has is computed by `avx512`."""
+    return not Linear.plain and _kind(x, weight, None) == torch.bfloat16
+
+
 def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
     """What oneDNN shall compute in; None where torch does it as well."""
     if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
@@ -90,7 +95,7 @@ def _mkl_is_slow() -> bool:
 
 
 def _ours(x: Tensor, weight: Tensor) -> bool:
-    return avx512.ready() and avx512.fits(x, *weight.shape)
+    return weight.dtype in (torch.bfloat16, torch.float32) and avx512.ready() and avx512.fits(x, *weight.shape)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -102,24 +107,22 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rounded = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)  # not in `setup_context`: torch would look up the signature at every call
         if x.dtype == torch.bfloat16 and _ours(x, weight):
-            return avx512.dense(x.contiguous(), avx512.pack(rounded.contiguous()), len(weight), bias)
-        return _product(x, rounded, bias)
+            return avx512.dense(x.contiguous(), avx512.pack(weight.contiguous()), len(weight), bias)
+        return _product(x, weight.to(x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, gradients
-        weight = weight.to(x.dtype)  # not kept from before, or nothing would lead back to what was rounded
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # gradients of these are wanted
-            pass
-        elif gradient.dtype == torch.bfloat16 and _ours(x, weight):
+        once = not torch.is_grad_enabled()  # gradients of these are not wanted
+        if once and x.dtype == torch.bfloat16 and _ours(x, weight):
             return avx512.dense_backward(
                 gradient.contiguous(), x.contiguous(), weight.contiguous(), ctx.needs_input_grad
             )
-        elif gradient.dtype == torch.float32:
+        weight = weight.to(x.dtype)  # not kept from before, or nothing would lead back to what was rounded
+        if once and gradient.dtype == torch.float32:
             rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
             return (
                 _product(rows, weight.T).view(x.shape) if of_x else None,

@@ -84,6 +84,11 @@ def sharing(module: _Module) -> _Module:
     return twin
 
 
+def _ours(weight: Tensor, *widths: int) -> bool:
+    """Whether `avx512` computes with this weight."""
+    return weight.dtype == torch.bfloat16 and avx512.ready() and avx512.fits(weight, *widths)
+
+
 class _Linear(nn.Module):
     """x Wᵀ + b for x (…, in) with W packed, times a factor for each output where one is given."""
 
@@ -100,7 +105,7 @@ class _Linear(nn.Module):
             bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
         # No parameters: nothing here is trained or saved. The plain ones are for who reads a part of them.
         self.__dict__.update(weight=linear.weight, bias=bias)
-        self.__dict__["ours"] = weight.dtype == torch.bfloat16 and avx512.ready() and avx512.fits(weight, *weight.shape)
+        self.__dict__["ours"] = _ours(weight, *weight.shape)
         if self.ours:
             self.__dict__["matrix"] = avx512.pack(weight.contiguous())
         else:
@@ -124,13 +129,32 @@ class _Linear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
 
 
+def _norm(norm: nn.LayerNorm) -> nn.Module:
+    return _Norm(norm) if _ours(norm.weight, len(norm.weight)) else norm
+
+
+class _Norm(nn.Module):
+    """`nn.LayerNorm` in bf16."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __init__(self, norm: nn.LayerNorm):
+        super().__init__()
+        self.__dict__.update(weight=norm.weight, bias=norm.bias, eps=norm.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return avx512.layer_norm(x.contiguous(), self.weight, self.bias, self.eps)
+
+
 class _Block(nn.Module):
     """`Block` with packed layers: the same two equations."""
 
     def __init__(self, block: Block):
         super().__init__()
         scales: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
-        self.pre_norm, self.norm1, self.norm2 = block.pre_norm, block.norm1, block.norm2
+        self.pre_norm, self.norm1, self.norm2 = block.pre_norm, _norm(block.norm1), _norm(block.norm2)
         self.attn = sharing(block.attn)
         self.attn.__dict__["attend"] = partial(attend, self.attn.scale)
         self.attn._modules |= {"qkv": _Linear(block.attn.qkv), "proj": _Linear(block.attn.proj, scales[0])}

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from vitral.errors import UsageError, unknown
 from vitral.model import fused
 from vitral.model.conv_stem import ConvLayers, ConvStem
-from vitral.model.linear import Linear, as_made, linear
+from vitral.model.linear import Linear, as_made, by_kernels, linear
 from vitral.model.position import POSITIONS, Grid, rotate
 from vitral.model.resnet import HybridNumerics, HybridStem, lecun_normal_, stem_stride, stem_width
 from vitral.model.schema import Schema, pair
@@ -195,7 +195,7 @@ class PatchEmbed(nn.Module):
 
     backbone: HybridStem | ConvStem
     plain: ClassVar[bool] = False
-    """Ask for the convolution on a GPU too."""
+    """Ask for the convolution everywhere."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -213,20 +213,23 @@ class PatchEmbed(nn.Module):
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
         """`recompute`: what the ResNet computes is computed again in the backward pass, for less memory."""
         x = self.backbone(images, recompute) if self.hybrid else images
-        if x.device.type == "cuda" and not self.plain:
+        if not self.plain and (
+            x.device.type == "cuda" or (not self.hybrid and by_kernels(x, self.proj.weight.flatten(1)))
+        ):
             return self.product(x)
         return self.proj(x).flatten(2).transpose(1, 2)
 
     def product(self, x: Tensor) -> Tensor:
         """What `proj` gives, (B, rows × columns, D), as a product of patches and a matrix: kernels that do not overlap
-        are one. Of three channels cuDNN's convolution, there and back, took 9 % of a step of S/16 (docs/log.md).
+        are one. Of three channels cuDNN's convolution, there and back, took 9 % of a step of S/16, and oneDNN's takes
+        half as long again as the product by `avx512` (docs/log.md).
         """
         B, C, H, W = x.shape
         p, q = self.proj.kernel_size
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # before they are laid out anew, which is half the work
         patches = x.reshape(B, C, H // p, p, W // q, q).permute(0, 2, 4, 1, 3, 5).reshape(B, -1, C * p * q)
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        return linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class Attention(nn.Module):
