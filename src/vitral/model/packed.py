@@ -8,7 +8,8 @@ code. Results differ by rounding alone (tests/model/test_packed.py). Weights are
 out.
 
 The operators are those that torch.compile calls for the same purpose (oneDNN, `torch.ops.mkldnn`). They are no promise
-of torch's: `packable` tries them, and where they are not there or say something else, nothing is packed.
+of torch's: `packable` tries them, and where they are not there or say something else, nothing is packed. In bf16 on
+processors that it is for, `avx512` computes layers, attention and norms in their place.
 """
 
 from __future__ import annotations
