@@ -17,7 +17,7 @@ from vitral.data.dataset import check_classes
 from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose
 from vitral.errors import UsageError, VitralError, unknown
-from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, network
+from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig, avx512, network
 from vitral.model import config as model_config
 from vitral.model.schema import pair
 from vitral.model.summary import summarize
@@ -425,7 +425,9 @@ def _consequences(run: Run, machine: Machine, dataset: DataSet) -> list[Choice]:
     if run.lr_batch is not None and run.lr_batch != run.step_batch:
         why = f"{run.lr:g} is meant for batches of {run.lr_batch}; yours is {run.step_batch}: scaled in proportion"
         found.append(Choice("learning rate", f"{run.peak_lr:g}", why))
-    found.append(Choice("precision", f"{machine.precision} on {machine.name}", machine.reason))
+    ours = machine.device.type == "cpu" and machine.precision == "bf16" and avx512.ready()
+    why = f"{machine.reason}, and kernels of ours" if ours else machine.reason
+    found.append(Choice("precision", f"{machine.precision} on {machine.name}", why))
     counts = [int((dataset["train"].labels == k).sum()) for k in range(len(dataset.classes))]
     if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
         why = f"classes have {min(counts):,} to {max(counts):,} pictures; if the rare ones matter: --sampling balanced"
