@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitral.model import avx512, create
-from vitral.model.linear import Linear
+from vitral.model import avx512, create, fused
+from vitral.model.linear import Linear, linear
 from vitral.model.packed import packed
 from vitral.model.vit import MLP, Attention, ViT
 
@@ -163,6 +166,7 @@ def test_nothing_depends_on_threads_or_on_the_batch():
 def test_no_rows():
     right = avx512.pack(drawn(32, 64))
     assert avx512.dense(drawn(0, 64), right, 32).shape == (0, 32)
+    avx512.weight_gradient(drawn(0, 32), drawn(0, 64), bias=True)
     nothing = drawn(0, 2, 5, 32)
     assert avx512.attention(nothing, nothing, nothing, 1.0)[0].shape == (0, 2, 5, 32)
 
@@ -211,6 +215,142 @@ def test_predictions_are_torchs(plain):
         wanted = model(images)
     assert near(ours, wanted, 0.02)
     assert near(laid_out, wanted, 0.02)
+
+
+def wide_layer() -> tuple[Linear, Tensor]:
+    torch.manual_seed(2)
+    return Linear(512, 256).bfloat16(), drawn(256, 512)
+
+
+@there
+def test_what_torch_refuses_is_refused():
+    layer, x = wide_layer()
+    with pytest.raises(RuntimeError):
+        layer(x[:, :256].repeat(4, 1))
+    layer.bias = torch.nn.Parameter(torch.zeros(16).bfloat16())
+    with pytest.raises(RuntimeError):
+        layer(x)
+
+
+@there
+def test_weights_of_other_kinds_are_torchs():
+    x = torch.randn(256, 512)
+    half = MLP(dataclasses.replace(network().config, dim=512, mlp_dim=512)).half()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = half(x)
+    wanted = half.float()(x)
+    assert near(found, wanted, 0.02)
+
+    class Other(Tensor):
+        pass
+
+    layer, x = wide_layer()
+    wanted = layer(x)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Other))
+    assert not avx512.serves(x, layer.weight)
+    assert near(layer(x).as_subclass(Tensor), wanted)
+
+
+@there
+def test_biases_and_heads_however_they_lie(plain):
+    layer, x = wide_layer()
+    for bias in (drawn(256, 2)[:, 0], drawn(1).expand(256)):
+        wanted = x.double() @ layer.weight.double().T + bias.double()
+        assert near(linear(x, layer.weight, bias), wanted)
+    whole = drawn(2, 30, 3, 2, 96).requires_grad_()
+    turned = drawn(2, 30, 64, 3, 2).requires_grad_()
+    for leaf, qkv in ((whole, whole[..., :64]), (turned, turned.permute(0, 1, 3, 4, 2))):
+        wide = qkv.detach().double().requires_grad_()
+        wanted = F.scaled_dot_product_attention(*wide.permute(2, 0, 3, 1, 4).unbind(), scale=0.1)
+        wanted = wanted.transpose(1, 2).flatten(2)
+        found = fused.attention(qkv, 0.1)
+        assert near(found, wanted)
+        (ours,) = torch.autograd.grad(found.float().square().sum(), qkv)
+        assert near(ours, torch.autograd.grad(wanted.square().sum(), wide)[0], 0.02)
+        assert leaf.grad is None
+    odd = drawn(1, 2, 30, 65)[..., :64]
+    with torch.no_grad():
+        assert not fused.gathers(odd, odd, odd)
+        assert not fused.gathers(drawn(1, 2, 30, 32), drawn(1, 2, 30, 32), drawn(1, 2, 30, 64))
+
+
+@there
+def test_many_gradients_at_once():
+    block, x = network().blocks[0].train().bfloat16(), drawn(64, 65, 128).requires_grad_()
+    out, changes = block(x), drawn(2, 64, 65, 128)
+    (found,) = torch.autograd.grad(out, x, changes, is_grads_batched=True, retain_graph=True)
+    for change, ours in zip(changes, found, strict=True):
+        assert near(ours, torch.autograd.grad(out, x, change, retain_graph=True)[0], 0.02)
+
+
+@there
+def test_a_bias_alone_learns():
+    layer, x = wide_layer()
+    layer.weight.requires_grad_(False)
+    layer(x.repeat(2, 1)).float().sum().backward()
+    assert near(layer.bias.grad, torch.full((256,), 512.0))
+    one = Linear(8192, 4096).bfloat16()
+    one.weight.requires_grad_(False)
+    one(drawn(8192)).float().sum().backward()
+    assert near(one.bias.grad, torch.ones(4096))
+
+
+@there
+@pytest.mark.filterwarnings("default:.*leaf Tensor is being accessed:UserWarning")  # by torch's compiler
+def test_the_way_back_compiled_or_counted_or_computed_again():
+    model, images = network().train(), torch.randn(32, 3, 32, 32)
+
+    def gradient(how: Callable[[Tensor], object], again: bool = False) -> Tensor:
+        model.zero_grad()
+        model.checkpointing = again
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(images).float().square().sum()
+        how(loss)
+        return model.blocks[0].mlp.fc1.weight.grad.clone()
+
+    def counted(loss: Tensor) -> None:
+        with FlopCounterMode(display=False):
+            loss.backward()
+
+    wanted = gradient(Tensor.backward)
+    assert wanted.abs().max() > 0
+    assert near(gradient(torch.compile(lambda loss: loss.backward(), backend="eager")), wanted, 0.05)
+    assert near(gradient(counted), wanted, 0.05)
+    assert near(gradient(Tensor.backward, again=True), wanted, 0.05)
+
+
+@there
+@pytest.mark.filterwarnings("ignore")  # tracing is deprecated, and warns of sizes
+def test_a_packed_network_refuses_what_it_cannot_read():
+    with torch.no_grad():
+        laid_out = packed(network().eval().bfloat16().requires_grad_(False))
+        with pytest.raises(RuntimeError, match="want bf16"):
+            laid_out.blocks[0].attn.qkv(torch.randn(2, 128))
+        with pytest.raises(RuntimeError, match="a packed network"):
+            torch.jit.trace(laid_out, torch.randn(1, 3, 32, 32).bfloat16())
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(RuntimeError, match="a packed network"):
+            laid_out(mode.from_tensor(torch.randn(1, 3, 32, 32).bfloat16()))
+
+
+@there
+def test_first_asked_where_tensors_have_no_numbers(monkeypatch):
+    monkeypatch.setattr(avx512, "_tried", cache(avx512._tried.__wrapped__))
+    with FakeTensorMode():
+        assert not avx512.ready()
+    with torch.device("meta"):
+        assert avx512.ready()
+
+
+@there
+def test_patches_by_a_layer_that_is_watched_or_another():
+    model, images = network().eval().bfloat16(), torch.randn(64, 3, 32, 32).bfloat16()
+    seen = []
+    model.patch_embed.proj.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        wanted = model(images)
+        model.patch_embed.proj = torch.nn.Sequential(model.patch_embed.proj)
+        assert torch.equal(model(images), wanted)
+    assert len(seen) == 2
 
 
 @there
@@ -264,7 +404,7 @@ def test_without_a_compiler_torch_computes(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(avx512, "_wanted", lambda: True)
     monkeypatch.setattr(avx512, "_library", avx512._library.__wrapped__)
-    assert not avx512.ready.__wrapped__()
+    assert not avx512._tried.__wrapped__()
 
 
 def test_a_compiler_that_fails_leaves_nothing(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@
 namespace {
 
 using bf16 = uint16_t;
-using pair = uint32_t __attribute__((may_alias));  // two bf16, of which the first is the lower half
+using pair = uint32_t __attribute__((may_alias, aligned(2)));  // two bf16, of which the first is the lower half
 
 constexpr long LANES = 16, ROWS = 6, PANEL = 64;
 // 6 × 4 vectors of sums, 4 of the right matrix and one of the left are 29 of the 32 registers.
@@ -190,7 +190,7 @@ void turn(const T* x, long stride, long rows, long columns, pair* out, long widt
 
 __m512 all(float x) { return _mm512_set1_ps(x); }
 
-// 2^x to 3e-6 of it, for x that is finite: a least-maximum polynomial, and powers of two.
+// 2^x to 3e-6 of it, for x that is not −∞ (NaN stays NaN): a least-maximum polynomial, and powers of two.
 __m512 exp2(__m512 x) {
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 rest = _mm512_sub_ps(x, whole);
@@ -351,7 +351,7 @@ extern "C" void dense(const bf16* x, const pair* packed, const bf16* bias, const
 constexpr long CHUNK = 96;  // outputs whose gradients one thread computes at a time
 
 // Numbers of pairs that `weight_gradient` lays out on each side.
-extern "C" long weight_gradient_rows(long rows) { return up(blocks(rows, blocks(rows, 2048)), 2); }
+extern "C" long weight_gradient_rows(long rows) { return up(blocks(rows, std::max(1L, blocks(rows, 2048))), 2); }
 
 // The gradient (columns, depth), in fp32, of a layer's weight, gᵀ x for g (rows, columns) and x (rows, depth), and if
 // `bias` is there the sum of g over rows. `left` and `right` are for `weight_gradient_rows` rows of g and x.

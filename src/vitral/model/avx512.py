@@ -2,10 +2,11 @@
 
 oneDNN, which computes these in torch, reaches three quarters to nine tenths of what AMD's processors can do, less the
 fewer rows there are, and attention has no kernel there whose way back is fast. `avx512.cpp` is compiled where it is
-first asked for, in two or three seconds, and kept in the user's cache. Without a C++ compiler, and on other processors,
+first asked for, in some five seconds, and kept in the user's cache. Without a C++ compiler, and on other processors,
 `ready` is False and torch computes everything.
 
-Tensors are bf16 on a CPU and contiguous, unless it says otherwise; widths are multiples of 16 (`fits`).
+Tensors are bf16 on a CPU and contiguous, unless it says otherwise, and as `serves` and `attends` want them: kernels see
+nothing but pointers. Scores of attention may be up to 10⁸.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from vitral.folders import cache_folder
 
@@ -39,25 +41,78 @@ _FLAGS = (
 )
 
 
-@cache
 def ready() -> bool:
     """Whether this processor has the instructions, oneDNN no better ones (AMX), and what was compiled says what torch
     says.
     """
+    if not _tried.cache_info().currsize and torch._C._len_torch_dispatch_stack():
+        return False  # whose tensors may have no numbers to try it with
+    return _tried()
+
+
+@cache
+def _tried() -> bool:
     if not _wanted():
         return False
     try:
         _library()
         return _agrees()
-    except (OSError, AttributeError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError):
         return False
 
 
-def fits(x: Tensor, *widths: int) -> bool:
-    """Whether a tensor is one whose numbers can be read, and matrices are as wide as the kernels want them."""
-    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None = None, width: int | None = None) -> bool:
+    """Whether `dense` and what belongs to it compute a layer with this weight (out, in), bf16 or fp32, of x (…, in);
+    with `width`, of the numbers of x once they lie in rows as wide as that.
+    """
+    if not _whole(x, weight, bias) or weight.dtype not in (torch.bfloat16, torch.float32) or weight.ndim != 2:
         return False
-    return not any(width % LANES for width in widths) and x.numel() > 0
+    if (width or x.shape[-1]) != weight.shape[1] or not (bias is None or bias.shape == weight.shape[:1]):
+        return False  # torch says what is wrong
+    return x.numel() > 0 and _even(*weight.shape) and ready()
+
+
+def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `attention` is for these (B, H, tokens, d)."""
+    if not _whole(q, k, v) or not q.dtype == k.dtype == v.dtype == torch.bfloat16 or not q.numel() or not k.numel():
+        return False
+    if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        return False
+    return all(x.stride(3) == 1 and x.stride(2) % 2 == 0 for x in (q, k, v)) and _even(q.shape[3]) and ready()
+
+
+def norms(weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `layer_norm` is for these."""
+    if bias is None or not weight.dtype == bias.dtype == torch.bfloat16:
+        return False
+    return _whole(weight, bias) and _even(len(weight)) and ready()
+
+
+def takes(x: Tensor, width: int) -> bool:
+    """Whether x is a tensor (…, width) in bf16 that can be computed with at this moment."""
+    return _whole(x) and x.dtype == torch.bfloat16 and x.shape[-1] == width and unwatched(x)
+
+
+def _whole(*tensors: Tensor | None) -> bool:
+    """Whether these are tensors on a CPU, and no subclass of them, whose numbers may be elsewhere."""
+    if torch.compiler.is_compiling():
+        return False
+    return all(x is None or (type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu") for x in tensors)
+
+
+def _even(*widths: int) -> bool:
+    return not any(width % LANES for width in widths)
+
+
+def unwatched(*tensors: Tensor) -> bool:
+    """Whether nobody follows what is computed at this moment who would not see these kernels, and the tensors have
+    numbers. What is kept for the way back must not depend on it: it may be another answer there.
+    """
+    if torch.compiler.is_compiling() or is_tracing():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(map(torch._C._has_storage, tensors))
 
 
 def _wanted() -> bool:
@@ -97,7 +152,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
     try:
         command = [compiler, *_FLAGS, str(SOURCE), "-o", name]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
-    except subprocess.SubprocessError:
+    except BaseException:
         Path(name).unlink()
         raise
     return Path(name)
@@ -212,7 +267,7 @@ def dense_backward(
     of_x, of_weight, of_bias = wanted[:3]
     through = dense(gradient, pack_transposed(weight), weight.shape[1]) if of_x else None
     if not of_weight:
-        return through, None, gradient.flatten(0, -2).float().sum(0) if of_bias else None
+        return through, None, gradient.reshape(-1, gradient.shape[-1]).float().sum(0) if of_bias else None
     return through, *weight_gradient(gradient, x, of_bias)
 
 
@@ -268,17 +323,28 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> _Atte
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)  # whoever asks may be under one
 def _agrees() -> bool:
-    """Whether small products and attention are what torch computes in fp32, to rounding."""
-    generator = torch.Generator().manual_seed(0)
-    x, weight, gradient = (torch.randn(n, 48, generator=generator).bfloat16() for n in (37, 48, 37))
-    qkv = torch.randn(2, 21, 3, 2, 32, generator=generator).bfloat16()
+    """Whether small products, attention and a norm are what torch computes in fp32, to rounding."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu").bfloat16()
+
+    x, weight, gradient, bias, qkv = drawn(37, 80), drawn(80, 80), drawn(37, 80), drawn(80), drawn(2, 21, 3, 2, 32)
     found = (
-        dense(x, pack(weight), 48),
-        dense(x, pack_transposed(weight), 48),
+        dense(x, pack(weight), 80, bias),
+        dense(x, pack_transposed(weight.float()), 80),
+        dense_gelu(x, pack(weight), 80, bias, False),
         weight_gradient(gradient, x, False)[0],
         attention(*_heads(qkv), 0.2)[0],
+        layer_norm(x, bias, bias, 1e-6),
     )
-    wide, tall, slope = x.float(), weight.float(), gradient.float()
-    mixed = F.scaled_dot_product_attention(*_heads(qkv.float()), scale=0.2)
-    wanted = (wide @ tall.T, wide @ tall, slope.T @ wide, mixed)
-    return all(torch.allclose(a.float(), b, rtol=0.02, atol=0.05) for a, b in zip(found, wanted, strict=True))
+    wide, tall, slope, shift = x.float(), weight.float(), gradient.float(), bias.float()
+    wanted = (
+        wide @ tall.T + shift,
+        wide @ tall,
+        F.gelu(wide @ tall.T + shift),
+        slope.T @ wide,
+        F.scaled_dot_product_attention(*_heads(qkv.float()), scale=0.2),
+        F.layer_norm(wide, (80,), shift, shift, 1e-6),
+    )
+    return all(torch.allclose(a.float(), b, rtol=0.02, atol=0.1) for a, b in zip(found, wanted, strict=True))

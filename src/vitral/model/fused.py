@@ -8,6 +8,7 @@ there is no GPU. `MLP.plain` and `Attention.plain` ask for torch's own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any, ParamSpec
@@ -35,7 +36,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
     Triton, and gain nothing. On a processor while gradients are asked for, and not compiled.
     """
     if x.device.type == "cpu":
-        return torch.is_grad_enabled() and _bf16(x, weight) and not _followed() and on_processor(x, *weight.shape)
+        return torch.is_grad_enabled() and _bf16(x, weight) and not _followed() and avx512.serves(x, weight)
     if x.device.type != "cuda" or not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
         return False
     return _bf16(x, weight) and not _followed() and available(x.device)
@@ -46,11 +47,6 @@ def _bf16(x: Tensor, weight: Tensor) -> bool:
     if torch.is_autocast_enabled(x.device.type):
         return x.dtype != torch.float64 and torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     return x.dtype == weight.dtype == torch.bfloat16
-
-
-def on_processor(x: Tensor, *widths: int) -> bool:
-    """Whether kernels for the processor compute with tokens `x` and matrices of these widths."""
-    return not torch.compiler.is_compiling() and avx512.fits(x, *widths) and avx512.ready()
 
 
 def _followed() -> bool:
@@ -103,7 +99,7 @@ def by_cudnn(device: torch.device) -> bool:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     """GELU(x Wᵀ + b) for x (…, in), by erf or in its tanh form, in bf16; fp32 parameters are rounded."""
-    if on_processor(x, *weight.shape):
+    if avx512.serves(x, weight, bias):
         return _OnProcessor.apply(x.to(torch.bfloat16), weight, bias.to(torch.bfloat16), tanh)
     return _LinearGELU.apply(*(each.to(torch.bfloat16) for each in (x, weight, bias)), tanh)
 
@@ -111,23 +107,28 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 class _OnProcessor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-        right = avx512.pack(weight.contiguous())
-        before, out = avx512.dense_then_gelu(x.contiguous(), right, len(weight), bias, tanh)
+        if avx512.unwatched():
+            right = avx512.pack(weight.contiguous())
+            before, out = avx512.dense_then_gelu(x.contiguous(), right, len(weight), bias.contiguous(), tanh)
+        else:
+            before = F.linear(x, weight.to(x.dtype), bias)
+            out = F.gelu(before, approximate=_form(tanh))
         ctx.save_for_backward(x, weight, bias, before)
         ctx.tanh = tanh
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, before = ctx.saved_tensors
+        (x, weight, bias, before), (gradient,) = ctx.saved_tensors, gradients
+        if not torch.is_grad_enabled() and avx512.unwatched(gradient):
+            through = avx512.gelu_backward(gradient.contiguous(), before.contiguous(), ctx.tanh)
+            return *avx512.dense_backward(through, x.contiguous(), weight.contiguous(), ctx.needs_input_grad), None
+        weight = weight.to(x.dtype)  # here, or nothing would lead back to it
         if torch.is_grad_enabled():  # gradients of these are wanted
-            weight = weight.to(torch.bfloat16)  # here, or nothing would lead back to it
             before = F.linear(x, weight, bias)
-            through = torch.ops.aten.gelu_backward(gradients[0], before, approximate=_form(ctx.tanh))
-            rows = through.flatten(0, -2)
-            return through @ weight, rows.T @ x.flatten(0, -2), rows.sum(0), None
-        through = avx512.gelu_backward(gradients[0].contiguous(), before, ctx.tanh)
-        return *avx512.dense_backward(through, x.contiguous(), weight.contiguous(), ctx.needs_input_grad), None
+        through = torch.ops.aten.gelu_backward(gradient, before, approximate=_form(ctx.tanh))
+        rows = through.reshape(-1, len(weight))
+        return through @ weight, rows.T @ x.reshape(-1, x.shape[-1]), rows.sum(0), None
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -199,9 +200,7 @@ def attention(qkv: Tensor, scale: float) -> Tensor:
 
 def gathers(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether `gather` is for these queries, keys and values (B, H, tokens, d): in bf16, without gradients."""
-    if torch.is_grad_enabled() or not q.dtype == k.dtype == v.dtype == torch.bfloat16 or _followed():
-        return False
-    return on_processor(q, q.shape[-1]) and all(x.stride(-1) == 1 for x in (q, k, v))
+    return not torch.is_grad_enabled() and not _followed() and avx512.attends(q, k, v) and avx512.unwatched()
 
 
 def gather(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -212,8 +211,10 @@ def gather(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
+        qkv = qkv.contiguous()
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
-        if qkv.dtype == torch.bfloat16 and on_processor(qkv, qkv.shape[-1]):
+        ctx.ours = avx512.attends(q, k, v)
+        if ctx.ours and avx512.unwatched():
             mixed, lse = avx512.attention(q, k, v, scale, lse=True)
             out = mixed.transpose(1, 2).flatten(2)
         elif qkv.device.type == "cuda":
@@ -222,6 +223,7 @@ class _Attention(torch.autograd.Function):
         else:
             scores = q @ k.transpose(-2, -1) * scale
             out, lse = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2), scores.float().logsumexp(-1)
+            lse = lse * math.log2(math.e)  # as on a processor, in case someone watched this alone
         ctx.save_for_backward(qkv, out, lse)
         ctx.scale = scale
         return out
@@ -231,9 +233,11 @@ class _Attention(torch.autograd.Function):
         (qkv, out, lse), (gradient,) = ctx.saved_tensors, gradients
         if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():  # gradients of these are wanted
             return _by_torch(gradient, qkv, ctx.scale), None
-        if qkv.dtype == torch.bfloat16 and on_processor(qkv, qkv.shape[-1]):
-            mixed, change = (x.contiguous().unflatten(2, qkv.shape[3:]) for x in (out, gradient))
-            return avx512.attention_backward(qkv, mixed, change, lse, ctx.scale), None
+        if ctx.ours and not avx512.unwatched(gradient):
+            return _by_torch(gradient, qkv, ctx.scale), None
+        if ctx.ours:
+            mixed, change = (x.contiguous().view(*out.shape[:2], *qkv.shape[3:]) for x in (out, gradient))
+            return avx512.attention_backward(qkv.contiguous(), mixed, change, lse.contiguous(), ctx.scale), None
         return attention_backward(gradient, qkv, out, lse, ctx.scale), None
 
 
@@ -253,7 +257,7 @@ def _by_torch(gradient: Tensor, qkv: Tensor, scale: float) -> Tensor:
     """The same, which can be differentiated again. In fp32 at least: what is left of sums of bf16 would be noise."""
     kind = torch.promote_types(qkv.dtype, torch.float32)
     q, k, v = qkv.to(kind).permute(2, 0, 3, 1, 4).unbind()
-    gradient = gradient.to(kind).unflatten(2, qkv.shape[3:]).transpose(1, 2)
+    gradient = gradient.to(kind).reshape(*qkv.shape[:2], *qkv.shape[3:]).transpose(1, 2)
     p = (q @ k.transpose(-2, -1) * scale).softmax(-1)
     ds = p * (gradient @ v.transpose(-2, -1) - (gradient * (p @ v)).sum(-1, keepdim=True)) * scale
     each = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ gradient

@@ -38,9 +38,9 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def as_made(layer: nn.Module) -> bool:
+def as_made(layer: nn.Module, kind: type[nn.Module] = Linear) -> bool:
     """Whether a layer is one of these, and nobody watches or changes what it computes."""
-    if type(layer) is not Linear or "forward" in vars(layer):
+    if type(layer) is not kind or "forward" in vars(layer):
         return False
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     return not any(hooks) and not _has_any_global_hook()
@@ -55,27 +55,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def by_kernels(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` of as many numbers as `x` has is computed by `avx512`."""
-    return not Linear.plain and _kind(x, weight, None) == torch.bfloat16
+    """Whether `linear` of the numbers of `x`, in rows as wide as the weight is, is computed by `avx512`."""
+    if Linear.plain or not _known(x, weight) or _precision(x, weight) != torch.bfloat16:
+        return False
+    return avx512.serves(x, weight, width=weight.shape[1])
 
 
 def _kind(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
-    """What oneDNN shall compute in; None where torch does it as well."""
-    if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
-        return None  # they know `F.linear`; asked for the number of rows first, they would hold on to the answer
-    if x.device.type != "cpu" or x.numel() * len(weight) < _WORTH_IT:
+    """What oneDNN or `avx512` shall compute in; None where torch does it as well."""
+    if not _known(x, weight):
         return None
-    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
-        return None  # so do what differentiates forwards, and who counts operations
-    if not torch.is_autocast_enabled("cpu"):
-        kind = x.dtype if x.dtype == weight.dtype else None
-    else:
-        kind = None if x.dtype == torch.float64 else torch.get_autocast_dtype("cpu")
+    kind = _precision(x, weight)
     if kind == torch.bfloat16:
-        wanted = bias is not None or _ours(x, weight)
+        wanted = bias is not None or avx512.serves(x, weight)
     else:
         wanted = kind == torch.float32 and _mkl_is_slow()
     return kind if wanted and works() else None
+
+
+def _known(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is a product on a CPU that is worth a detour, and nobody follows it who knows `F.linear` alone."""
+    if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
+        return False  # asked for the number of rows first, they would hold on to the answer
+    return x.device.type == "cpu" and x.numel() * len(weight) >= _WORTH_IT and forward_ad._current_level < 0
+
+
+def _precision(x: Tensor, weight: Tensor) -> torch.dtype | None:
+    if not torch.is_autocast_enabled("cpu"):
+        return x.dtype if x.dtype == weight.dtype else None
+    return None if x.dtype == torch.float64 else torch.get_autocast_dtype("cpu")
 
 
 _WORTH_IT = 1 << 24
@@ -94,10 +102,6 @@ def _mkl_is_slow() -> bool:
     return "AuthenticAMD" in about
 
 
-def _ours(x: Tensor, weight: Tensor) -> bool:
-    return weight.dtype in (torch.bfloat16, torch.float32) and avx512.ready() and avx512.fits(x, *weight.shape)
-
-
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
@@ -108,16 +112,20 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)  # not in `setup_context`: torch would look up the signature at every call
-        if x.dtype == torch.bfloat16 and _ours(x, weight):
-            return avx512.dense(x.contiguous(), avx512.pack(weight.contiguous()), len(weight), bias)
-        return _product(x, weight.to(x.dtype), bias)
+        ctx.ours = x.dtype == torch.bfloat16 and avx512.serves(x, weight, bias)
+        bias = None if bias is None else bias.contiguous()
+        if not ctx.ours:
+            return _product(x, weight.to(x.dtype), bias)
+        if not avx512.unwatched():
+            return F.linear(x, weight.to(x.dtype), bias)
+        return avx512.dense(x.contiguous(), avx512.pack(weight.contiguous()), len(weight), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, gradients
         of_x, of_weight, of_bias = ctx.needs_input_grad
         once = not torch.is_grad_enabled()  # gradients of these are not wanted
-        if once and x.dtype == torch.bfloat16 and _ours(x, weight):
+        if once and ctx.ours and avx512.unwatched(gradient):
             return avx512.dense_backward(
                 gradient.contiguous(), x.contiguous(), weight.contiguous(), ctx.needs_input_grad
             )

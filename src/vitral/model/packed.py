@@ -85,9 +85,12 @@ def sharing(module: _Module) -> _Module:
     return twin
 
 
-def _ours(weight: Tensor, *widths: int) -> bool:
-    """Whether `avx512` computes with this weight."""
-    return weight.dtype == torch.bfloat16 and avx512.ready() and avx512.fits(weight, *widths)
+def _taken(x: Tensor, width: int) -> Tensor:
+    """x (…, width) as kernels read it. They cannot be traced, and there is nothing else that knows their layout."""
+    if not avx512.takes(x, width):
+        why = f"got {x.dtype} {tuple(x.shape)}, want bf16 of width {width}, on a CPU, and nobody who traces it"
+        raise RuntimeError(f"a packed network is for predictions on this processor: {why}")
+    return x.contiguous()
 
 
 class _Linear(nn.Module):
@@ -100,13 +103,13 @@ class _Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, factor: Tensor | None = None):
         super().__init__()
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach().contiguous()
         if factor is not None:
             weight = (factor[:, None].float() * weight.float()).to(weight.dtype)
             bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
         # No parameters: nothing here is trained or saved. The plain ones are for who reads a part of them.
         self.__dict__.update(weight=linear.weight, bias=bias)
-        self.__dict__["ours"] = _ours(weight, *weight.shape)
+        self.__dict__["ours"] = weight.dtype == torch.bfloat16 and avx512.serves(weight, weight, bias)
         if self.ours:
             self.__dict__["matrix"] = avx512.pack(weight.contiguous())
         else:
@@ -114,24 +117,32 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.ours:
-            return avx512.dense(x.contiguous(), self.matrix, len(self.weight), self.bias)
+            return avx512.dense(_taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
 
     def gelu(self, x: Tensor, form: str) -> Tensor:
         """GELU of it; `form` is "none" (by erf) or "tanh"."""
         if self.ours:
-            return avx512.dense_gelu(x.contiguous(), self.matrix, len(self.weight), self.bias, form == "tanh")
+            return avx512.dense_gelu(
+                _taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias, form == "tanh"
+            )
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "gelu", [], form)
 
     def added(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum with `other` (…, out)."""
         if self.ours:
-            return avx512.dense(x.contiguous(), self.matrix, len(self.weight), self.bias, other.contiguous())
+            return avx512.dense(
+                _taken(x, self.weight.shape[1]),
+                self.matrix,
+                len(self.weight),
+                self.bias,
+                _taken(other, len(self.weight)),
+            )
         return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
 
 
 def _norm(norm: nn.LayerNorm) -> nn.Module:
-    return _Norm(norm) if _ours(norm.weight, len(norm.weight)) else norm
+    return _Norm(norm) if avx512.norms(norm.weight, norm.bias) else norm
 
 
 class _Norm(nn.Module):
@@ -146,7 +157,7 @@ class _Norm(nn.Module):
         self.__dict__.update(weight=norm.weight, bias=norm.bias, eps=norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return avx512.layer_norm(x.contiguous(), self.weight, self.bias, self.eps)
+        return avx512.layer_norm(_taken(x, len(self.weight)), self.weight, self.bias, self.eps)
 
 
 class _Block(nn.Module):

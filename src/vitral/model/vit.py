@@ -213,11 +213,14 @@ class PatchEmbed(nn.Module):
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
         """`recompute`: what the ResNet computes is computed again in the backward pass, for less memory."""
         x = self.backbone(images, recompute) if self.hybrid else images
-        if not self.plain and (
-            x.device.type == "cuda" or (not self.hybrid and by_kernels(x, self.proj.weight.flatten(1)))
-        ):
+        if not self.plain and as_made(self.proj, nn.Conv2d) and self._multiplied(x):
             return self.product(x)
         return self.proj(x).flatten(2).transpose(1, 2)
+
+    def _multiplied(self, x: Tensor) -> bool:
+        if x.device.type == "cpu":
+            return not self.hybrid and by_kernels(x, self.proj.weight.flatten(1))
+        return x.device.type == "cuda"
 
     def product(self, x: Tensor) -> Tensor:
         """What `proj` gives, (B, rows × columns, D), as a product of patches and a matrix: kernels that do not overlap
