@@ -366,7 +366,7 @@ def test_a_gradients_gradient(plain):
 
 
 @there
-@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+@pytest.mark.filterwarnings("default:.*torch.jit.script")  # torch's own formulas
 def test_who_follows_what_is_computed_gets_torchs(monkeypatch):
     def refused(*_: object) -> None:
         raise AssertionError("asked for")

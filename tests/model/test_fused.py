@@ -156,7 +156,7 @@ def test_who_looks_inside_or_changes_a_layer_gets_torchs(change, asked):
     assert not asked
 
 
-@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+@pytest.mark.filterwarnings("default:.*torch.jit.script")  # torch's own formulas
 def test_who_follows_what_is_computed_gets_torchs(asked):
     one = block()
     torch.func.vmap(one)(TOKENS[None])

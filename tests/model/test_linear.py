@@ -111,7 +111,7 @@ def test_fp32_is_taken_where_mkl_is_slow(monkeypatch, plainly):
 
 @has_operator
 @pytest.mark.usefixtures("slow_mkl")
-@pytest.mark.filterwarnings("default:.*torch.jit.script:FutureWarning")  # torch's own formulas
+@pytest.mark.filterwarnings("default:.*torch.jit.script")  # torch's own formulas
 def test_differentiating_forwards():
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.float32)
     with forward_ad.dual_level():
