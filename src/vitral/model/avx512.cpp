@@ -45,8 +45,7 @@ inline void tile(Left a, Right b, long depth, long row, long column, const End& 
 #pragma GCC unroll 6
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v)
-      sums[m][v] = end.begin(row + m, column + v * LANES);
+    for (int v = 0; v < V; ++v) sums[m][v] = end.begin(row + m, column + v * LANES);
   for (long k = 0; k < depth; ++k) {
     __m512bh right[V];
 #pragma GCC unroll 4
@@ -256,11 +255,7 @@ class Scratch {  // kept from call to call
 };
 thread_local Scratch scratch;
 
-}  // namespace
-
 // --- dense layers -------------------------------------------------------------------------------------------------------
-
-namespace {
 
 template <class T>
 void pack(const T* w, long columns, long depth, pair* out, int threads) {
@@ -314,7 +309,8 @@ struct Finished {
 };
 
 template <class Then>
-void dense_as(const bf16* x, const pair* packed, const bf16* bias, bf16* out, long rows, long columns, long depth, int threads, Then then) {
+void dense_as(const bf16* x, const pair* packed, const bf16* bias, bf16* out, long rows, long columns, long depth,
+              int threads, Then then) {
   const long panels = blocks(columns, PANEL), size = up(blocks(rows, blocks(rows, 96)), ROWS), chunks = blocks(rows, size);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (long task = 0; task < chunks * panels; ++task) {
@@ -325,7 +321,7 @@ void dense_as(const bf16* x, const pair* packed, const bf16* bias, bf16* out, lo
     const long at = first * columns + column;
     auto here = [&](__m512 y, long i) { return then(y, at + i); };
     product(rows_of(x + first * depth, depth), last - first, {packed + column * (depth / 2), PANEL}, wide, depth / 2,
-       Finished<decltype(here)>{shift, out + at, columns, here});
+            Finished<decltype(here)>{shift, out + at, columns, here});
   }
 }
 
@@ -350,7 +346,7 @@ extern "C" void dense(const bf16* x, const pair* packed, const bf16* bias, const
 
 constexpr long CHUNK = 96;  // outputs whose gradients one thread computes at a time
 
-// Numbers of pairs that `weight_gradient` lays out on each side.
+// Rows of g and of x that `weight_gradient` lays out at a time.
 extern "C" long weight_gradient_rows(long rows) { return up(blocks(rows, std::max(1L, blocks(rows, 2048))), 2); }
 
 // The gradient (columns, depth), in fp32, of a layer's weight, gᵀ x for g (rows, columns) and x (rows, depth), and if
