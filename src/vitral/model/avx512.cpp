@@ -1,9 +1,11 @@
-// Dense layers, GELU and attention of a ViT in bf16 on a processor with AVX512_BF16. avx512.py builds and calls it.
+// Dense layers, GELU and attention of a ViT in bf16 on a processor with AVX512_BF16, and its dense layers in integers.
+// avx512.py builds and calls it.
 //
 // One instruction (vdpbf16ps) takes 16 pairs of numbers from each side and adds the two products of every pair to one of
 // 16 sums in fp32. So in all that follows a matrix on the left gives one pair at a time, along what is summed over, to
 // all 16 lanes, and is read as it lies; a matrix on the right is laid out before: the pairs of 16 columns side by side.
-// Sums do not depend on the number of threads.
+// Another instruction (vpdpbusd) does the same with four bytes for two numbers, unsigned on the left and signed on the
+// right, and sums in int32: what lies as pairs may be fours of bytes. Sums do not depend on the number of threads.
 
 #include <immintrin.h>
 
@@ -31,13 +33,27 @@ struct Left {
   Left from(long r) const { return {at + r * row, row, step}; }
 };
 
-Left rows_of(const bf16* x, long stride) { return {(const pair*)x, stride / 2, 1}; }
+template <class T>
+constexpr long EACH = sizeof(pair) / sizeof(T);  // numbers in a pair: two bf16, or four bytes
+
+template <class T>
+Left rows_of(const T* x, long stride) {
+  return {(const pair*)x, stride / EACH<T>, 1};
+}
 
 struct Right {
   const pair* at;
   long width;  // columns that lie side by side: from a pair to the next
   Right from(long column) const { return {at + column, width}; }
 };
+
+// Sums are __m512 also where they are integers, which GCC 12 would copy between registers, and to memory, at each step.
+template <bool Integers>
+__m512 add(__m512 sum, __m512i left, __m512i right) {
+  if constexpr (!Integers) return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+  return sum;
+}
 
 template <int M, int V, class End>
 inline void tile(Left a, Right b, long depth, long row, long column, const End& end) {
@@ -47,14 +63,14 @@ inline void tile(Left a, Right b, long depth, long row, long column, const End& 
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sums[m][v] = end.begin(row + m, column + v * LANES);
   for (long k = 0; k < depth; ++k) {
-    __m512bh right[V];
+    __m512i right[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) right[v] = (__m512bh)_mm512_loadu_si512(b.at + k * b.width + v * LANES);
+    for (int v = 0; v < V; ++v) right[v] = _mm512_loadu_si512(b.at + k * b.width + v * LANES);
 #pragma GCC unroll 6
     for (int m = 0; m < M; ++m) {
-      const __m512bh left = (__m512bh)_mm512_set1_epi32(a.at[m * a.row + k * a.step]);
+      const __m512i left = _mm512_set1_epi32(a.at[m * a.row + k * a.step]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], left, right[v]);
+      for (int v = 0; v < V; ++v) sums[m][v] = add<End::INTEGERS>(sums[m][v], left, right[v]);
     }
   }
 #pragma GCC unroll 6
@@ -88,6 +104,7 @@ void product(Left a, long rows, Right b, long columns, long depth, const End& en
 }
 
 struct Kept {
+  static constexpr bool INTEGERS = false;
   float* out;
   long stride;
   bool add;
@@ -103,6 +120,7 @@ void multiply(Left a, long rows, Right b, long columns, long depth, float* out, 
 // --- laying out -------------------------------------------------------------------------------------------------------
 
 __m512 widened(__m256i x) { return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
+__m512 read(const float* x) { return _mm512_loadu_ps(x); }
 __m512 read(const bf16* x) { return widened(_mm256_loadu_si256((const __m256i*)x)); }
 void write(bf16* at, __m512 x) { _mm256_storeu_si256((__m256i*)at, (__m256i)_mm512_cvtneps_pbh(x)); }
 
@@ -198,40 +216,65 @@ __m512 exp2(__m512 x) {
   return _mm512_scalef_ps(y, whole);
 }
 
-// The same where x may be −∞. NaN stays NaN: of max's operands it is the second.
-__m512 exp2_or_0(__m512 x) { return exp2(_mm512_max_ps(all(-150), x)); }
-
 constexpr float LOG2E = 1.44269504f;
-
-struct Gate {
-  __m512 value, slope;  // of Φ(x) in x Φ(x)
-};
-
-// Φ by erf: Abramowitz and Stegun 7.1.26, to 1e-7.
-Gate by_erf(__m512 x) {
-  const __m512 size = _mm512_abs_ps(x);
-  const __m512 t = _mm512_div_ps(all(1), _mm512_fmadd_ps(size, all(0.3275911f * 0.70710678f), all(1)));
-  __m512 y = all(1.061405429f);
-  for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) y = _mm512_fmadd_ps(y, t, all(c));
-  const __m512 bell = exp2_or_0(_mm512_mul_ps(_mm512_mul_ps(x, x), all(-0.5f * LOG2E)));
-  const __m512 tail = _mm512_mul_ps(_mm512_mul_ps(_mm512_mul_ps(y, t), bell), all(0.5f));
-  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-  return {_mm512_mask_sub_ps(tail, (__mmask16)~negative, all(1), tail), _mm512_mul_ps(bell, all(0.39894228f))};
-}
-
-// Φ as 1 / (1 + exp(−2u)) with u = √(2/π) (x + 0.044715 x³), which is (1 + tanh u) / 2.
-Gate by_tanh(__m512 x) {
-  const __m512 square = _mm512_mul_ps(x, x);
-  const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(square, all(0.044715f * 1.59576912f), all(1.59576912f)));
-  const __m512 value = _mm512_div_ps(all(1), _mm512_add_ps(all(1), exp2_or_0(_mm512_mul_ps(u, all(-LOG2E)))));
-  const __m512 inner = _mm512_fmadd_ps(square, all(3 * 0.044715f * 1.59576912f), all(1.59576912f));
-  return {value, _mm512_mul_ps(_mm512_mul_ps(value, _mm512_sub_ps(all(1), value)), inner)};
-}
 
 enum Activation : long { NONE, ERF, TANH };
 
+// GELU(x) = x Φ(x) and its slope. In the tanh form Φ(x) is (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³).
+double phi(double x, bool tanh) {
+  return tanh ? 1 / (1 + std::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))) : std::erfc(-x * M_SQRT1_2) / 2;
+}
+double gelu(double x, bool tanh) { return x * phi(x, tanh); }
+
+template <class F>
+double slope(F f, double x) {
+  return (f(x + 1e-4) - f(x - 1e-4)) / 2e-4;
+}
+
+// A function of |x| that is 0 from 5.5 on: 31 cubics with its values and slopes where they meet.
+class Curve {
+  static constexpr int PIECES = 31;
+  static constexpr double WIDTH = 5.5 / PIECES;
+  alignas(64) float c[4][PIECES + 1] = {};
+
+ public:
+  template <class F>
+  explicit Curve(F f) {
+    for (int i = 0; i < PIECES; ++i) {
+      const double from = i * WIDTH, to = from + WIDTH, first = f(from), last = f(to);
+      const double rise = slope(f, from) * WIDTH, then = slope(f, to) * WIDTH;
+      c[0][i] = first, c[1][i] = rise;
+      c[2][i] = 3 * (last - first) - 2 * rise - then, c[3][i] = 2 * (first - last) + rise + then;
+    }
+  }
+  __m512 operator()(__m512 x) const {  // NaN stays NaN: of min's operands it is the second
+    const __m512 place = _mm512_min_ps(all(PIECES + 0.5), _mm512_mul_ps(_mm512_abs_ps(x), all(1 / WIDTH)));
+    const __m512 whole = _mm512_roundscale_ps(place, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __m512i piece = _mm512_cvttps_epi32(place);
+    const __m512 rest = _mm512_sub_ps(place, whole);
+    auto of = [&](int k) { return _mm512_permutex2var_ps(_mm512_load_ps(c[k]), piece, _mm512_load_ps(c[k] + LANES)); };
+    return _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(of(3), rest, of(2)), rest, of(1)), rest, of(0));
+  }
+};
+
+// What GELU lacks to max(x, 0), and its slope to 0 or 1: the same for x and −x.
+Curve lack(bool tanh) {
+  return Curve([=](double x) { return -gelu(-x, tanh); });
+}
+Curve bend(bool tanh) {
+  return Curve([=](double x) { return slope([=](double y) { return gelu(y, tanh); }, -x); });
+}
+const Curve lacks[] = {lack(false), lack(true)}, bends[] = {bend(false), bend(true)};
+
+// To 4e-6.
 __m512 gelu(__m512 x, long activation) {
-  return _mm512_mul_ps(x, (activation == TANH ? by_tanh(x) : by_erf(x)).value);
+  return _mm512_sub_ps(_mm512_max_ps(x, all(0)), lacks[activation - ERF](x));
+}
+
+// To 1e-5.
+__m512 gelu_slope(__m512 x, long activation) {
+  const __m512 y = bends[activation - ERF](x);
+  return _mm512_mask_sub_ps(y, _mm512_cmp_ps_mask(x, all(0), _CMP_GE_OQ), all(1), y);
 }
 
 // --- memory of a thread -------------------------------------------------------------------------------------------------
@@ -296,52 +339,129 @@ extern "C" void pack_transposed_weight(const void* w, int fp32, long depth, long
        : pack_transposed((const bf16*)w, depth, columns, out, threads);
 }
 
-namespace {
-
-template <class Then>
-struct Finished {
-  const float* bias;
-  bf16* out;
-  long stride;
-  Then then;
-  __m512 begin(long, long c) const { return _mm512_load_ps(bias + c); }
-  void operator()(long r, long c, __m512 y) const { write(out + r * stride + c, then(y, r * stride + c)); }
+struct Layer {  // a dense layer whose weight is laid out; of integers alone what stands after `bias`
+  const pair* packed;
+  const bf16* bias;                                   // may be missing
+  const int32_t* start = nullptr;                     // what sums begin with: what the zero of what enters makes of them
+  const float *factor = nullptr, *shift = nullptr;    // of a sum
+  float finer = 0, zero = 0;                          // x · finer + zero is the byte that x becomes before it enters
 };
 
-template <class Then>
-void dense_as(const bf16* x, const pair* packed, const bf16* bias, bf16* out, long rows, long columns, long depth,
-              int threads, Then then) {
-  const long panels = blocks(columns, PANEL), size = up(blocks(rows, blocks(rows, 96)), ROWS), chunks = blocks(rows, size);
+namespace {
+
+// From sums to numbers, for up to 64 columns.
+class OfHalves {
+  alignas(64) float shift[PANEL];
+
+ public:
+  static constexpr bool INTEGERS = false;
+  OfHalves(const Layer& w, long column, long wide) {
+    for (long c = 0; c < wide; c += LANES) _mm512_store_ps(shift + c, w.bias ? read(w.bias + column + c) : all(0));
+  }
+  __m512 begin(long c) const { return _mm512_load_ps(shift + c); }
+  __m512 number(__m512 sum, long) const { return sum; }
+};
+
+class OfBytes {
+  const int32_t* start;
+  const float *factor, *shift;
+
+ public:
+  static constexpr bool INTEGERS = true;
+  OfBytes(const Layer& w, long column, long) : start(w.start + column), factor(w.factor + column), shift(w.shift + column) {}
+  __m512 begin(long c) const { return _mm512_loadu_ps(start + c); }
+  __m512 number(__m512 sum, long c) const {
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)sum), _mm512_loadu_ps(factor + c), _mm512_loadu_ps(shift + c));
+  }
+};
+
+OfHalves sums_of(const bf16*, const Layer& w, long column, long wide) { return {w, column, wide}; }
+OfBytes sums_of(const uint8_t*, const Layer& w, long column, long wide) { return {w, column, wide}; }
+
+template <class Numbers, class Then>
+struct Finished {
+  const Numbers& numbers;
+  long row, column;
+  const Then& then;
+  static constexpr bool INTEGERS = Numbers::INTEGERS;
+  __m512 begin(long, long c) const { return numbers.begin(c); }
+  void operator()(long r, long c, __m512 sum) const { then(row + r, column + c, numbers.number(sum, c)); }
+};
+
+// `then` gets x (rows, depth) · wᵀ + bias, 16 numbers of a row at a time, in the columns [from, to). `from` is a
+// multiple of 64.
+template <class T, class Then>
+void columns_of(const T* x, const Layer& w, long rows, long from, long to, long depth, int threads, Then then) {
+  if (!rows) return;
+  const long first = from / PANEL, panels = blocks(to, PANEL) - first, pairs = depth / EACH<T>;
+  const long size = up(blocks(rows, blocks(rows, 96)), ROWS), chunks = blocks(rows, size);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (long task = 0; task < chunks * panels; ++task) {
-    alignas(64) float shift[PANEL];
-    const long column = task % panels * PANEL, wide = std::min(PANEL, columns - column);
-    const long first = task / panels * size, last = std::min(rows, first + size);
-    for (long c = 0; c < wide; c += LANES) _mm512_store_ps(shift + c, bias ? read(bias + column + c) : all(0));
-    const long at = first * columns + column;
-    auto here = [&](__m512 y, long i) { return then(y, at + i); };
-    product(rows_of(x + first * depth, depth), last - first, {packed + column * (depth / 2), PANEL}, wide, depth / 2,
-            Finished<decltype(here)>{shift, out + at, columns, here});
+    const long column = (first + task % panels) * PANEL, wide = std::min(PANEL, to - column);
+    const long row = task / panels * size, here = std::min(size, rows - row);
+    const auto numbers = sums_of(x, w, column, wide);
+    product(rows_of(x + row * depth, depth), here, {w.packed + column * pairs, PANEL}, wide, pairs,
+            Finished<decltype(numbers), Then>{numbers, row, column, then});
   }
+}
+
+// Where numbers go: `to(i, 16 numbers)`.
+struct Halves {
+  bf16* at;
+  void operator()(long i, __m512 y) const { write(at + i, y); }
+};
+struct Floats {
+  float* at;
+  void operator()(long i, __m512 y) const { _mm512_storeu_ps(at + i, y); }
+};
+struct Bytes {
+  uint8_t* at;
+  float finer, zero;
+  void operator()(long i, __m512 y) const {
+    y = _mm512_min_ps(_mm512_max_ps(_mm512_fmadd_ps(y, all(finer), all(zero)), all(0)), all(255));
+    _mm_storeu_si128((__m128i*)(at + i), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y)));
+  }
+};
+
+Halves to_number(bf16* at) { return {at}; }
+Floats to_number(float* at) { return {at}; }
+Halves to_enter(bf16* at, const Layer&) { return {at}; }
+Bytes to_enter(uint8_t* at, const Layer& w) { return {at, w.finer, w.zero}; }
+
+// to(activation(x · wᵀ + bias) + other): an activation or something to add, or neither.
+template <class T, class S, class To>
+void dense_to(const T* x, const Layer& w, const S* other, To to, long rows, long columns, long depth, long activation,
+              int threads) {
+  columns_of(x, w, rows, 0, columns, depth, threads, [=](long r, long c, __m512 y) {
+    const long i = r * columns + c;
+    if (activation) y = gelu(y, activation);
+    if (other) y = _mm512_add_ps(y, read(other + i));
+    to(i, y);
+  });
 }
 
 }  // namespace
 
 // out (rows, columns) = activation(x (rows, depth) · packed + bias) + other. `before`, if there is one, is what enters
-// the activation. There is an activation or something to add, not both.
+// the activation. 
 extern "C" void dense(const bf16* x, const pair* packed, const bf16* bias, const bf16* other, bf16* before, bf16* out,
                       long rows, long columns, long depth, long activation, int threads) {
-  if (!rows) return;
-  auto run = [&](auto then) { dense_as(x, packed, bias, out, rows, columns, depth, threads, then); };
-  if (activation)
-    run([=](__m512 y, long i) {
-      if (before) write(before + i, y);
-      return gelu(y, activation);
-    });
-  else if (other)
-    run([=](__m512 y, long i) { return _mm512_add_ps(y, read(other + i)); });
-  else
-    run([](__m512 y, long) { return y; });
+  const Layer w{packed, bias};
+  if (!before) return dense_to(x, w, other, Halves{out}, rows, columns, depth, activation, threads);
+  columns_of(x, w, rows, 0, columns, depth, threads, [=](long r, long c, __m512 y) {
+    write(before + r * columns + c, y), write(out + r * columns + c, gelu(y, activation));
+  });
+}
+
+enum Kind : long { BF16, FP32, UINT8 };
+
+// The same for bytes; what comes out is of a kind, bytes by `finer` and `zero`.
+extern "C" void dense_integers(const uint8_t* x, const Layer* w, const float* other, void* out, long kind, float finer,
+                               float zero, long rows, long columns, long depth, long activation, int threads) {
+  auto run = [&](auto to) { dense_to(x, *w, other, to, rows, columns, depth, activation, threads); };
+  if (kind == BF16) run(Halves{(bf16*)out});
+  if (kind == FP32) run(Floats{(float*)out});
+  if (kind == UINT8) run(Bytes{(uint8_t*)out, finer, zero});
 }
 
 constexpr long CHUNK = 96;  // outputs whose gradients one thread computes at a time
@@ -376,12 +496,18 @@ extern "C" void weight_gradient(const bf16* g, const bf16* x, float* weight, flo
   }
 }
 
-// (x − mean) / √(variance + eps) · weight + bias of every row.
-extern "C" void layer_norm(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, long rows, long columns,
-                           float eps, int threads) {
+struct Norm {
+  const bf16 *weight, *bias;
+  float eps;
+};
+
+namespace {
+
+template <class T, class To>
+void norm_to(const T* x, const Norm& n, To to, long rows, long columns, int threads) {
 #pragma omp parallel for num_threads(threads)
   for (long r = 0; r < rows; ++r) {
-    const bf16* from = x + r * columns;
+    const T* from = x + r * columns;
     __m512 sum = all(0), squares = all(0);
     for (long c = 0; c < columns; c += LANES) sum = _mm512_add_ps(sum, read(from + c));
     const __m512 mean = all(_mm512_reduce_add_ps(sum) / columns);
@@ -389,21 +515,27 @@ extern "C" void layer_norm(const bf16* x, const bf16* weight, const bf16* bias, 
       const __m512 rest = _mm512_sub_ps(read(from + c), mean);
       squares = _mm512_fmadd_ps(rest, rest, squares);
     }
-    const __m512 factor = all(1 / std::sqrt(_mm512_reduce_add_ps(squares) / columns + eps));
+    const __m512 factor = all(1 / std::sqrt(_mm512_reduce_add_ps(squares) / columns + n.eps));
     for (long c = 0; c < columns; c += LANES) {
       const __m512 unit = _mm512_mul_ps(_mm512_sub_ps(read(from + c), mean), factor);
-      write(out + r * columns + c, _mm512_fmadd_ps(unit, read(weight + c), read(bias + c)));
+      to(r * columns + c, _mm512_fmadd_ps(unit, read(n.weight + c), read(n.bias + c)));
     }
   }
+}
+
+}  // namespace
+
+// (x − mean) / √(variance + eps) · weight + bias of every row.
+extern "C" void layer_norm(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, long rows, long columns,
+                           float eps, int threads) {
+  norm_to(x, {weight, bias, eps}, Halves{out}, rows, columns, threads);
 }
 
 // The gradient of x (count) from that of GELU(x).
 extern "C" void gelu_backward(const bf16* gradient, const bf16* x, bf16* out, long count, long activation, int threads) {
 #pragma omp parallel for num_threads(threads)
   for (long i = 0; i < count; i += LANES) {
-    const __m512 y = read(x + i);
-    const Gate gate = activation == TANH ? by_tanh(y) : by_erf(y);
-    write(out + i, _mm512_mul_ps(read(gradient + i), _mm512_fmadd_ps(y, gate.slope, gate.value)));
+    write(out + i, _mm512_mul_ps(read(gradient + i), gelu_slope(read(x + i), activation)));
   }
 }
 
@@ -448,18 +580,21 @@ void raise(const float* scores, long keys, long queries, float factor, pair* out
 
 constexpr long QUERIES = 64;
 
-// What the queries [from, to) of one head gather; `lse` (logarithms to base 2 of their sums) may be missing.
-void gather(const Attention& a, const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, long from, long to) {
+// What the queries [from, last) of one head gather, to(`at` + …); `lse` (logarithms to base 2 of their sums) may be
+// missing.
+template <class To>
+void gather(const Attention& a, const bf16* q, const bf16* k, const bf16* v, To to, long at, float* lse, long from,
+            long last) {
   const long d = a.width, count = blocks(a.keys, 2);
   scratch.reserve(sizeof(float) * (QUERIES * (d / 2 + d + 2) + count * (d + 3 * QUERIES)) + 1024);
   pair *turned = scratch.take<pair>(QUERIES * d / 2), *values = scratch.take<pair>(count * d);
   pair* raised = scratch.take<pair>(count * QUERIES);
   float *scores = scratch.take<float>(2 * count * QUERIES), *mixed = scratch.take<float>(QUERIES * d);
   const Softmax softmax{scratch.take<float>(QUERIES), scratch.take<float>(QUERIES)};
-  fetch(v, a.v[2], a.keys, d), fetch(k, a.k[2], a.keys, d), fetch(q + from * a.q[2], a.q[2], to - from, d);
+  fetch(v, a.v[2], a.keys, d), fetch(k, a.k[2], a.keys, d), fetch(q + from * a.q[2], a.q[2], last - from, d);
   interleave(v, a.v[2], a.keys, d, values, d, count);
-  for (long first = from, left = blocks(to - from, QUERIES); left > 0; --left) {
-    const long n = std::min(blocks(blocks(to - first, LANES), left) * LANES, to - first), wide = up(n, LANES);
+  for (long first = from, left = blocks(last - from, QUERIES); left > 0; --left) {
+    const long n = std::min(blocks(blocks(last - first, LANES), left) * LANES, last - first), wide = up(n, LANES);
     turn(q + first * a.q[2], a.q[2], n, d, turned, wide);
     multiply(rows_of(k, a.k[2]), a.keys, {turned, wide}, wide, d / 2, scores, wide);
     raise(scores, a.keys, wide, a.scale * LOG2E, raised, softmax);
@@ -468,9 +603,23 @@ void gather(const Attention& a, const bf16* q, const bf16* k, const bf16* v, bf1
       if (lse) lse[first + i] = softmax.greatest[i] + std::log2(softmax.sum[i]);
       const __m512 share = all(1 / softmax.sum[i]);
       for (long c = 0; c < d; c += LANES)
-        write(out + (first + i) * a.out[2] + c, _mm512_mul_ps(_mm512_loadu_ps(mixed + i * d + c), share));
+        to(at + (first + i) * a.out[2] + c, _mm512_mul_ps(_mm512_loadu_ps(mixed + i * d + c), share));
     }
     first += n;
+  }
+}
+
+template <class To>
+void attend(const Attention& a, const bf16* q, const bf16* k, const bf16* v, To to, float* lse) {
+  const long heads = a.pictures * a.heads;
+  if (!heads || !a.queries) return;
+  const long parts = std::min(blocks(2 * a.threads, heads), blocks(a.queries, QUERIES));  // of few heads
+  const long size = up(blocks(a.queries, parts), LANES);
+#pragma omp parallel for num_threads(a.threads) schedule(dynamic)
+  for (long task = 0; task < heads * parts; ++task) {
+    const long one = task / parts, b = one / a.heads, h = one % a.heads, from = task % parts * size;
+    gather(a, head(q, a.q, b, h), head(k, a.k, b, h), head(v, a.v, b, h), to, b * a.out[0] + h * a.out[1],
+           lse ? lse + one * a.queries : nullptr, from, std::min(a.queries, from + size));
   }
 }
 
@@ -478,16 +627,7 @@ void gather(const Attention& a, const bf16* q, const bf16* k, const bf16* v, bf1
 
 // softmax(q kᵀ · scale) v
 extern "C" void attention(const Attention* a, const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse) {
-  const long heads = a->pictures * a->heads;
-  if (!heads || !a->queries) return;
-  const long parts = std::min(blocks(2 * a->threads, heads), blocks(a->queries, QUERIES));  // of few heads
-  const long size = up(blocks(a->queries, parts), LANES);
-#pragma omp parallel for num_threads(a->threads) schedule(dynamic)
-  for (long task = 0; task < heads * parts; ++task) {
-    const long one = task / parts, b = one / a->heads, h = one % a->heads, from = task % parts * size;
-    gather(*a, head(q, a->q, b, h), head(k, a->k, b, h), head(v, a->v, b, h), head(out, a->out, b, h),
-           lse ? lse + one * a->queries : nullptr, from, std::min(a->queries, from + size));
-  }
+  attend(*a, q, k, v, Halves{out}, lse);
 }
 
 namespace {
@@ -585,5 +725,101 @@ extern "C" void attention_backward(const Attention* a, const bf16* q, const bf16
     gather_backward(*a, head(q, a->q, b, h), head(k, a->k, b, h), head(v, a->v, b, h), head(out, a->out, b, h),
                     head(g, a->out, b, h), lse + task * a->queries,
                     {head(of_q, a->q, b, h), head(of_k, a->k, b, h), head(of_v, a->v, b, h)});
+  }
+}
+
+// --- blocks for prediction ----------------------------------------------------------------------------------------------
+
+struct Block {  // pre-norm, with GELU
+  long width, heads, hidden, activation;
+  float scale;
+  Norm norms[2];
+  Layer qkv, proj, fc1, fc2;
+};
+
+namespace {
+
+thread_local Scratch between;  // layers; attention uses the other one
+
+constexpr long AT_ONCE = 1536;  // rows that go through layer after layer: what is between these stays in a cache
+
+// x (pictures, tokens, width) + attention of the first `wanted` tokens of each; `other` are those of x.
+template <class T, class S>
+void gather_block(const Block& b, const S* x, const S* other, S* out, long pictures, long tokens, long wanted, int threads) {
+  const long D = b.width, d = D / b.heads, some = std::min(pictures, std::max(1L, AT_ONCE / tokens));
+  between.reserve(some * tokens * D * (2 * sizeof(T) + 3 * sizeof(bf16)) + 1024);
+  T *normed = between.take<T>(some * tokens * D), *mixed = between.take<T>(some * tokens * D);
+  bf16* qkv = between.take<bf16>(some * tokens * 3 * D);
+  for (long first = 0; first < pictures; first += some) {
+    const long n = std::min(some, pictures - first), at = first * wanted * D;
+    norm_to(x + first * tokens * D, b.norms[0], to_enter(normed, b.qkv), n * tokens, D, threads);
+    const long from = wanted < tokens ? D / PANEL * PANEL : 0;  // queries of all tokens nobody asks for
+    auto project = [=, &b](long row, long rows, long begin, long end) {
+      columns_of(normed + row * D, b.qkv, rows, begin, end, D, threads,
+                 [=](long r, long c, __m512 y) { write(qkv + (row + r) * 3 * D + c, y); });
+    };
+    project(0, n * tokens, from, 3 * D);
+    for (long i = 0; from && i < n; ++i) project(i * tokens, wanted, 0, from);
+    const Attention a{n, b.heads, wanted, tokens, d, {tokens * 3 * D, d, 3 * D}, {tokens * 3 * D, d, 3 * D},
+                      {tokens * 3 * D, d, 3 * D}, {wanted * D, d, D}, b.scale, threads};
+    attend(a, qkv, qkv + D, qkv + 2 * D, to_enter(mixed, b.proj), nullptr);
+    dense_to(mixed, b.proj, other + at, to_number(out + at), n * wanted, D, D, NONE, threads);
+  }
+}
+
+// x (rows, width) + MLP of x
+template <class T, class S>
+void process_block(const Block& b, const S* x, S* out, long rows, int threads) {
+  const long D = b.width, some = std::min(rows, AT_ONCE);
+  between.reserve(some * (D + b.hidden) * sizeof(T) + 1024);
+  T *normed = between.take<T>(some * D), *hidden = between.take<T>(some * b.hidden);
+  for (long first = 0; first < rows; first += some) {
+    const long n = std::min(some, rows - first), at = first * D;
+    norm_to(x + at, b.norms[1], to_enter(normed, b.fc1), n, D, threads);
+    dense_to(normed, b.fc1, (const S*)nullptr, to_enter(hidden, b.fc2), n, b.hidden, D, b.activation, threads);
+    dense_to(hidden, b.fc2, x + at, to_number(out + at), n, D, b.hidden, NONE, threads);
+  }
+}
+
+}  // namespace
+
+// Equation 2 for x (pictures, tokens, width), the first `wanted` tokens of each, which are `other`. In bf16, or with
+// `integers` in these, where x, `other` and out are fp32.
+extern "C" void block_gather(const Block* b, int integers, const void* x, const void* other, void* out, long pictures,
+                             long tokens, long wanted, int threads) {
+  if (integers)
+    gather_block<uint8_t>(*b, (const float*)x, (const float*)other, (float*)out, pictures, tokens, wanted, threads);
+  else
+    gather_block<bf16>(*b, (const bf16*)x, (const bf16*)other, (bf16*)out, pictures, tokens, wanted, threads);
+}
+
+// Equation 3 for x (rows, width).
+extern "C" void block_process(const Block* b, int integers, const void* x, void* out, long rows, int threads) {
+  if (integers)
+    process_block<uint8_t>(*b, (const float*)x, (float*)out, rows, threads);
+  else
+    process_block<bf16>(*b, (const bf16*)x, (bf16*)out, rows, threads);
+}
+
+// Equation 1, `x_p E`: images (pictures, channels, rows · p, columns · q) to (pictures, rows · columns, width).
+extern "C" void patches(const bf16* images, const pair* packed, const bf16* bias, bf16* out, long pictures, long channels,
+                        long rows, long columns, long p, long q, long width, int threads) {
+  const long depth = channels * p * q, count = rows * columns, some = std::min(pictures, std::max(1L, AT_ONCE / count));
+  between.reserve(some * count * depth * sizeof(bf16));
+  bf16* flat = between.take<bf16>(some * count * depth);
+  for (long first = 0; first < pictures; first += some) {
+    const long n = std::min(some, pictures - first);
+#pragma omp parallel for num_threads(threads)
+    for (long task = 0; task < n * rows; ++task) {  // a row of patches
+      const bf16* from = images + ((first + task / rows) * channels * rows + task % rows) * p * columns * q;
+      for (long c = 0; c < channels; ++c)
+        for (long u = 0; u < p; ++u) {
+          const bf16* line = from + (c * rows * p + u) * columns * q;
+          bf16* at = flat + task * columns * depth + (c * p + u) * q;
+          for (long j = 0; j < columns; ++j) std::copy_n(line + j * q, q, at + j * depth);
+        }
+    }
+    dense_to(flat, {packed, bias}, (const bf16*)nullptr, Halves{out + first * count * width}, n * count, width, depth, NONE,
+             threads);
   }
 }

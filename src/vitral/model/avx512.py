@@ -1,4 +1,5 @@
-"""Dense layers, GELU's way back and attention in bf16, on a processor with AVX512_BF16, by kernels of our own (C++).
+"""Dense layers, GELU's way back and attention in bf16, on a processor with AVX512_BF16, by kernels of our own (C++),
+and for predictions whole blocks, also with dense layers in integers.
 
 oneDNN, which computes these in torch, reaches three quarters to nine tenths of what AMD's processors can do, less the
 fewer rows there are, and attention has no kernel there whose way back is fast. `avx512.cpp` is compiled where it is
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ _NONE, _ERF, _TANH = 0, 1, 2
 SOURCE = Path(__file__).with_name("avx512.cpp")
 _FLAGS = (
     *("-std=c++17", "-O2", "-shared", "-fPIC", "-fopenmp", "-w"),
-    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx2", "-mfma"),
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"),
+    *("-mavx2", "-mfma"),
 )
 
 
@@ -88,9 +91,20 @@ def norms(weight: Tensor, bias: Tensor | None) -> bool:
     return _whole(weight, bias) and _even(len(weight)) and ready()
 
 
-def takes(x: Tensor, width: int) -> bool:
-    """Whether x is a tensor (…, width) in bf16 that can be computed with at this moment."""
-    return _whole(x) and x.dtype == torch.bfloat16 and x.shape[-1] == width and unwatched(x)
+def takes(x: Tensor, width: int, kind: torch.dtype = torch.bfloat16) -> bool:
+    """Whether x is a tensor (…, width) of a kind that can be computed with at this moment."""
+    return _whole(x) and x.dtype == kind and x.shape[-1] == width and unwatched(x)
+
+
+def taken(x: Tensor, width: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
+    """x (…, width) as kernels read it, for networks that are laid out: nothing else knows how they lie. `RuntimeError`
+    where it cannot be.
+    """
+    if not takes(x, width, kind):
+        wanted = f"{kind} of width {width}, on a CPU, and nobody who traces it"
+        why = f"got {x.dtype} {tuple(x.shape)}, want {wanted}"
+        raise RuntimeError(f"a packed network is for predictions on this processor: {why}")
+    return x.contiguous()
 
 
 def _whole(*tensors: Tensor | None) -> bool:
@@ -124,7 +138,7 @@ def _wanted() -> bool:
     except OSError:
         return False
     flags = next((line for line in about.splitlines() if line.startswith("flags")), "").split()
-    return "AuthenticAMD" in about and "avx512_bf16" in flags and "amx_bf16" not in flags
+    return "AuthenticAMD" in about and {"avx512_bf16", "avx512_vnni"} <= {*flags} and "amx_bf16" not in flags
 
 
 @cache
@@ -166,6 +180,26 @@ class _Attention(ctypes.Structure):
     )
 
 
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("packed", "bias", "start", "factor", "shift")),
+        *((name, c_float) for name in ("finer", "zero")),
+    )
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float))
+
+
+class _Block(ctypes.Structure):
+    _fields_ = (
+        *((name, c_long) for name in ("width", "heads", "hidden", "activation")),
+        ("scale", c_float),
+        ("norms", _Norm * 2),
+        *((name, _Layer) for name in ("qkv", "proj", "fc1", "fc2")),
+    )
+
+
 def _loaded(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
     p, n = c_void_p, c_long
@@ -173,11 +207,15 @@ def _loaded(path: Path) -> Any:
         "pack_weight": (p, c_int, n, n, p, c_int),
         "pack_transposed_weight": (p, c_int, n, n, p, c_int),
         "dense": (p, p, p, p, p, p, n, n, n, n, c_int),
+        "dense_integers": (p, POINTER(_Layer), p, p, n, c_float, c_float, n, n, n, n, c_int),
         "weight_gradient": (p, p, p, p, p, p, n, n, n, c_int),
         "layer_norm": (p, p, p, p, n, n, c_float, c_int),
         "gelu_backward": (p, p, p, n, n, c_int),
         "attention": (POINTER(_Attention), p, p, p, p, p),
         "attention_backward": (POINTER(_Attention), p, p, p, p, p, p, p, p, p),
+        "block_gather": (POINTER(_Block), c_int, p, p, p, n, n, n, c_int),
+        "block_process": (POINTER(_Block), c_int, p, p, n, c_int),
+        "patches": (p, p, p, p, n, n, n, n, n, n, n, c_int),
     }
     for name, kinds in signatures.items():
         getattr(library, name).argtypes = kinds
@@ -240,6 +278,120 @@ def _dense(
 
 def _place(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer of a network for predictions, laid out: in bf16, or by `integers` in these."""
+
+    outputs: int
+    packed: Tensor
+    bias: Tensor | None
+    """(out), bf16."""
+    start: Tensor | None = None
+    """What sums begin with, (out) int32: what the zero point of what enters makes of them."""
+    factor: Tensor | None = None
+    """Of a sum, (out) fp32."""
+    shift: Tensor | None = None
+    """What is added then."""
+    finer: float = 0.0
+    zero: float = 0.0
+    """x · finer + zero is the byte that stands for a number."""
+
+    @property
+    def described(self) -> _Layer:
+        """For as long as this layer is there."""
+        return _Layer(
+            *map(_place, (self.packed, self.bias, self.start, self.factor, self.shift)), self.finer, self.zero
+        )
+
+
+def integers(weight: Tensor, steps: Tensor, bias: Tensor, step: float, zero: int) -> Layer:
+    """A layer with an int8 weight (out, in), both multiples of 16, of `steps` (out), for bytes of `step` and `zero`."""
+    start = (-zero * weight.sum(1)).int()
+    packed = pack(weight.contiguous().view(torch.bfloat16))  # what lies as pairs may be fours of bytes
+    return Layer(len(weight), packed, None, start, steps * step, bias.float().contiguous(), 1 / step, float(zero))
+
+
+def dense_integers(
+    x: Tensor,
+    layer: Layer,
+    kind: torch.dtype,
+    *,
+    other: Tensor | None = None,
+    gelu: str = "",
+    then: tuple[float, int] = (1.0, 0),
+) -> Tensor:
+    """What a layer in `integers` says to x (…, in) uint8, after GELU if it is wanted ("none": by erf, or "tanh"),
+    + `other` (…, out) fp32, as bf16, fp32 or uint8, of which `then` are step and zero: (…, out).
+    """
+    depth, columns = x.shape[-1], layer.outputs
+    out = x.new_empty(*x.shape[:-1], columns, dtype=kind)
+    what = (_KINDS[kind], 1 / then[0], then[1], x.numel() // depth, columns, depth, _GELU[gelu])
+    x = taken(x, depth, torch.uint8)
+    other = None if other is None else taken(other, columns, torch.float32)
+    places = (x.data_ptr(), layer.described, _place(other), out.data_ptr())
+    _library().dense_integers(*places, *what, torch.get_num_threads())
+    return out
+
+
+_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
+_GELU = {"": _NONE, "none": _ERF, "tanh": _TANH}
+
+
+class Block:
+    """A pre-norm block with GELU for predictions, without masks and rotations. With layers in `integers` its tokens are
+    fp32, else bf16.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        scale: float,
+        tanh: bool,
+        norms: Sequence[tuple[Tensor, Tensor, float]],
+        layers: Sequence[Layer],
+    ):
+        """`norms` are weight, bias (bf16) and epsilon of two, `layers` qkv, proj, fc1 and fc2."""
+        norms = [(weight.detach(), bias.detach(), eps) for weight, bias, eps in norms]  # as they are now
+        self._made_of = heads, scale, tanh, norms, layers  # what it points to
+        _, proj, fc1, _ = layers
+        self.width, self.integers = proj.outputs, proj.start is not None
+        self.kind = torch.float32 if self.integers else torch.bfloat16
+        each = (_Norm * 2)(*(_Norm(weight.data_ptr(), bias.data_ptr(), eps) for weight, bias, eps in norms))
+        sizes = self.width, heads, fc1.outputs, _TANH if tanh else _ERF
+        self._block = _Block(*sizes, scale, each, *(layer.described for layer in layers))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy points to tensors of its own."""
+        return Block, self._made_of
+
+    def gather(self, x: Tensor, read: int | None) -> Tensor:
+        """Equation 2 of x (B, N, D): (B, N, D), or only the first `read` tokens of it."""
+        x = taken(x, self.width, self.kind)
+        other = x if read is None else x[:, :read].contiguous()
+        out = torch.empty_like(other)
+        places = (x.data_ptr(), other.data_ptr(), out.data_ptr())
+        sizes = (*x.shape[:2], other.shape[1])
+        _library().block_gather(self._block, self.integers, *places, *sizes, torch.get_num_threads())
+        return out
+
+    def process(self, x: Tensor) -> Tensor:
+        """Equation 3 of x (…, D)."""
+        x = taken(x, self.width, self.kind)
+        out, rows = torch.empty_like(x), x.numel() // self.width
+        places = (x.data_ptr(), out.data_ptr())
+        _library().block_process(self._block, self.integers, *places, rows, torch.get_num_threads())
+        return out
+
+
+def patches(images: Tensor, size: tuple[int, int], layer: Layer) -> Tensor:
+    """Equation 1, `x_p E`, of images (B, C, rows · p, columns · q): (B, rows · columns, D)."""
+    (B, C, H, W), (p, q) = images.shape, size
+    out = images.new_empty(B, (H // p) * (W // q), layer.outputs)
+    places = (images.data_ptr(), layer.packed.data_ptr(), _place(layer.bias), out.data_ptr())
+    _library().patches(*places, B, C, H // p, W // q, p, q, layer.outputs, torch.get_num_threads())
+    return out
 
 
 def weight_gradient(gradient: Tensor, x: Tensor, bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitral.model import avx512, fused
 from vitral.model.linear import sample
-from vitral.model.vit import MLP, Block, ViT, explicit_is_faster, masked
+from vitral.model.vit import MLP, Block, PatchEmbed, ViT, explicit_is_faster, masked
 
 
 def packed(network: ViT) -> ViT:
@@ -32,8 +32,20 @@ def packed(network: ViT) -> ViT:
     or fp32, and stays as it is; changes of its weights do not reach the packed one. For inference alone: there are no
     gradients.
     """
-    twin = sharing(network)
+    twin = beside_the_blocks(network)
     twin._modules["blocks"] = nn.ModuleList(_Block(block) for block in network.blocks)  # type: ignore[arg-type]
+    return twin
+
+
+def beside_the_blocks(network: ViT) -> ViT:
+    """A network of the same parts with patches and head laid out, where `avx512` computes them."""
+    twin = sharing(network)
+    if _Patches.takes(network.patch_embed):
+        twin._modules["patch_embed"] = _Patches(network.patch_embed)
+    for name in ("head", "head_dist"):
+        head = network._modules.get(name)
+        if isinstance(head, nn.Linear) and _Head.takes(head):
+            twin._modules[name] = _Head(head)
     return twin
 
 
@@ -85,14 +97,6 @@ def sharing(module: _Module) -> _Module:
     return twin
 
 
-def _taken(x: Tensor, width: int) -> Tensor:
-    """x (…, width) as kernels read it. They cannot be traced, and there is nothing else that knows their layout."""
-    if not avx512.takes(x, width):
-        why = f"got {x.dtype} {tuple(x.shape)}, want bf16 of width {width}, on a CPU, and nobody who traces it"
-        raise RuntimeError(f"a packed network is for predictions on this processor: {why}")
-    return x.contiguous()
-
-
 class _Linear(nn.Module):
     """x Wᵀ + b for x (…, in) with W packed, times a factor for each output where one is given."""
 
@@ -117,28 +121,68 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.ours:
-            return avx512.dense(_taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias)
+            return avx512.dense(*self._with(x))
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
 
     def gelu(self, x: Tensor, form: str) -> Tensor:
         """GELU of it; `form` is "none" (by erf) or "tanh"."""
         if self.ours:
-            return avx512.dense_gelu(
-                _taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias, form == "tanh"
-            )
+            return avx512.dense_gelu(*self._with(x), form == "tanh")
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "gelu", [], form)
 
     def added(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum with `other` (…, out)."""
         if self.ours:
-            return avx512.dense(
-                _taken(x, self.weight.shape[1]),
-                self.matrix,
-                len(self.weight),
-                self.bias,
-                _taken(other, len(self.weight)),
-            )
+            return avx512.dense(*self._with(x), avx512.taken(other, len(self.weight)))
         return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
+
+    def _with(self, x: Tensor) -> tuple[Tensor, Tensor, int, Tensor | None]:
+        return avx512.taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias
+
+
+class _Head(nn.Module):
+    """x Wᵀ + b for any number of outputs: rows of zeros make it one that kernels compute, and their answers are left
+    out.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.outputs, missing = linear.out_features, -linear.out_features % avx512.LANES
+        whole, bias = sharing(linear), linear.bias
+        whole._parameters = {
+            "weight": nn.Parameter(F.pad(linear.weight, (0, 0, 0, missing)), requires_grad=False),
+            "bias": None if bias is None else nn.Parameter(F.pad(bias, (0, missing)), requires_grad=False),
+        }
+        self.whole = _Linear(whole)
+
+    @staticmethod
+    def takes(layer: nn.Linear) -> bool:
+        """Whether this is for a layer."""
+        return layer.weight.dtype == torch.bfloat16 and avx512.serves(layer.weight, layer.weight[:0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(x)[..., : self.outputs]
+
+
+class _Patches(nn.Module):
+    """`PatchEmbed` without a backbone."""
+
+    def __init__(self, embed: PatchEmbed):
+        super().__init__()
+        weight, bias = embed.proj.weight.detach().flatten(1), embed.proj.bias
+        self.size: tuple[int, int] = embed.proj.kernel_size  # type: ignore[assignment]  # of two dimensions
+        packed = avx512.pack(weight.contiguous())
+        self.layer = avx512.Layer(len(weight), packed, None if bias is None else bias.detach().contiguous())
+
+    @staticmethod
+    def takes(embed: PatchEmbed) -> bool:
+        """Whether this is for the patches of a network."""
+        weight = embed.proj.weight.flatten(1)
+        return not embed.hybrid and weight.dtype == torch.bfloat16 and avx512.serves(weight, weight)
+
+    def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
+        """(B, rows × columns, D); there is nothing to compute again."""
+        return avx512.patches(avx512.taken(images, images.shape[-1]), self.size, self.layer)
 
 
 def _norm(norm: nn.LayerNorm) -> nn.Module:
@@ -154,10 +198,18 @@ class _Norm(nn.Module):
 
     def __init__(self, norm: nn.LayerNorm):
         super().__init__()
-        self.__dict__.update(weight=norm.weight, bias=norm.bias, eps=norm.eps)
+        self.__dict__.update(weight=norm.weight.detach(), bias=norm.bias.detach(), eps=norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return avx512.layer_norm(_taken(x, len(self.weight)), self.weight, self.bias, self.eps)
+        return avx512.layer_norm(avx512.taken(x, len(self.weight)), self.weight, self.bias, self.eps)
+
+
+def plainly_made(block: Block) -> bool:
+    """Whether a block is one of those that `avx512.Block` computes, if its layers are."""
+    attn = block.attn
+    if not block.pre_norm or block.mlp.activation == "swiglu" or attn.qk_norm:
+        return False
+    return attn.head_dim % avx512.LANES == 0
 
 
 class _Block(nn.Module):
@@ -171,6 +223,24 @@ class _Block(nn.Module):
         self.attn.__dict__["attend"] = partial(attend, self.attn.scale)
         self.attn._modules |= {"qkv": _Linear(block.attn.qkv), "proj": _Linear(block.attn.proj, scales[0])}
         self.mlp = _MLP(block.mlp, scales[1])
+        self.__dict__["whole"] = self._by_one_kernel(block)
+
+    whole: avx512.Block | None
+    """What computes the block where tokens go into it without a mask or rotation."""
+
+    def _by_one_kernel(self, block: Block) -> avx512.Block | None:
+        attn, mlp = self.attn, self.mlp.plain
+        layers: list[Any] = [attn.qkv, attn.proj, mlp.fc1, mlp.fc2]
+        norms: list[Any] = [self.norm1, self.norm2]
+        if not plainly_made(block) or not all(layer.ours for layer in layers):
+            return None
+        if not all(isinstance(norm, _Norm) for norm in norms):
+            return None
+        return avx512.Block(
+            attn.heads, attn.scale, mlp.activation == "gelu-tanh",
+            [(norm.weight, norm.bias, norm.eps) for norm in norms],
+            [avx512.Layer(len(layer.weight), layer.matrix, layer.bias) for layer in layers],
+        )  # fmt: skip
 
     def forward(
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
@@ -182,12 +252,16 @@ class _Block(nn.Module):
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """Equation 2."""
+        if self.whole is not None and mask is None and rotation is None:
+            return self.whole.gather(x, read)
         mixed = self.attn.mix(self.norm1(x) if self.pre_norm else x, mask, rotation, read)
         x = self.attn.proj.added(mixed, x[:, :read])  # type: ignore[operator]
         return x if self.pre_norm else self.norm1(x)
 
     def process(self, x: Tensor) -> Tensor:
         """Equation 3."""
+        if self.whole is not None:
+            return self.whole.process(x)
         return self.mlp(self.norm2(x), x) if self.pre_norm else self.norm2(self.mlp(x, x))
 
 

@@ -5,7 +5,8 @@
 
 Weights are int8 with a scale for each output, symmetric; what enters a layer is uint8 with one scale and zero point,
 fixed by `ranges`, so that a picture's logits do not depend on the others in its batch. The residual stream is fp32;
-attention, norms, patches and head are as precise as the network given. The operators are oneDNN's, as in `packed`.
+attention, norms, patches and head are as precise as the network given. The operators are oneDNN's, as in `packed`, or
+on processors that it is for `avx512` computes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
+from vitral.model import avx512
 from vitral.model.linear import sample
-from vitral.model.packed import attend, sharing
+from vitral.model.packed import attend, beside_the_blocks, plainly_made, sharing
 from vitral.model.vit import Block, ViT
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -65,7 +67,7 @@ def quantized(network: ViT, ranges: Ranges) -> ViT:
     weights do not reach the other. For inference alone. `UsageError` where `ranges` are those of another network.
     """
     _check(network, ranges)
-    twin = sharing(network)
+    twin = beside_the_blocks(network)
     plain: Any = network.blocks
     blocks = [_Block(block, _of(ranges, i)) for i, block in enumerate(plain)]
     blocks[-1].dtype = plain[-1].norm1.weight.dtype
@@ -162,24 +164,32 @@ class _Linear:
         bias = torch.zeros(len(weight)) if linear.bias is None else linear.bias.detach().float()
         if factor is not None:
             weight, bias = factor.float()[:, None] * weight, factor.float() * bias
-        self.scale, self.bias = scale, bias
-        self.steps, self.zeros = (
-            weight.abs().amax(1).clamp_min(1e-12) / 127,
-            torch.zeros(len(weight), dtype=torch.int32),
-        )
+        self.scale, self.bias, self.steps = scale, bias, weight.abs().amax(1).clamp_min(1e-12) / 127
         whole = (weight / self.steps[:, None]).round().to(torch.int8)
-        self.matrix = torch.ops.onednn.qlinear_prepack(whole, None)
+        self.ours = None
+        if avx512.serves(weight, weight, bias):
+            self.ours = avx512.integers(whole, self.steps, bias, scale.step, scale.zero)
+        else:
+            self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+            self.matrix = torch.ops.onednn.qlinear_prepack(whole, None)
 
     def to(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The product as numbers of a type."""
+        if self.ours:
+            return avx512.dense_integers(x, self.ours, dtype)
         return torch.ops.onednn.qlinear_pointwise(*self._with(x), 1.0, 0, dtype, "none", [], "")
 
     def gelu(self, x: Tensor, form: str, scale: _Scale) -> Tensor:
         """GELU of it as uint8 on another scale; `form` is "none" (by erf) or "tanh"."""
+        if self.ours:
+            then = scale.step, scale.zero
+            return avx512.dense_integers(x, self.ours, torch.uint8, gelu=form, then=then)
         return torch.ops.onednn.qlinear_pointwise(*self._with(x), scale.step, scale.zero, torch.uint8, "gelu", [], form)
 
     def added(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum with `other` (…, out) fp32."""
+        if self.ours:
+            return avx512.dense_integers(x, self.ours, torch.float32, other=other)
         *operands, bias = self._with(x)
         return torch.ops.onednn.qlinear_pointwise.binary(
             *operands, other.contiguous(), bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], ""
@@ -209,6 +219,17 @@ class _Block(nn.Module):
             return q[:, :, :read], k, v
 
         self.attn.__dict__ |= {"project": project, "attend": partial(attend, block.attn.scale)}
+        self.whole = self._by_one_kernel(block, qkv)
+
+    def _by_one_kernel(self, block: Block, qkv: _Linear) -> avx512.Block | None:
+        """What computes the block where tokens go into it without a mask or rotation."""
+        layers = [layer.ours for layer in (qkv, self.proj, self.fc1, self.fc2) if layer.ours]
+        norms = [(norm.weight, norm.bias, norm.eps) for norm in (block.norm1, block.norm2)]
+        if not plainly_made(block) or not all(avx512.norms(weight, bias) for weight, bias, _ in norms):
+            return None
+        if len(layers) < len(_LAYERS):
+            return None
+        return avx512.Block(block.attn.heads, block.attn.scale, self.mlp.activation == "gelu-tanh", norms, layers)
 
     def forward(
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
@@ -222,12 +243,16 @@ class _Block(nn.Module):
         """Equation 2, in fp32."""
         of_qkv, of_proj, _, _ = self.scales
         x = x.float()
+        if self.whole is not None and mask is None and rotation is None:
+            return self.whole.gather(x, read)
         mixed = self.attn.mix(of_qkv(self.norm1(x) if self.pre_norm else x), mask, rotation, read)
         x = self.proj.added(of_proj(mixed), x[:, :read])
         return x if self.pre_norm else self.norm1(x)
 
     def process(self, x: Tensor) -> Tensor:
         """Equation 3."""
+        if self.whole is not None:
+            return self.whole.process(x).to(self.dtype)
         x = self.fc2.added(self.hidden(self.scales[2](self.norm2(x) if self.pre_norm else x)), x)
         return (x if self.pre_norm else self.norm2(x)).to(self.dtype)
 

@@ -1,0 +1,240 @@
+"""Whole blocks, patches and heads for predictions, and layers in integers, by the kernels of `avx512`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_avx512 import drawn, near, there
+from tiny import SHAPE, moderate
+from torch import Tensor
+
+from vitral.model import ViT, ViTConfig, avx512, create
+from vitral.model import quantized as integers
+from vitral.model.merging import merged
+from vitral.model.packed import packed
+from vitral.model.quantized import observe, quantized
+
+pytestmark = there
+
+WIDE = SHAPE | {"dim": 80, "heads": 5, "mlp_dim": 112, "image_size": 32, "depth": 3}
+"""Five heads of 16; no multiples of the 64 columns that lie side by side."""
+
+PLAIN = {
+    "paper": {},
+    "mean": {"pool": "mean"},
+    "tanh": {"activation": "gelu-tanh"},
+    "registers": {"registers": 3},
+    "layer-scale": {"layer_scale": 0.1},
+    "no-bias": {"qkv_bias": False, "proj_bias": False},
+    "narrow": {"dim": 32, "heads": 2, "mlp_dim": 48},
+    "panels": {"dim": 128, "heads": 2},
+    "oblong": {"image_size": (16, 24), "patch_size": (8, 2)},
+    "many-classes": {"classes": 37},
+    "distilled": {"dist_token": True},
+}
+OTHER = {
+    "post-norm": {"norm": "post"},
+    "swiglu": {"activation": "swiglu"},
+    "rotary": {"position": "rotary"},
+    "qk-norm": {"qk_norm": True},
+    "narrow-heads": {"heads": 10},
+}
+
+
+def of(changes: dict[str, object], count: int = 5) -> tuple[ViT, Tensor]:
+    model = moderate(ViTConfig(**WIDE | changes)).bfloat16()
+    torch.manual_seed(0)
+    return model, torch.randn(count, 3, *model.config.image).bfloat16()
+
+
+def wholes(network: ViT) -> list[bool]:
+    blocks: list[integers._Block] = list(network.blocks)  # type: ignore[arg-type]  # as are those of `packed`
+    return [block.whole is not None for block in blocks]
+
+
+def in_pieces(network: ViT) -> ViT:
+    for block in network.blocks:
+        block.__dict__["whole"] = None
+    return network
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_block_by_one_kernel_is_its_pieces(name, lean):
+    model, images = of(PLAIN[name])
+    model.lean = lean
+    with torch.inference_mode():
+        laid_out, exact = packed(model), copy.deepcopy(model).double()(images.double())
+        assert all(wholes(laid_out))
+        found, pieces = laid_out(images), in_pieces(packed(model))(images)
+    assert near(found, pieces, 0.01)
+    assert near(found, exact, 0.02)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_blocks_are_computed_in_pieces(name):
+    model, images = of(OTHER[name])
+    with torch.inference_mode():
+        laid_out = packed(model)
+        ranges = observe(model, [images])
+        assert name == "rotary" or (not any(wholes(laid_out)) and not any(wholes(quantized(model, ranges))))
+        assert near(laid_out(images), model(images), 0.03)
+        assert near(quantized(model, ranges)(images), model(images), 0.1)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_integers_are_those_of_onednn(name, monkeypatch):
+    if integers.lacking():
+        pytest.skip(integers.lacking())
+    model, images = of(PLAIN[name])
+    ranges = observe(model, [images])
+    with torch.inference_mode():
+        ours = quantized(model, ranges)
+        assert all(wholes(ours))
+        found, pieces = ours(images), in_pieces(quantized(model, ranges))(images)
+        monkeypatch.setattr(avx512, "serves", lambda *_, **__: False)
+        theirs = quantized(model, ranges)
+        assert not any(wholes(theirs))
+        wanted, exact = theirs(images), copy.deepcopy(model).double()(images.double())
+    # Numbers on the edge between two integers fall on either side, so each differs from each as from the truth.
+    distance = (wanted.double() - exact).norm()
+    for each in (found, pieces):
+        assert (each.double() - exact).norm() < 1.3 * distance + 0.005 * exact.norm()
+
+
+@pytest.mark.parametrize("by", [packed, "integers"])
+def test_a_batch_is_its_pictures_on_any_number_of_threads(by):
+    """More rows than go through a block at once, and not a multiple of them."""
+    model, images = of({"image_size": 64, "depth": 2}, count=9)
+    assert 9 * 257 > 1536
+    ranges = observe(model, [images])
+    network = packed(model) if by is packed else quantized(model, ranges)
+    before = torch.get_num_threads()
+    try:
+        with torch.inference_mode():
+            together = network(images)
+            torch.set_num_threads(3)
+            assert torch.equal(network(images), together)
+            assert torch.equal(torch.cat([network(one) for one in images.split(1)]), together)
+            assert network(images[:0]).shape == (0, model.config.classes)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("by", [packed, "integers"])
+def test_masks_and_merged_tokens(by):
+    model, images = of({})
+    mask = torch.ones(5, 64, dtype=torch.bool)
+    mask[:, 7:] = False
+    ranges = observe(model, [images])
+    network = packed(model) if by is packed else quantized(model, ranges)
+    within = 0.03 if by is packed else 0.1
+    with torch.inference_mode():
+        assert near(network(images, mask), model(images, mask), within)
+        assert not near(network(images, mask), network(images), within)
+        assert near(merged(network, 6)(images), merged(model, 6)(images), 4 * within)
+
+
+@pytest.mark.parametrize("by", [packed, "integers"])
+def test_copies_and_originals_that_change(by):
+    model, images = of({})
+    ranges = observe(model, [images])
+    tokens = torch.randn(2, 9, 80).bfloat16()
+
+    def through(network: ViT) -> Tensor:
+        x = tokens
+        for block in network.blocks:
+            x = block(x, None, None, None)
+        return x
+
+    with torch.inference_mode():
+        network = packed(model) if by is packed else quantized(model, ranges)
+        wanted = through(network)
+        twin = copy.deepcopy(network)
+        model.float()
+        for part in model.parameters():
+            part.data = torch.full_like(part, torch.nan)
+        del model
+        others = [torch.full((1 << 16,), torch.nan) for _ in range(50)]  # where what was given up may have been
+        assert torch.equal(through(network), wanted)
+        del others, network
+        assert torch.equal(through(twin), wanted)
+
+
+def test_what_cannot_be_read_is_refused():
+    model, images = of({})
+    with torch.inference_mode():
+        network = packed(model)
+        with pytest.raises(RuntimeError, match="a packed network"):
+            network(images.float())
+        with pytest.raises(RuntimeError, match="a packed network"):
+            network.blocks[0].process(torch.randn(2, 3, 80))
+        with pytest.raises(RuntimeError, match="a packed network"):
+            network.blocks[0].gather(torch.randn(2, 3, 64).bfloat16(), None, None, None)
+        turned = images.transpose(2, 3)
+        assert torch.equal(network(turned), network(turned.contiguous()))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 16), (7, 48, 80), (197, 384, 208), (50, 3072, 64)])
+def test_products_of_integers_are_exact(rows, depth, columns):
+    x, weight = torch.randint(0, 256, (rows, depth)).byte(), torch.randint(-127, 128, (columns, depth)).char()
+    x[0], weight[0] = 255, 127  # the largest sum there is
+    step, zero, steps, bias = 0.02, 117, torch.rand(columns) * 0.01, torch.randn(columns)
+    layer = avx512.integers(weight, steps, bias, step, zero)
+    sums = (x.double() - zero) @ weight.double().T
+    wanted = sums * (steps.double() * step) + bias.double()
+    found = avx512.dense_integers(x, layer, torch.float32)
+    assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-5)
+    assert torch.equal(avx512.dense_integers(x, layer, torch.bfloat16), found.bfloat16())
+    other = torch.randn(rows, columns)
+    assert torch.equal(avx512.dense_integers(x, layer, torch.float32, other=other), found + other)
+    for form in ("none", "tanh"):
+        raised = F.gelu(found.double(), approximate=form)
+        whole = avx512.dense_integers(x, layer, torch.uint8, gelu=form, then=(0.05, 5))
+        edge = raised / 0.05 + 5
+        assert ((whole.double() - edge.clamp(0, 255)).abs() < 0.501).all()
+    assert whole.min() < 6
+    assert whole.max() == 255
+
+
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu_of_what_is_far_away(form):
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1e30, -1e30, 5.5, -5.5, 5.49, -5.49, 100.0] * 4)
+    one = avx512.pack(torch.eye(16).bfloat16())
+    bias = x[:16].bfloat16()
+    found = avx512.dense_gelu(torch.zeros(1, 16).bfloat16(), one, 16, bias, form == "tanh")[0]
+    wanted = F.gelu(bias.double(), approximate=form)
+    wanted[bias == -torch.inf] = 0.0  # torch's by erf is NaN
+    assert torch.allclose(found.double(), wanted, rtol=0.005, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 20, 4, 4), (3, 32, 48, 16, 8), (2, 12, 40, 6, 20), (3, 224, 224, 16, 16)])
+def test_patches_are_a_convolution(shape):
+    C, H, W, p, q = shape
+    images, weight, bias = drawn(9, C, H, W), drawn(48, C, p, q), drawn(48)
+    layer = avx512.Layer(48, avx512.pack(weight.flatten(1)), bias)
+    wanted = F.conv2d(images.double(), weight.double(), bias.double(), stride=(p, q)).flatten(2).transpose(1, 2)
+    assert near(avx512.patches(images, (p, q), layer), wanted)
+
+
+def test_patches_of_49_numbers_are_torchs():
+    model, images = of({"image_size": 28, "patch_size": 7, "channels": 1})
+    images = images[:, :1].contiguous()
+    with torch.inference_mode():
+        laid_out = packed(model)
+        assert laid_out.patch_embed is model.patch_embed
+        assert near(laid_out(images), model(images), 0.02)
+
+
+def test_networks_of_this_library():
+    for name, size in (("Ti/16", 224), ("mu/4", 32)):
+        model = create(name, image_size=size, classes=10).eval().bfloat16()
+        torch.nn.init.normal_(model.head.weight, std=0.1)
+        images = torch.randn(2, 3, size, size).bfloat16()
+        with torch.inference_mode():
+            laid_out = packed(model)
+            assert all(wholes(laid_out))
+            assert near(laid_out(images), model.float()(images.float()), 0.03)
