@@ -23,7 +23,7 @@ from vitral.cli import main
 from vitral.device import choose
 from vitral.errors import MissingExtraError, UsageError
 from vitral.model import BiT, BiTConfig
-from vitral.model.quantized import observe, rounded
+from vitral.model.quantized import observe, quick, rounded
 from vitral.openvino import compiled
 from vitral.predict import Predictor
 from vitral.recipes.quantization import quantize
@@ -36,6 +36,11 @@ SOME = (
 """Of all variants those that differ in what is computed: a second each."""
 
 FP32, BF16 = choose("cpu", "fp32"), choose("cpu", "bf16")
+
+
+def _for_integers(predictor: Predictor) -> str:
+    """What is chosen for them, by the processor: kernels of our own where they are for the network."""
+    return "int8" if quick(predictor.model) else "openvino"
 
 
 def test_without_it_the_error_says_what_to_install(trained, monkeypatch):
@@ -64,7 +69,7 @@ class TestInstalled:
         quantize(run, pictures=4, judged=4)
         merging = vitral.load(run, precision="int8", merge=1)
         assert (merging.engine, merging.plainly().engine) == ("int8", "int8")
-        assert vitral.load(run, precision="int8").plainly().engine == "openvino"
+        assert vitral.load(run, precision="int8").plainly().engine == _for_integers(merging)
 
     def test_changed_norms_are_compiled_anew(self):
         predictor = vitral.load("demo", engine="openvino")
@@ -224,5 +229,6 @@ class TestInstalled:
         assert main(["predict", str(run), str(picture), "--engine", "openvino", "--precision", "int8"]) == 0
         assert ", int8, " in capsys.readouterr().err
         engines = {name: vitral.load(run, precision="int8", engine=name).engine for name in ("auto", "packed")}
-        assert engines == {"auto": "openvino", "packed": "int8"}, "for integers it is chosen by itself"
+        expected = _for_integers(vitral.load(run))
+        assert engines == {"auto": expected, "packed": "int8"}, "for integers it is chosen by itself"
         assert vitral.load(run, precision="int8", merge=1).engine == "int8", "it merges no tokens"

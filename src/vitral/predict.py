@@ -27,10 +27,10 @@ from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, empty, unknown
 from vitral.graphs import Graphed
-from vitral.model import Network
+from vitral.model import Network, ViT
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed, pays
-from vitral.model.quantized import Ranges, quantized, refusal
+from vitral.model.quantized import Ranges, quantized, quick, refusal
 from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
 from vitral.weights.load import locate, read
@@ -259,11 +259,13 @@ def integers_by(
     where: str | Path | None = None,
     hint: str = "--precision auto",
 ) -> Literal["openvino", "int8"]:
-    """What computes a network in integers here: OpenVINO where it is installed, which is as fast for one picture and a
-    fifth faster in batches (docs/log.md; in bf16 it is faster in batches alone, and not taken), else torch.
+    """What computes a network in integers here: our kernels where they are for it, else OpenVINO where it is installed,
+    which is as fast as torch for one picture and a fifth faster in batches (docs/log.md; in bf16 it is faster in
+    batches alone, and not taken), else torch.
 
     `UsageError` where neither can.
     """
+    torch_alone = torch_alone or (isinstance(network, ViT) and quick(network))
     if not torch_alone and openvino.installed() and not openvino.refusal(network):
         return "openvino"
     if why := refusal(network):

@@ -11,11 +11,13 @@ from test_avx512 import drawn, near, there
 from tiny import SHAPE, moderate
 from torch import Tensor
 
+from vitral import openvino
 from vitral.model import ViT, ViTConfig, avx512, create
 from vitral.model import quantized as integers
 from vitral.model.merging import merged
 from vitral.model.packed import packed
 from vitral.model.quantized import observe, quantized
+from vitral.predict import integers_by
 
 pytestmark = there
 
@@ -227,6 +229,16 @@ def test_patches_of_49_numbers_are_torchs():
         laid_out = packed(model)
         assert laid_out.patch_embed is model.patch_embed
         assert near(laid_out(images), model(images), 0.02)
+
+
+def test_integers_by_these_kernels_come_first(monkeypatch):
+    monkeypatch.setattr(openvino, "installed", lambda: True)
+    monkeypatch.setattr(openvino, "refusal", lambda _: "")
+    model, _ = of({})
+    assert integers_by(model) == "int8"
+    assert integers_by(model.float()) == "openvino"
+    for changes in OTHER.values():
+        assert integers_by(of(changes)[0]) == "openvino"
 
 
 def test_networks_of_this_library():

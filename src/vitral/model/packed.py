@@ -136,6 +136,11 @@ class _Linear(nn.Module):
             return avx512.dense(*self._with(x), avx512.taken(other, len(self.weight)))
         return torch.ops.mkldnn._linear_pointwise.binary(x, other.contiguous(), self.matrix, self.bias, "add")
 
+    @property
+    def laid_out(self) -> avx512.Layer:
+        """What kernels read of a layer that is `ours`."""
+        return avx512.Layer(len(self.weight), self.matrix, self.bias)
+
     def _with(self, x: Tensor) -> tuple[Tensor, Tensor, int, Tensor | None]:
         return avx512.taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias
 
@@ -204,12 +209,22 @@ class _Norm(nn.Module):
         return avx512.layer_norm(avx512.taken(x, len(self.weight)), self.weight, self.bias, self.eps)
 
 
-def plainly_made(block: Block) -> bool:
-    """Whether a block is one of those that `avx512.Block` computes, if its layers are."""
-    attn = block.attn
-    if not block.pre_norm or block.mlp.activation == "swiglu" or attn.qk_norm:
+def by_one_kernel(block: Block) -> bool:
+    """Whether `avx512.Block` computes a block, where tokens go into it without a mask or rotation."""
+    attn, mlp = block.attn, block.mlp
+    if not block.pre_norm or mlp.activation == "swiglu" or attn.qk_norm or attn.head_dim % avx512.LANES:
         return False
-    return attn.head_dim % avx512.LANES == 0
+    norms: list[Any] = [block.norm1, block.norm2]
+    layers: list[Any] = [attn.qkv, attn.proj, mlp.fc1, mlp.fc2]
+    if not all(avx512.norms(norm.weight, norm.bias) for norm in norms):
+        return False
+    return all(avx512.serves(layer.weight, layer.weight, layer.bias) for layer in layers)
+
+
+def one_kernel(block: Block, layers: list[avx512.Layer]) -> avx512.Block:
+    """What computes a block that is `by_one_kernel`, its dense layers laid out."""
+    norms = [(norm.weight, norm.bias, norm.eps) for norm in (block.norm1, block.norm2)]
+    return avx512.Block(block.attn.heads, block.attn.scale, block.mlp.activation == "gelu-tanh", norms, layers)
 
 
 class _Block(nn.Module):
@@ -223,24 +238,10 @@ class _Block(nn.Module):
         self.attn.__dict__["attend"] = partial(attend, self.attn.scale)
         self.attn._modules |= {"qkv": _Linear(block.attn.qkv), "proj": _Linear(block.attn.proj, scales[0])}
         self.mlp = _MLP(block.mlp, scales[1])
-        self.__dict__["whole"] = self._by_one_kernel(block)
-
-    whole: avx512.Block | None
-    """What computes the block where tokens go into it without a mask or rotation."""
-
-    def _by_one_kernel(self, block: Block) -> avx512.Block | None:
-        attn, mlp = self.attn, self.mlp.plain
-        layers: list[Any] = [attn.qkv, attn.proj, mlp.fc1, mlp.fc2]
-        norms: list[Any] = [self.norm1, self.norm2]
-        if not plainly_made(block) or not all(layer.ours for layer in layers):
-            return None
-        if not all(isinstance(norm, _Norm) for norm in norms):
-            return None
-        return avx512.Block(
-            attn.heads, attn.scale, mlp.activation == "gelu-tanh",
-            [(norm.weight, norm.bias, norm.eps) for norm in norms],
-            [avx512.Layer(len(layer.weight), layer.matrix, layer.bias) for layer in layers],
-        )  # fmt: skip
+        layers: list[Any] = [self.attn.qkv, self.attn.proj, self.mlp.plain.fc1, self.mlp.plain.fc2]
+        self.whole: avx512.Block | None = None
+        if by_one_kernel(block):
+            self.whole = one_kernel(block, [layer.laid_out for layer in layers])
 
     def forward(
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None

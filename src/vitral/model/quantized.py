@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitral.errors import UsageError
 from vitral.model import avx512
 from vitral.model.linear import sample
-from vitral.model.packed import attend, beside_the_blocks, plainly_made, sharing
+from vitral.model.packed import attend, beside_the_blocks, by_one_kernel, one_kernel, sharing
 from vitral.model.vit import Block, ViT
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -73,6 +73,12 @@ def quantized(network: ViT, ranges: Ranges) -> ViT:
     blocks[-1].dtype = plain[-1].norm1.weight.dtype
     twin._modules["blocks"] = nn.ModuleList(blocks)
     return twin
+
+
+def quick(network: ViT) -> bool:
+    """Whether every block of this network, on a CPU, is computed by kernels of `avx512` alone."""
+    blocks: Any = network.blocks
+    return network.config.position != "rotary" and all(map(by_one_kernel, blocks))
 
 
 def rounded(network: ViT, ranges: Ranges) -> ViT:
@@ -219,17 +225,8 @@ class _Block(nn.Module):
             return q[:, :, :read], k, v
 
         self.attn.__dict__ |= {"project": project, "attend": partial(attend, block.attn.scale)}
-        self.whole = self._by_one_kernel(block, qkv)
-
-    def _by_one_kernel(self, block: Block, qkv: _Linear) -> avx512.Block | None:
-        """What computes the block where tokens go into it without a mask or rotation."""
         layers = [layer.ours for layer in (qkv, self.proj, self.fc1, self.fc2) if layer.ours]
-        norms = [(norm.weight, norm.bias, norm.eps) for norm in (block.norm1, block.norm2)]
-        if not plainly_made(block) or not all(avx512.norms(weight, bias) for weight, bias, _ in norms):
-            return None
-        if len(layers) < len(_LAYERS):
-            return None
-        return avx512.Block(block.attn.heads, block.attn.scale, self.mlp.activation == "gelu-tanh", norms, layers)
+        self.whole = one_kernel(block, layers) if by_one_kernel(block) else None
 
     def forward(
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
