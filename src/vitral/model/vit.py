@@ -398,9 +398,10 @@ class Block(nn.Module):
         self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor] | None, read: int | None
     ) -> Tensor:
         """Attention and what belongs to it: equation 2."""
+        wanted = x if read is None else x[:, :read]  # a slice of all would be copied on the way back
         if self.pre_norm:
-            return x[:, :read] + self.branch(1, self.attn(self.norm1(x), mask, rotation, read))
-        return self.norm1(x[:, :read] + self.branch(1, self.attn(x, mask, rotation, read)))
+            return wanted + self.branch(1, self.attn(self.norm1(x), mask, rotation, read))
+        return self.norm1(wanted + self.branch(1, self.attn(x, mask, rotation, read)))
 
     def process(self, x: Tensor) -> Tensor:
         """The MLP and what belongs to it, each token by itself: equation 3."""
@@ -567,7 +568,8 @@ class ViT(nn.Module):
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """One vector (B, D) for each picture; equation 4 for the class token. With a distillation token (B, 2, D)."""
         config = self.config
-        x = x[:, : config.read]  # LayerNorm is per token: what is not read need not be normalised
+        if config.read is not None:
+            x = x[:, : config.read]  # LayerNorm is per token: what is not read need not be normalised
         if config.final_norm == "tokens":
             x = self.norm(x)
         if config.pool == "cls":
