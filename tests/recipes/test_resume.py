@@ -311,3 +311,27 @@ def test_to_go_on_and_to_begin_anew_are_two_wishes(photos, tmp_path):
     with pytest.raises(UsageError, match="--resume and --overwrite do not go together"):
         train(photos, tmp_path / "run", resume=True, overwrite=True)
     assert (run.folder / "result.json").is_file()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_two_processes_do_not_train_one_run(photos, tmp_path, monkeypatch, capsys):
+    whole = train(photos, tmp_path / "whole")
+    call_at_batch(monkeypatch, 4, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "run")
+    monkeypatch.undo()
+    lock = tmp_path / "run" / ".lock"
+    holding = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    command = [sys.executable, "-c", holding, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        words = as_words({**TINY, "val_fraction": 0.2, "out": str(tmp_path / "run")})
+        for how in ("--resume", "--overwrite"):
+            assert main(["train", str(photos), *words, how]) == 2
+            assert "another process trains this run" in capsys.readouterr().err
+        assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        other.kill()
+    assert same_bits(weights_of(train(photos, tmp_path / "run", resume=True).folder), weights_of(whole.folder))
+    assert not lock.exists()

@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -232,18 +231,19 @@ def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, res
     # a run that goes on ends with the same bits only with as many threads as it began with
     if not resume and job.machine.device.type == "cpu" and (told := crowded(others)):
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
-    if not resume:
-        _open_folder(running)
-    else:
-        _go_on(running)
-    try:
-        chosen = LEARNERS.get(job.run.recipe, _fit)(running)
-        return _finish(running, chosen)
-    except KeyboardInterrupt:
-        raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
-    finally:
-        for batches in running.batches.values():
-            batches.close()
+    with folder.held():
+        if not resume:
+            _open_folder(running)
+        else:
+            _go_on(running)
+        try:
+            chosen = LEARNERS.get(job.run.recipe, _fit)(running)
+            return _finish(running, chosen)
+        except KeyboardInterrupt:
+            raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
+        finally:
+            for batches in running.batches.values():
+                batches.close()
 
 
 def _go_on(running: _Running) -> None:
@@ -386,8 +386,7 @@ def _median_rate(state: State) -> float | None:
 
 def _open_folder(running: _Running) -> None:
     folder, plan = running.folder, running.job.plan
-    if folder.is_run():
-        shutil.rmtree(folder.path)
+    folder.clear()
     record = {
         "command": running.command,
         "run": plan.run.to_json(),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -16,6 +19,12 @@ from vitral.console import flag
 from vitral.data.contents import Contents
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
 from vitral.errors import RunError, UsageError, empty, unknown
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 
 def option(default: Any, help: str) -> Any:
@@ -323,10 +332,38 @@ class RunFolder:
         self.weights = self.path / "model.safetensors"
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.report = self.path / "report.html"
+        self._lock = self.path / ".lock"
 
     def exists(self) -> bool:
         """Whether there is anything in the way of a new run."""
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        return self.path.exists() and (not self.path.is_dir() or any(x != self._lock for x in self.path.iterdir()))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this process trains the run; `RunError` where another one does. The system knows when it has ended,
+        however that was. On Windows, and file systems without locks, nobody is kept out.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self._lock, "a") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno in (errno.EACCES, errno.EAGAIN):
+                        hint = "wait until it is done, or stop it; a run of its own: --out …"
+                        raise RunError("another process trains this run", where=self.path, hint=hint) from error
+            try:
+                yield
+            finally:
+                self._lock.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Take away what is in it, of a run that is `held`."""
+        for inside in self.path.iterdir():
+            if inside.is_dir() and not inside.is_symlink():
+                shutil.rmtree(inside)
+            elif inside != self._lock:
+                inside.unlink()
 
     def is_run(self) -> bool:
         """Whether this is the folder of a run."""
