@@ -378,33 +378,6 @@ class OfBytes {
 OfHalves sums_of(const bf16*, const Layer& w, long column, long wide) { return {w, column, wide}; }
 OfBytes sums_of(const uint8_t*, const Layer& w, long column, long wide) { return {w, column, wide}; }
 
-template <class Numbers, class Then>
-struct Finished {
-  const Numbers& numbers;
-  long row, column;
-  const Then& then;
-  static constexpr bool INTEGERS = Numbers::INTEGERS;
-  __m512 begin(long, long c) const { return numbers.begin(c); }
-  void operator()(long r, long c, __m512 sum) const { then(row + r, column + c, numbers.number(sum, c)); }
-};
-
-// `then` gets x (rows, depth) · wᵀ + bias, 16 numbers of a row at a time, in the columns [from, to). `from` is a
-// multiple of 64.
-template <class T, class Then>
-void columns_of(const T* x, const Layer& w, long rows, long from, long to, long depth, int threads, Then then) {
-  if (!rows) return;
-  const long first = from / PANEL, panels = blocks(to, PANEL) - first, pairs = depth / EACH<T>;
-  const long size = up(blocks(rows, blocks(rows, 96)), ROWS), chunks = blocks(rows, size);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-  for (long task = 0; task < chunks * panels; ++task) {
-    const long column = (first + task % panels) * PANEL, wide = std::min(PANEL, to - column);
-    const long row = task / panels * size, here = std::min(size, rows - row);
-    const auto numbers = sums_of(x, w, column, wide);
-    product(rows_of(x + row * depth, depth), here, {w.packed + column * pairs, PANEL}, wide, pairs,
-            Finished<decltype(numbers), Then>{numbers, row, column, then});
-  }
-}
-
 // Where numbers go: `to(i, 16 numbers)`.
 struct Halves {
   bf16* at;
@@ -428,16 +401,50 @@ Floats to_number(float* at) { return {at}; }
 Halves to_enter(bf16* at, const Layer&) { return {at}; }
 Bytes to_enter(uint8_t* at, const Layer& w) { return {at, w.finer, w.zero}; }
 
-// to(activation(x · wᵀ + bias) + other): an activation or something to add, or neither.
-template <class T, class S, class To>
-void dense_to(const T* x, const Layer& w, const S* other, To to, long rows, long columns, long depth, long activation,
-              int threads) {
-  columns_of(x, w, rows, 0, columns, depth, threads, [=](long r, long c, __m512 y) {
-    const long i = r * columns + c;
-    if (activation) y = gelu(y, activation);
-    if (other) y = _mm512_add_ps(y, read(other + i));
+struct Columns {  // of a layer's outputs those in [from, last); from is a multiple of 64
+  long from, last;
+  long stride;  // from a row of what comes out to the next
+};
+
+template <class S>
+struct After {  // a product: GELU, and something to add
+  long activation = NONE;
+  const S* other = nullptr;
+  bf16* before = nullptr;  // where what enters GELU goes, if it is wanted
+};
+
+template <class Numbers, class S, class To>
+struct Finished {
+  const Numbers& numbers;
+  const After<S>& after;
+  const To& to;
+  long row, column, stride;
+  static constexpr bool INTEGERS = Numbers::INTEGERS;
+  __m512 begin(long, long c) const { return numbers.begin(c); }
+  void operator()(long r, long c, __m512 sum) const {
+    const long i = (row + r) * stride + column + c;
+    __m512 y = numbers.number(sum, c);
+    if (after.before) write(after.before + i, y);
+    if (after.activation) y = gelu(y, after.activation);
+    if (after.other) y = _mm512_add_ps(y, read(after.other + i));
     to(i, y);
-  });
+  }
+};
+
+// to(x (rows, depth) · wᵀ + bias, and what comes after it).
+template <class T, class S, class To>
+void dense_to(const T* x, const Layer& w, long rows, Columns columns, long depth, int threads, To to, After<S> after) {
+  if (!rows) return;
+  const long first = columns.from / PANEL, panels = blocks(columns.last, PANEL) - first, pairs = depth / EACH<T>;
+  const long size = up(blocks(rows, blocks(rows, 96)), ROWS), chunks = blocks(rows, size);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (long task = 0; task < chunks * panels; ++task) {
+    const long column = (first + task % panels) * PANEL, wide = std::min(PANEL, columns.last - column);
+    const long row = task / panels * size, here = std::min(size, rows - row);
+    const auto numbers = sums_of(x, w, column, wide);
+    product(rows_of(x + row * depth, depth), here, {w.packed + column * pairs, PANEL}, wide, pairs,
+            Finished<decltype(numbers), S, To>{numbers, after, to, row, column, columns.stride});
+  }
 }
 
 }  // namespace
@@ -446,11 +453,8 @@ void dense_to(const T* x, const Layer& w, const S* other, To to, long rows, long
 // the activation. 
 extern "C" void dense(const bf16* x, const pair* packed, const bf16* bias, const bf16* other, bf16* before, bf16* out,
                       long rows, long columns, long depth, long activation, int threads) {
-  const Layer w{packed, bias};
-  if (!before) return dense_to(x, w, other, Halves{out}, rows, columns, depth, activation, threads);
-  columns_of(x, w, rows, 0, columns, depth, threads, [=](long r, long c, __m512 y) {
-    write(before + r * columns + c, y), write(out + r * columns + c, gelu(y, activation));
-  });
+  dense_to(x, {packed, bias}, rows, {0, columns, columns}, depth, threads, Halves{out},
+           After<bf16>{activation, other, before});
 }
 
 enum Kind : long { BF16, FP32, UINT8 };
@@ -458,7 +462,9 @@ enum Kind : long { BF16, FP32, UINT8 };
 // The same for bytes; what comes out is of a kind, bytes by `finer` and `zero`.
 extern "C" void dense_integers(const uint8_t* x, const Layer* w, const float* other, void* out, long kind, float finer,
                                float zero, long rows, long columns, long depth, long activation, int threads) {
-  auto run = [&](auto to) { dense_to(x, *w, other, to, rows, columns, depth, activation, threads); };
+  auto run = [&](auto to) {
+    dense_to(x, *w, rows, {0, columns, columns}, depth, threads, to, After<float>{activation, other});
+  };
   if (kind == BF16) run(Halves{(bf16*)out});
   if (kind == FP32) run(Floats{(float*)out});
   if (kind == UINT8) run(Bytes{(uint8_t*)out, finer, zero});
@@ -755,15 +761,14 @@ void gather_block(const Block& b, const S* x, const S* other, S* out, long pictu
     norm_to(x + first * tokens * D, b.norms[0], to_enter(normed, b.qkv), n * tokens, D, threads);
     const long from = wanted < tokens ? D / PANEL * PANEL : 0;  // queries of all tokens nobody asks for
     auto project = [=, &b](long row, long rows, long begin, long end) {
-      columns_of(normed + row * D, b.qkv, rows, begin, end, D, threads,
-                 [=](long r, long c, __m512 y) { write(qkv + (row + r) * 3 * D + c, y); });
+      dense_to(normed + row * D, b.qkv, rows, {begin, end, 3 * D}, D, threads, Halves{qkv + row * 3 * D}, After<S>{});
     };
     project(0, n * tokens, from, 3 * D);
     for (long i = 0; from && i < n; ++i) project(i * tokens, wanted, 0, from);
     const Attention a{n, b.heads, wanted, tokens, d, {tokens * 3 * D, d, 3 * D}, {tokens * 3 * D, d, 3 * D},
                       {tokens * 3 * D, d, 3 * D}, {wanted * D, d, D}, b.scale, threads};
     attend(a, qkv, qkv + D, qkv + 2 * D, to_enter(mixed, b.proj), nullptr);
-    dense_to(mixed, b.proj, other + at, to_number(out + at), n * wanted, D, D, NONE, threads);
+    dense_to(mixed, b.proj, n * wanted, {0, D, D}, D, threads, to_number(out + at), After<S>{NONE, other + at});
   }
 }
 
@@ -776,8 +781,8 @@ void process_block(const Block& b, const S* x, S* out, long rows, int threads) {
   for (long first = 0; first < rows; first += some) {
     const long n = std::min(some, rows - first), at = first * D;
     norm_to(x + at, b.norms[1], to_enter(normed, b.fc1), n, D, threads);
-    dense_to(normed, b.fc1, (const S*)nullptr, to_enter(hidden, b.fc2), n, b.hidden, D, b.activation, threads);
-    dense_to(hidden, b.fc2, x + at, to_number(out + at), n, D, b.hidden, NONE, threads);
+    dense_to(normed, b.fc1, n, {0, b.hidden, b.hidden}, D, threads, to_enter(hidden, b.fc2), After<S>{b.activation});
+    dense_to(hidden, b.fc2, n, {0, D, D}, b.hidden, threads, to_number(out + at), After<S>{NONE, x + at});
   }
 }
 
@@ -819,7 +824,7 @@ extern "C" void patches(const bf16* images, const pair* packed, const bf16* bias
           for (long j = 0; j < columns; ++j) std::copy_n(line + j * q, q, at + j * depth);
         }
     }
-    dense_to(flat, {packed, bias}, (const bf16*)nullptr, Halves{out + first * count * width}, n * count, width, depth, NONE,
-             threads);
+    dense_to(flat, {packed, bias}, n * count, {0, width, width}, depth, threads, Halves{out + first * count * width},
+             After<bf16>{});
   }
 }
