@@ -3,7 +3,7 @@ and for predictions whole blocks, also with dense layers in integers.
 
 oneDNN, which computes these in torch, reaches three quarters to nine tenths of what AMD's processors can do, less the
 fewer rows there are, and attention has no kernel there whose way back is fast. `avx512.cpp` is compiled where it is
-first asked for, in some five seconds, and kept in the user's cache. Without a C++ compiler, and on other processors,
+first asked for, in some seven seconds, and kept in the user's cache. Without a C++ compiler, and on other processors,
 `ready` is False and torch computes everything.
 
 Tensors are bf16 on a CPU and contiguous, unless it says otherwise, and as `serves` and `attends` want them: kernels see
