@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 
 import vitral
 from pictures import noise
+from vitral.cli import main
 from vitral.compiler import lacking
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
@@ -389,3 +391,14 @@ def test_views_are_averaged_by_every_way_to_a_prediction(trained, files):
     assert not both.model.training
     with pytest.raises(UsageError, match="unknown --tta 'twice'"):
         vitral.load(trained.folder, tta="twice")
+
+
+def test_who_asks_a_run_that_has_not_ended_is_told(trained, files, tmp_path, capsys):
+    run = shutil.copytree(trained.folder, tmp_path / "a run")
+    for ended in (True, False):
+        for command in (["predict", str(run), str(files[0])], ["evaluate", str(run)]):
+            assert main(command) == 0
+            told = capsys.readouterr().err
+            assert ("the run has not ended" in told) == (not ended)
+            assert (f"vitral train --out '{run}' --resume" in told) == (not ended)
+        (run / "result.json").unlink(missing_ok=True)

@@ -185,8 +185,7 @@ def evaluate(
             run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
             engine=engine, merge=merge, tta=tta, progress=progress,  # type: ignore[arg-type]  # loading checks the name
         )  # fmt: skip
-    if found.predictor.note:
-        _say(f"Engine   {found.predictor.note}")
+    _say_of(found.predictor)
     if format == "json":
         about: dict[str, Any] = {"model": run, "data": found.source, "split": found.split, **found.evaluation.to_json()}
         if found.beside is not None:
@@ -261,8 +260,7 @@ def predict(
     paths = find_pictures(images)
     options: Any = {"engine": engine, "merge": merge, "tta": tta}  # it checks the names
     predictor = load(run, device=device, precision=precision, **options)
-    if predictor.note:
-        _say(f"Engine   {predictor.note}")
+    _say_of(predictor)
     results, failures = [], []
     for found in predictor.stream(paths, batch_size):
         if isinstance(found, ImageError):
@@ -279,6 +277,16 @@ def predict(
     if failures:
         _say(f"{len(failures)} of {len(paths)} could not be read")
     return 1 if failures else 0
+
+
+def _say_of(predictor: Any) -> None:
+    """What one should know of what answers."""
+    from vitral.weights.load import unfinished
+
+    if predictor.note:
+        _say(f"Engine   {predictor.note}")
+    if told := unfinished(predictor.source):
+        _say(f"note: {told}")
 
 
 def _print_prediction(found: Any, top: int) -> None:

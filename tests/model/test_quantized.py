@@ -104,6 +104,7 @@ def test_why_it_cannot_be(monkeypatch):
     """What is said where operators are missing, and where they compute something else, as without VNNI."""
     model, linear = moderate(VARIANTS["paper"]).float(), module._Linear
     monkeypatch.setattr(module, "lacking", module.lacking.__wrapped__)
+    monkeypatch.setattr(module.avx512, "serves", lambda *_, **__: False)
     monkeypatch.setattr(linear, "to", lambda self, x, dtype: torch.ops.onednn.no_such_operator(x))
     assert refusal(model) == "this torch lacks oneDNN's operators for integers"
     for name in ("to", "gelu", "added"):

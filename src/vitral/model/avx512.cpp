@@ -266,7 +266,7 @@ Curve bend(bool tanh) {
 }
 const Curve lacks[] = {lack(false), lack(true)}, bends[] = {bend(false), bend(true)};
 
-// To 4e-6.
+// To 5e-6.
 __m512 gelu(__m512 x, long activation) {
   return _mm512_sub_ps(_mm512_max_ps(x, all(0)), lacks[activation - ERF](x));
 }
@@ -450,7 +450,7 @@ void dense_to(const T* x, const Layer& w, long rows, Columns columns, long depth
 }  // namespace
 
 // out (rows, columns) = activation(x (rows, depth) · packed + bias) + other. `before`, if there is one, is what enters
-// the activation. 
+// the activation.
 extern "C" void dense(const bf16* x, const pair* packed, const bf16* bias, const bf16* other, bf16* before, bf16* out,
                       long rows, long columns, long depth, long activation, int threads) {
   dense_to(x, {packed, bias}, rows, {0, columns, columns}, depth, threads, Halves{out},
@@ -752,7 +752,7 @@ constexpr long AT_ONCE = 1536;  // rows that go through layer after layer: what 
 // x (pictures, tokens, width) + attention of the first `wanted` tokens of each; `other` are those of x.
 template <class T, class S>
 void gather_block(const Block& b, const S* x, const S* other, S* out, long pictures, long tokens, long wanted, int threads) {
-  const long D = b.width, d = D / b.heads, some = std::min(pictures, std::max(1L, AT_ONCE / tokens));
+  const long D = b.width, d = D / b.heads, some = std::min(pictures, std::max(1L, AT_ONCE / std::max(1L, tokens)));
   between.reserve(some * tokens * D * (2 * sizeof(T) + 3 * sizeof(bf16)) + 1024);
   T *normed = between.take<T>(some * tokens * D), *mixed = between.take<T>(some * tokens * D);
   bf16* qkv = between.take<bf16>(some * tokens * 3 * D);
@@ -809,7 +809,7 @@ extern "C" void block_process(const Block* b, int integers, const void* x, void*
 // Equation 1, `x_p E`: images (pictures, channels, rows · p, columns · q) to (pictures, rows · columns, width).
 extern "C" void patches(const bf16* images, const pair* packed, const bf16* bias, bf16* out, long pictures, long channels,
                         long rows, long columns, long p, long q, long width, int threads) {
-  const long depth = channels * p * q, count = rows * columns, some = std::min(pictures, std::max(1L, AT_ONCE / count));
+  const long depth = channels * p * q, count = rows * columns, some = std::min(pictures, std::max(1L, AT_ONCE / std::max(1L, count)));
   between.reserve(some * count * depth * sizeof(bf16));
   bf16* flat = between.take<bf16>(some * count * depth);
   for (long first = 0; first < pictures; first += some) {

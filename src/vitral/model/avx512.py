@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
@@ -91,20 +91,19 @@ def norms(weight: Tensor, bias: Tensor | None) -> bool:
     return _whole(weight, bias) and _even(len(weight)) and ready()
 
 
-def takes(x: Tensor, width: int, kind: torch.dtype = torch.bfloat16) -> bool:
-    """Whether x is a tensor (…, width) of a kind that can be computed with at this moment."""
-    return _whole(x) and x.dtype == kind and x.shape[-1] == width and unwatched(x)
-
-
 def taken(x: Tensor, width: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
     """x (…, width) as kernels read it, for networks that are laid out: nothing else knows how they lie. `RuntimeError`
     where it cannot be.
     """
-    if not takes(x, width, kind):
-        wanted = f"{kind} of width {width}, on a CPU, and nobody who traces it"
-        why = f"got {x.dtype} {tuple(x.shape)}, want {wanted}"
-        raise RuntimeError(f"a packed network is for predictions on this processor: {why}")
-    return x.contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        why = "there are no gradients (torch.inference_mode, or no_grad)"
+    elif not _whole(x) or not unwatched(x):
+        why = "it cannot be traced, compiled, transformed or counted"
+    elif x.dtype != kind or x.shape[-1] != width:
+        why = f"got {x.dtype} {tuple(x.shape)}, want {kind} of width {width}"
+    else:
+        return x.contiguous()
+    raise RuntimeError(f"a network that is laid out for this processor is for predictions: {why}")
 
 
 def _whole(*tensors: Tensor | None) -> bool:
@@ -285,6 +284,7 @@ class Layer:
     """A dense layer of a network for predictions, laid out: in bf16, or by `integers` in these."""
 
     outputs: int
+    inputs: int
     packed: Tensor
     bias: Tensor | None
     """(out), bf16."""
@@ -310,7 +310,8 @@ def integers(weight: Tensor, steps: Tensor, bias: Tensor, step: float, zero: int
     """A layer with an int8 weight (out, in), both multiples of 16, of `steps` (out), for bytes of `step` and `zero`."""
     start = (-zero * weight.sum(1)).int()
     packed = pack(weight.contiguous().view(torch.bfloat16))  # what lies as pairs may be fours of bytes
-    return Layer(len(weight), packed, None, start, steps * step, bias.float().contiguous(), 1 / step, float(zero))
+    shift = bias.float().contiguous()
+    return Layer(len(weight), weight.shape[1], packed, None, start, steps * step, shift, 1 / step, float(zero))
 
 
 def dense_integers(
@@ -325,7 +326,7 @@ def dense_integers(
     """What a layer in `integers` says to x (…, in) uint8, after GELU if it is wanted ("none": by erf, or "tanh"),
     + `other` (…, out) fp32, as bf16, fp32 or uint8, of which `then` are step and zero: (…, out).
     """
-    depth, columns = x.shape[-1], layer.outputs
+    depth, columns = layer.inputs, layer.outputs
     out = x.new_empty(*x.shape[:-1], columns, dtype=kind)
     what = (_KINDS[kind], 1 / then[0], then[1], x.numel() // depth, columns, depth, _GELU[gelu])
     x = taken(x, depth, torch.uint8)
@@ -353,7 +354,7 @@ class Block:
         layers: Sequence[Layer],
     ):
         """`norms` are weight, bias (bf16) and epsilon of two, `layers` qkv, proj, fc1 and fc2."""
-        norms = [(weight.detach(), bias.detach(), eps) for weight, bias, eps in norms]  # as they are now
+        norms = [(weight.detach().clone(), bias.detach().clone(), eps) for weight, bias, eps in norms]
         self._made_of = heads, scale, tanh, norms, layers  # what it points to
         _, proj, fc1, _ = layers
         self.width, self.integers = proj.outputs, proj.start is not None
@@ -368,6 +369,8 @@ class Block:
 
     def gather(self, x: Tensor, read: int | None) -> Tensor:
         """Equation 2 of x (B, N, D): (B, N, D), or only the first `read` tokens of it."""
+        if x.ndim != 3:
+            raise RuntimeError(f"tokens are (B, N, D), got {tuple(x.shape)}")
         x = taken(x, self.width, self.kind)
         other = x if read is None else x[:, :read].contiguous()
         out = torch.empty_like(other)
@@ -388,6 +391,8 @@ class Block:
 def patches(images: Tensor, size: tuple[int, int], layer: Layer) -> Tensor:
     """Equation 1, `x_p E`, of images (B, C, rows · p, columns · q): (B, rows · columns, D)."""
     (B, C, H, W), (p, q) = images.shape, size
+    if C * p * q != layer.inputs or H % p or W % q:
+        raise RuntimeError(f"no patches of {p}×{q} with {layer.inputs} numbers in {tuple(images.shape)}")
     out = images.new_empty(B, (H // p) * (W // q), layer.outputs)
     places = (images.data_ptr(), layer.packed.data_ptr(), _place(layer.bias), out.data_ptr())
     _library().patches(*places, B, C, H // p, W // q, p, q, layer.outputs, torch.get_num_threads())
@@ -475,22 +480,23 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> _Atte
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)  # whoever asks may be under one
 def _agrees() -> bool:
-    """Whether small products, attention and a norm are what torch computes in fp32, to rounding."""
+    """Whether small products, attention, a norm, patches and blocks are what torch computes in fp32, to rounding."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").bfloat16()
 
     x, weight, gradient, bias, qkv = drawn(37, 80), drawn(80, 80), drawn(37, 80), drawn(80), drawn(2, 21, 3, 2, 32)
+    wide, tall, slope, shift = x.float(), weight.float(), gradient.float(), bias.float()
     found = (
         dense(x, pack(weight), 80, bias),
-        dense(x, pack_transposed(weight.float()), 80),
+        dense(x, pack_transposed(tall), 80),
         dense_gelu(x, pack(weight), 80, bias, False),
         weight_gradient(gradient, x, False)[0],
         attention(*_heads(qkv), 0.2)[0],
         layer_norm(x, bias, bias, 1e-6),
+        patches(x.view(1, 1, 37, 80), (1, 80), Layer(80, 80, pack(weight), bias)),
     )
-    wide, tall, slope, shift = x.float(), weight.float(), gradient.float(), bias.float()
     wanted = (
         wide @ tall.T + shift,
         wide @ tall,
@@ -498,5 +504,36 @@ def _agrees() -> bool:
         slope.T @ wide,
         F.scaled_dot_product_attention(*_heads(qkv.float()), scale=0.2),
         F.layer_norm(wide, (80,), shift, shift, 1e-6),
+        (wide @ tall.T + shift)[None],
     )
-    return all(torch.allclose(a.float(), b, rtol=0.02, atol=0.1) for a, b in zip(found, wanted, strict=True))
+    close = all(torch.allclose(a.float(), b, rtol=0.02, atol=0.1) for a, b in zip(found, wanted, strict=True))
+    return close and _blocks_agree(x[None], (weight / 9).bfloat16(), bias)
+
+
+def _blocks_agree(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether a block of tokens x (1, N, D), all of whose layers have one weight (D, D), is what torch computes: in
+    bf16 to rounding, in integers to a few of their steps.
+    """
+    D, heads = len(weight), len(weight) // LANES
+    wide, tall, shift = x.float(), weight.float(), bias.float()
+
+    def enter(y: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(y, (D,), shift, shift, 1e-6), tall, shift)
+
+    mixed = enter(wide).unflatten(2, (heads, -1)).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(mixed, mixed, mixed, scale=0.2).transpose(1, 2).flatten(2)
+    middle = wide + F.linear(mixed, tall, shift)
+    wanted = middle + F.linear(F.gelu(enter(middle)), tall, shift)
+
+    def near(layer: Callable[[int], Layer], within: float) -> bool:
+        norms = [(bias, bias, 1e-6)] * 2
+        block = Block(heads, 0.2, False, norms, [layer(3), layer(1), layer(1), layer(1)])
+        found = block.process(block.gather(x.to(block.kind), None))
+        return torch.allclose(found.float(), wanted, rtol=0.02, atol=within)
+
+    def whole(times: int) -> Layer:
+        steps = (tall.abs().amax(1) / 127).repeat(times)
+        return integers((tall.repeat(times, 1) / steps[:, None]).round().char(), steps, shift.repeat(times), 0.08, 128)
+
+    halves = near(lambda times: Layer(times * D, D, pack(weight.repeat(times, 1)), bias.repeat(times)), 0.1)
+    return halves and near(whole, 0.3)

@@ -9,7 +9,7 @@ out.
 
 The operators are those that torch.compile calls for the same purpose (oneDNN, `torch.ops.mkldnn`). They are no promise
 of torch's: `packable` tries them, and where they are not there or say something else, nothing is packed. In bf16 on
-processors that it is for, `avx512` computes layers, attention and norms in their place.
+processors that it is for, `avx512` computes in their place, and patches, head and whole blocks besides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.model import avx512, fused
-from vitral.model.linear import sample
+from vitral.model.linear import as_made, sample
 from vitral.model.vit import MLP, Block, PatchEmbed, ViT, explicit_is_faster, masked
 
 
@@ -39,12 +39,12 @@ def packed(network: ViT) -> ViT:
 
 def beside_the_blocks(network: ViT) -> ViT:
     """A network of the same parts with patches and head laid out, where `avx512` computes them."""
-    twin = sharing(network)
-    if _Patches.takes(network.patch_embed):
-        twin._modules["patch_embed"] = _Patches(network.patch_embed)
+    twin, embed = sharing(network), network.patch_embed
+    if as_made(embed, PatchEmbed) and as_made(embed.proj, nn.Conv2d) and _Patches.takes(embed):
+        twin._modules["patch_embed"] = _Patches(embed)
     for name in ("head", "head_dist"):
-        head = network._modules.get(name)
-        if isinstance(head, nn.Linear) and _Head.takes(head):
+        head: Any = network._modules.get(name)
+        if head is not None and as_made(head, nn.Linear) and _Head.takes(head):
             twin._modules[name] = _Head(head)
     return twin
 
@@ -107,7 +107,7 @@ class _Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, factor: Tensor | None = None):
         super().__init__()
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach().contiguous()
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach().clone()
         if factor is not None:
             weight = (factor[:, None].float() * weight.float()).to(weight.dtype)
             bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
@@ -139,7 +139,7 @@ class _Linear(nn.Module):
     @property
     def laid_out(self) -> avx512.Layer:
         """What kernels read of a layer that is `ours`."""
-        return avx512.Layer(len(self.weight), self.matrix, self.bias)
+        return avx512.Layer(len(self.weight), self.weight.shape[1], self.matrix, self.bias)
 
     def _with(self, x: Tensor) -> tuple[Tensor, Tensor, int, Tensor | None]:
         return avx512.taken(x, self.weight.shape[1]), self.matrix, len(self.weight), self.bias
@@ -153,11 +153,10 @@ class _Head(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.outputs, missing = linear.out_features, -linear.out_features % avx512.LANES
-        whole, bias = sharing(linear), linear.bias
-        whole._parameters = {
-            "weight": nn.Parameter(F.pad(linear.weight, (0, 0, 0, missing)), requires_grad=False),
-            "bias": None if bias is None else nn.Parameter(F.pad(bias, (0, missing)), requires_grad=False),
-        }
+        whole = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")  # no number is drawn
+        whole.weight = nn.Parameter(F.pad(linear.weight.detach(), (0, 0, 0, missing)), requires_grad=False)
+        if linear.bias is not None:
+            whole.bias = nn.Parameter(F.pad(linear.bias.detach(), (0, missing)), requires_grad=False)
         self.whole = _Linear(whole)
 
     @staticmethod
@@ -166,7 +165,7 @@ class _Head(nn.Module):
         return layer.weight.dtype == torch.bfloat16 and avx512.serves(layer.weight, layer.weight[:0])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.whole(x)[..., : self.outputs]
+        return self.whole(x)[..., : self.outputs].contiguous()
 
 
 class _Patches(nn.Module):
@@ -177,16 +176,18 @@ class _Patches(nn.Module):
         weight, bias = embed.proj.weight.detach().flatten(1), embed.proj.bias
         self.size: tuple[int, int] = embed.proj.kernel_size  # type: ignore[assignment]  # of two dimensions
         packed = avx512.pack(weight.contiguous())
-        self.layer = avx512.Layer(len(weight), packed, None if bias is None else bias.detach().contiguous())
+        self.layer = avx512.Layer(len(weight), weight.shape[1], packed, None if bias is None else bias.detach().clone())
 
     @staticmethod
     def takes(embed: PatchEmbed) -> bool:
         """Whether this is for the patches of a network."""
         weight = embed.proj.weight.flatten(1)
-        return not embed.hybrid and weight.dtype == torch.bfloat16 and avx512.serves(weight, weight)
+        return not (embed.hybrid or embed.plain) and weight.dtype == torch.bfloat16 and avx512.serves(weight, weight)
 
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
         """(B, rows × columns, D); there is nothing to compute again."""
+        if torch.is_autocast_enabled("cpu"):
+            images = images.to(torch.get_autocast_dtype("cpu"))
         return avx512.patches(avx512.taken(images, images.shape[-1]), self.size, self.layer)
 
 
@@ -203,7 +204,7 @@ class _Norm(nn.Module):
 
     def __init__(self, norm: nn.LayerNorm):
         super().__init__()
-        self.__dict__.update(weight=norm.weight.detach(), bias=norm.bias.detach(), eps=norm.eps)
+        self.__dict__.update(weight=norm.weight.detach().clone(), bias=norm.bias.detach().clone(), eps=norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return avx512.layer_norm(avx512.taken(x, len(self.weight)), self.weight, self.bias, self.eps)

@@ -634,7 +634,7 @@ class ViT(nn.Module):
                 f"images are {size[0]}×{size[1]}, the learned positions are for {config.image[0]}×{config.image[1]}",
                 hint="resize the images, or build the model with position='sincos' or 'rotary'",
             )
-        if size[0] % config.patch[0] or size[1] % config.patch[1]:
+        if min(size) < 1 or size[0] % config.patch[0] or size[1] % config.patch[1]:
             raise UsageError(f"image size {size[0]}×{size[1]} is not divisible by patch size {config.patch}")
 
     def _table(self, grid: Grid, device: torch.device) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,15 @@ def read(
     if bad := non_finite(source.tensors):
         account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
     return fit(Loaded(weights, account, kind, pinned, empty), scheme=scheme, new_head=new_head, **wanted)
+
+
+def unfinished(reference: str | Path) -> str:
+    """What to say of a run that has weights and has not ended; empty of all others."""
+    path = Path(reference)
+    if hub.is_reference(str(reference)) or not (path.is_dir() and is_run(path)) or (path / "result.json").is_file():
+        return ""
+    more = f"vitral train --out {shlex.quote(str(path))} --resume"
+    return f"the run has not ended, and these are its best weights so far: {more}"
 
 
 def locate(reference: str | Path) -> tuple[Path, list[str], str]:
