@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from vitral.console import flag
 from vitral.data.contents import Contents
 from vitral.data.transforms import Augment, Augmentation, Centre, Crop, Preprocessing, Resize
-from vitral.errors import RunError, UsageError, empty, unknown
+from vitral.errors import RunError, TrainingError, UsageError, empty, unknown
 
 fcntl: Any
 try:
@@ -340,11 +340,17 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While this process trains the run; `RunError` where another one does. The system knows when it has ended,
-        however that was. On Windows, and file systems without locks, nobody is kept out.
+        """While this process trains the run; `RunError` where another one does, `TrainingError` where nothing can be
+        written. The system knows when it has ended, however that was. On Windows, and on file systems without locks,
+        nobody is kept out.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self._lock, "a") as file:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self._lock, "a")  # noqa: SIM115 - it is closed below
+        except OSError as error:
+            hint = "make room, or check that you may write there"
+            raise TrainingError("cannot write", where=self.path, why=str(error), hint=hint) from error
+        with file:
             if fcntl is not None:
                 try:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
