@@ -393,6 +393,11 @@ def test_views_are_averaged_by_every_way_to_a_prediction(trained, files):
         vitral.load(trained.folder, tta="twice")
 
 
+def test_a_run_in_the_place_of_pictures(trained):
+    with pytest.raises(DataError, match="it is a run, which stands first"):
+        find_pictures([trained.folder])
+
+
 def test_who_asks_a_run_that_has_not_ended_is_told(trained, files, tmp_path, capsys):
     run = shutil.copytree(trained.folder, tmp_path / "a run")
     for ended in (True, False):

@@ -35,6 +35,7 @@ from vitral.model.views import Views, averaged
 from vitral.weights.account import Account
 from vitral.weights.load import locate, read
 from vitral.weights.ranges import Measured, ranges_file, read_ranges
+from vitral.weights.references import is_run
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file, a PIL picture, or uint8 pixels (H, W) or (H, W, C)."""
@@ -322,6 +323,8 @@ def find_pictures(paths: Sequence[str | Path], command: str = "predict") -> list
     if not found:
         hint = f"vitral {command} RUN IMAGE_OR_FOLDER …"
         why = None if paths else "what stands first is taken for the run or weights, and nothing follows it"
+        if any(map(is_run, map(Path, paths))):
+            why = "it is a run, which stands first"
         raise DataError(f"no pictures to {command}", where=", ".join(map(str, paths)) or None, why=why, hint=hint)
     return found
 

@@ -207,7 +207,7 @@ def test_resume_is_for_the_same_run(photos, make_pictures, tmp_path):
         train(make_pictures({"cat": 2, "dog": 2}, name="others"), tmp_path / "run", resume=True)
     with pytest.raises(UsageError, match="unknown option 'epoch'"):
         train(photos, tmp_path / "run", resume=True, epoch=9)
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match="there is no run to go on with"):
         train(photos, tmp_path / "nothing", resume=True)
     first = {"init": str(tmp_path / "run"), "mean": 0.4}
     begun = train(photos, tmp_path / "two words", **first)
@@ -328,10 +328,48 @@ def test_two_processes_do_not_train_one_run(photos, tmp_path, monkeypatch, capsy
         other.stdout.readline()
         before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         words = as_words({**TINY, "val_fraction": 0.2, "out": str(tmp_path / "run")})
-        for how in ("--resume", "--overwrite"):
-            assert main(["train", str(photos), *words, how]) == 2
+        for how in (["--resume"], ["--overwrite"], []):
+            assert main(["train", str(photos), *words, *how]) == 2
             assert "another process trains this run" in capsys.readouterr().err
         assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         other.kill()
     assert same_bits(weights_of(train(photos, tmp_path / "run", resume=True).folder), weights_of(whole.folder))
     assert not lock.exists()
+
+
+def test_a_run_that_another_process_ended_meanwhile_stays(photos, tmp_path, monkeypatch):
+    """Between looking at the folder and holding it a whole run may pass."""
+    set_up, out = execute._set_up, tmp_path / "run"
+
+    def late(*given: Any) -> Any:
+        running = set_up(*given)
+        monkeypatch.undo()
+        train(photos, out, seed=5, **({"resume": True} if out.exists() else {}))
+        return running
+
+    monkeypatch.setattr(execute, "_set_up", late)
+    with pytest.raises(RunError, match="exists already"):
+        train(photos, out)
+    kept = weights_of(out)
+    assert same_bits(kept, weights_of(train(photos, tmp_path / "alone", seed=5).folder))
+
+    call_at_batch(monkeypatch, 4, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, out, seed=5, overwrite=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(execute, "_set_up", late)
+    assert train(photos, out, seed=5, resume=True).result
+    assert same_bits(kept, weights_of(out))
+
+
+def test_stopped_in_its_first_epoch_it_has_no_weights_yet(photos, tmp_path, monkeypatch):
+    call_at_batch(monkeypatch, 1, interrupt)
+    with pytest.raises(Interrupted):
+        train(photos, tmp_path / "run")
+    with pytest.raises(RunError, match=r"no weights yet(.|\n)*--resume"):
+        vitral.load(tmp_path / "run")
+
+
+def test_nothing_to_go_on_with(photos, tmp_path):
+    with pytest.raises(RunError, match=r"no run to go on with(.|\n)*without --resume one begins"):
+        train(photos, tmp_path / "run", resume=True)

@@ -97,9 +97,15 @@ def _start(given: dict[str, Any], console: Console, overwrite: bool) -> TrainedR
     job = plan_run(given)
     folder = RunFolder(job.run.out or "")
     if folder.exists():
+        folder.check_free()
         _make_way(folder, overwrite, job.run)
     print_plan(console, job.plan)
-    return _carry_out(job, folder, console, command(given), resume=False)
+    return _carry_out(job, folder, console, command(given), overwrite=overwrite)
+
+
+def _ended(folder: RunFolder, console: Console) -> TrainedRun:
+    console.print(f"{folder.path} is finished already; nothing to do.")
+    return TrainedRun(folder.path, folder.read_result())
 
 
 def _make_way(folder: RunFolder, overwrite: bool, run: Run) -> None:
@@ -121,6 +127,8 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     given = checked_options(given)
     Run(**given)  # what makes no sense by itself is said first
     folder = RunFolder(given.get("out") or f"runs/{load_given(given).name}")
+    if not folder.path.exists():
+        raise RunError("there is no run to go on with", where=folder.path, hint="without --resume one begins")
     kept = folder.read_plan()
     plan = _found_again(kept, given.get("data"))
     differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
@@ -136,8 +144,8 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
         console.print(f"its data are at {plan.located('data')} now", highlight=False, soft_wrap=True)
     if folder.result.is_file():
         locate(folder.path)  # it has its weights, or says so
-        console.print(f"{folder.path} is finished already; nothing to do.")
-        return TrainedRun(folder.path, folder.read_result())
+        return _ended(folder, console)
+    folder.check_free()
     job = reopen(plan)
     job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
     _check_teacher(job, folder)
@@ -224,18 +232,24 @@ class _Running:
         return digest(self.job.dataset["train"], self.job.dataset.classes)
 
 
-def _carry_out(job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool) -> TrainedRun:
+def _carry_out(
+    job: Job, folder: RunFolder, console: Console, typed: str, *, resume: bool = False, overwrite: bool = False
+) -> TrainedRun:
     importlib.import_module("vitral.recipes.looking")  # what draws the report: if it is broken, better now than then
     others = OthersWork()
     running = _set_up(job, folder, console, typed)
     # a run that goes on ends with the same bits only with as many threads as it began with
     if not resume and job.machine.device.type == "cpu" and (told := crowded(others)):
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
-    with folder.held():
-        if not resume:
-            _open_folder(running)
-        else:
+    with folder.held():  # what was seen of it before may have changed
+        if resume and folder.result.is_file():
+            return _ended(folder, console)
+        if resume:
             _go_on(running)
+        else:
+            if folder.exists():
+                _make_way(folder, overwrite, job.run)
+            _open_folder(running)
         try:
             chosen = LEARNERS.get(job.run.recipe, _fit)(running)
             return _finish(running, chosen)

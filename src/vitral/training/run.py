@@ -9,11 +9,11 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitral.console import flag
 from vitral.data.contents import Contents
@@ -351,17 +351,35 @@ class RunFolder:
             hint = "make room, or check that you may write there"
             raise TrainingError("cannot write", where=self.path, why=str(error), hint=hint) from error
         with file:
-            if fcntl is not None:
-                try:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    if error.errno in (errno.EACCES, errno.EAGAIN):
-                        hint = "wait until it is done, or stop it; a run of its own: --out …"
-                        raise RunError("another process trains this run", where=self.path, hint=hint) from error
+            if not self._locked(file):
+                raise self._in_use()
             try:
                 yield
             finally:
                 self._lock.unlink(missing_ok=True)
+
+    def check_free(self) -> None:
+        """`RunError` where another process trains the run at this moment."""
+        with suppress(OSError), open(self._lock, "r+") as file:  # without that file nobody does
+            if not self._locked(file):
+                raise self._in_use()
+
+    def _in_use(self) -> RunError:
+        hint = "wait until it is done, or stop it; a run of its own: --out …"
+        return RunError("another process trains this run", where=self.path, hint=hint)
+
+    def _locked(self, file: IO[str]) -> bool:
+        """Whether this process has the lock now, and it is still the one that others would find."""
+        if fcntl is None:
+            return True
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._lock))
+        except FileNotFoundError:
+            return False
 
     def clear(self) -> None:
         """Take away what is in it, of a run that is `held`."""

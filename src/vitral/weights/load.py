@@ -111,7 +111,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
-        if not weights.is_file() and any((path / name).is_file() for name in ("result.json", "metrics.jsonl")):
+        learned = (file for file in (path / "result.json", path / "metrics.jsonl") if file.is_file())
+        if not weights.is_file() and any(file.stat().st_size for file in learned):  # there may be no epoch in it yet
             hint = "put it back, or type the command in config.json again, with --overwrite"
             raise RunError("the run's weights are gone", where=weights, why="it has learned, and had them", hint=hint)
         if not weights.is_file():
