@@ -341,10 +341,10 @@ extern "C" void pack_transposed_weight(const void* w, int fp32, long depth, long
 
 struct Layer {  // a dense layer whose weight is laid out; of integers alone what stands after `bias`
   const pair* packed;
-  const bf16* bias;                                   // may be missing
-  const int32_t* start = nullptr;                     // what sums begin with: what the zero of what enters makes of them
-  const float *factor = nullptr, *shift = nullptr;    // of a sum
-  float finer = 0, zero = 0;                          // x · finer + zero is the byte that x becomes before it enters
+  const bf16* bias;                                 // may be missing
+  const int32_t* start = nullptr;                   // what sums begin with: what the zero of what enters makes of them
+  const float *factor = nullptr, *shift = nullptr;  // of a sum
+  float finer = 0, zero = 0;                        // x · finer + zero is the byte that x becomes before it enters
 };
 
 namespace {
@@ -368,7 +368,8 @@ class OfBytes {
 
  public:
   static constexpr bool INTEGERS = true;
-  OfBytes(const Layer& w, long column, long) : start(w.start + column), factor(w.factor + column), shift(w.shift + column) {}
+  OfBytes(const Layer& w, long column, long)
+      : start(w.start + column), factor(w.factor + column), shift(w.shift + column) {}
   __m512 begin(long c) const { return _mm512_loadu_ps(start + c); }
   __m512 number(__m512 sum, long c) const {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)sum), _mm512_loadu_ps(factor + c), _mm512_loadu_ps(shift + c));
@@ -748,11 +749,13 @@ namespace {
 thread_local Scratch between;  // layers; attention uses the other one
 
 constexpr long AT_ONCE = 1536;  // rows that go through layer after layer: what is between these stays in a cache
+long together(long pictures, long rows) { return std::min(pictures, std::max(1L, AT_ONCE / std::max(1L, rows))); }
 
 // x (pictures, tokens, width) + attention of the first `wanted` tokens of each; `other` are those of x.
 template <class T, class S>
-void gather_block(const Block& b, const S* x, const S* other, S* out, long pictures, long tokens, long wanted, int threads) {
-  const long D = b.width, d = D / b.heads, some = std::min(pictures, std::max(1L, AT_ONCE / std::max(1L, tokens)));
+void gather_block(const Block& b, const S* x, const S* other, S* out, long pictures, long tokens, long wanted,
+                  int threads) {
+  const long D = b.width, d = D / b.heads, some = together(pictures, tokens);
   between.reserve(some * tokens * D * (2 * sizeof(T) + 3 * sizeof(bf16)) + 1024);
   T *normed = between.take<T>(some * tokens * D), *mixed = between.take<T>(some * tokens * D);
   bf16* qkv = between.take<bf16>(some * tokens * 3 * D);
@@ -809,7 +812,7 @@ extern "C" void block_process(const Block* b, int integers, const void* x, void*
 // Equation 1, `x_p E`: images (pictures, channels, rows · p, columns · q) to (pictures, rows · columns, width).
 extern "C" void patches(const bf16* images, const pair* packed, const bf16* bias, bf16* out, long pictures, long channels,
                         long rows, long columns, long p, long q, long width, int threads) {
-  const long depth = channels * p * q, count = rows * columns, some = std::min(pictures, std::max(1L, AT_ONCE / std::max(1L, count)));
+  const long depth = channels * p * q, count = rows * columns, some = together(pictures, count);
   between.reserve(some * count * depth * sizeof(bf16));
   bf16* flat = between.take<bf16>(some * count * depth);
   for (long first = 0; first < pictures; first += some) {
