@@ -130,6 +130,7 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     if not folder.path.exists():
         raise RunError("there is no run to go on with", where=folder.path, hint="without --resume one begins")
     kept = folder.read_plan()
+    folder.check_free()
     plan = _found_again(kept, given.get("data"))
     differing = [name for name, value in given.items() if name != "out" and not _same_value(plan, name, value)]
     if differing:
@@ -145,7 +146,6 @@ def _resume(given: dict[str, Any], console: Console) -> TrainedRun:
     if folder.result.is_file():
         locate(folder.path)  # it has its weights, or says so
         return _ended(folder, console)
-    folder.check_free()
     job = reopen(plan)
     job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
     _check_teacher(job, folder)

@@ -151,7 +151,8 @@ def _spread(split: Split, count: int) -> Split:
     return split.select(np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int)))
 
 
-_FEW = 5
+_FEW, _AGAIN = 5, 5
+"""So many batches are timed so often: the times of a few, once each, would be chance."""
 
 
 def _in_turn(
@@ -165,9 +166,9 @@ def _in_turn(
             which = (number + turn) % len(predictors)
             if not number:
                 predictors[which].logits(images)  # the first time weights are laid out
-            for again in range(1 if number > _FEW else _FEW):  # a few batches alone would tell of chance
+            for _ in range(_AGAIN if number < _FEW else 1):
                 started = time.perf_counter()
                 found = predictors[which].logits(images).argmax(1)
                 seconds[which].append((time.perf_counter() - started) / len(images))
-                answers[which] += [] if again else [found]
+            answers[which].append(found)
     return [torch.cat(one).numpy() for one in answers], seconds
