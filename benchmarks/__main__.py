@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME [PART …]] [--quick] [--device cpu|cuda] [--seeds N] [--keep FOLDER]
+"""`python -m benchmarks [NAME [PART …]] [--quick] [--device cpu|cuda] [--seeds N] [--rounds N] [--keep FOLDER]
 [--data-root FOLDER]`, or `report`.
 
 Without a name everything in `benchmarks.USUAL` is measured, which takes some minutes on two cores. Leave the machine
@@ -41,8 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"## {PROGRAMS[program]}", flush=True)
         seeds = asked.seeds or (1 if asked.quick else SEEDS.get(program, 1))
         options = Options(
-            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.data_root, asked.keep
-        )
+            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.rounds,
+            asked.data_root, asked.keep,
+        )  # fmt: skip
         result = measure(program, options)
         for table in result.tables:
             print(f"\n{table.caption}\n{table.markdown()}")
@@ -62,6 +63,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny: shows that it works; nothing is kept")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, help="repeat whole runs with seeds 0 … N-1")
+    parser.add_argument("--rounds", type=int, help="how often everything takes its turn (peers)")
     parser.add_argument("--data-root", type=Path, default=Options("").data_root, help="folder of the real data")
     parser.add_argument("--keep", type=Path, help="keep whole runs in this folder, and go on from what is there")
     return parser.parse_args(words)
@@ -73,6 +75,7 @@ def _command(program: str, asked: argparse.Namespace) -> str:
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
     words += ["python -m benchmarks", program, *asked.parts]
     words += [f"--seeds {asked.seeds}"] if asked.seeds else []
+    words += [f"--rounds {asked.rounds}"] if asked.rounds else []
     words += ["--device cuda"] if asked.device == "cuda" else []
     return " ".join(words)
 

@@ -4,8 +4,12 @@
 above; then what a later epoch does in their place, from the cache's file: read a batch of that size, or read pictures
 with room to crop and crop them at random. *Path*: one epoch of batches of 64, cropped at random and mirrored, by
 `Batches` with each residency, without worker processes, and by torch's `DataLoader` with Pillow and torchvision's usual
-transforms, with its seconds of opening apart. *Entries*: what the cache itself costs a picture of 96×96 where there are
-many; those of the set are repeated. Files were just written, so reading them is reading the system's cache.
+transforms, with its seconds of opening apart. *Augmentation*: what is done to pixels once they are a batch, 64 of them
+at a time, by `Augmentation` and, picture by picture as a `DataLoader` has it, by torchvision; mixing is done in batches
+by both, and affine maps are ours with bilinear and torchvision's with its default, the nearest pixel. *Entries*: what
+the cache itself costs a picture of 96×96 where there are many; those of the set are repeated. Medians of three rounds
+of the same size. Files were just written, so reading them is reading the system's cache, until memory ends. *Streamed*
+is the memory that an epoch of decoding the same pictures anew takes beyond what was there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import contextlib
 import io
 import os
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +33,11 @@ from torchvision.transforms import v2
 
 from benchmarks.decode import SIZE, WAYS
 from benchmarks.results import Options, Table
+from vitral.bench.memory import growth
 from vitral.bench.timing import Sample, alternate, ratio, timed
 from vitral.data import Split, load
 from vitral.data.cache import Entry, PixelCache, pixels_key
+from vitral.data.dataset import Numbered
 from vitral.data.loader import Batches, Residency
 from vitral.data.transforms import Augmentation, Preprocessing
 from vitral.device import seeded
@@ -70,7 +77,10 @@ def run(options: Options) -> list[Table]:
     rounds = 1 if options.quick else 7
     counts = (30, 60) if options.quick else COUNTS
     with _one_thread(), tempfile.TemporaryDirectory() as home, _user_cache(home):
-        return [_steps(pictures, rounds), _path(pictures, rounds), _entries(pictures, counts, Path(home))]
+        return [
+            _steps(pictures, rounds), _path(pictures, rounds), _augmented(pictures, rounds, options.quick),
+            _entries(pictures, counts, Path(home)),
+        ]  # fmt: skip
 
 
 def _steps(pictures: Split, rounds: int) -> Table:
@@ -113,25 +123,70 @@ def _path(pictures: Split, rounds: int) -> Table:
     return Table(table.caption, {**table.columns, "opening": "opening, s|.2f"}, rows, "path")
 
 
+def _augmented(pictures: Split, rounds: int, quick: bool) -> Table:
+    side = 32 if quick else SIZE[0]
+    pixels = Preprocessing((side, side), 3)
+    batch = torch.stack([pixels.geometry(pictures.image(i % len(pictures), 3)) for i in range(4 if quick else BATCH)])
+    floats, labels = pixels.standardise(batch), torch.arange(len(batch)) % 10
+
+    def ours(**options: Any) -> Callable[[], object]:
+        found = Augmentation(**options)
+        if options.keys() & {"erase", "mixup", "cutmix"}:
+            return lambda: found.standardised(floats, labels, 10)
+        return lambda: found.pixels(batch)
+
+    def each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], object]:
+        return lambda: torch.stack([transform(image) for image in images])
+
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "mirror": (ours(flip=True), each(v2.RandomHorizontalFlip(), batch)),
+        "affine": (ours(augment="affine"), each(v2.RandomAffine(10, scale=(0.9, 1.1)), batch)),
+        "TrivialAugment": (ours(augment="trivialaugment"), each(v2.TrivialAugmentWide(), batch)),
+        "RandAugment": (ours(augment="randaugment"), each(v2.RandAugment(2, 10), batch)),
+        "erasing": (ours(erase=0.5), each(v2.RandomErasing(0.5), floats)),
+        "mixup": (ours(mixup=0.2), lambda: v2.MixUp(alpha=0.2, num_classes=10)(floats, labels)),
+    }
+    programs = {f"{what}, {who}": do for what, both in pairs.items() for who, do in zip(_WHO, both, strict=True)}
+    found = alternate(programs, rounds=rounds)
+    rows = []
+    for what in pairs:
+        own, theirs = (found[f"{what}, {who}"] for who in _WHO)
+        rates = {"own": len(batch) / own.median, "theirs": len(batch) / theirs.median}
+        rows.append({"what": what, "n": own.n, **rates, "ratio": ratio(theirs, own)})
+    columns = {
+        "what": "what", "n": "n|d", "own": "vitral, pictures/s|,.0f", "theirs": "torchvision, pictures/s|,.0f",
+        "ratio": "times as fast|.2f",
+    }  # fmt: skip
+    return Table(f"Augmentation: {side}×{side} pixels, one thread", columns, rows, "augmentation")
+
+
+_WHO = ("vitral", "torchvision")
+
+
 def _entries(pictures: Split, counts: tuple[int, ...], home: Path) -> Table:
     pixels = Preprocessing((SMALL, SMALL))
     made = [pixels.geometry(pictures.image(i, 3)).contiguous() for i in range(len(pictures))]
+    files = Encoded([_jpeg(image.permute(1, 2, 0).numpy()) for image in made])
     rows = []
     for count in counts:
         size = count * made[0].nbytes
         if size > min(DISK_LIMIT, shutil.disk_usage(home).free // 2):
             print(f"left out: {count:,} entries, for want of room")
             continue
-        rows.append(_row_of_entries(pictures.select(np.arange(count) % len(pictures)), made, PixelCache(home)))
+        repeated = Split(Numbered("pictures", count), np.zeros(count, np.int64), files)
+        rows.append(_row_of_entries(repeated, made, PixelCache(home), pixels))
     columns = {
         "pictures": "pictures|,d", "size": "MiB|,.0f", "key": "key, µs a picture|.2f",
         "write": "write, µs a picture|.1f", "open": "open, ms|.2f", "read": "read, µs a picture|.1f",
+        "streamed": "streamed, MiB held|.0f",
     }  # fmt: skip
     return Table(f"Entries: the cache's cost, {SMALL}×{SMALL} pixels", columns, rows, "entries")
 
 
-def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache) -> dict[str, Any]:
-    """Key, write, open and read in random order one entry, then remove it."""
+def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache, pixels: Preprocessing) -> dict[str, Any]:
+    """Key, write, open and read in random order one entry, three times, each removed at the end; then one epoch of the
+    same pictures without any.
+    """
     count, found = len(pictures), {}
     key = pixels_key(pictures, {})
 
@@ -147,14 +202,27 @@ def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache) -> d
         for first in range(0, count, BATCH):
             entry.gather(order[first : first + BATCH])
 
+    def stream() -> None:
+        batches = Batches(pictures, pixels, batch_size=BATCH, device=CPU, residency="stream", workers=0)
+        for _ in batches.epoch():
+            pass
+
+    taken: dict[str, list[float]] = {"key": [], "write": [], "open": [], "read": []}
+    for _ in range(3):
+        taken["key"].append(timed(lambda: pixels_key(pictures, {})))
+        taken["write"].append(timed(write))
+        taken["open"].append(timed(lambda: found.update(entry=cache.find(key, count))))
+        taken["read"].append(timed(read))
+        found.clear()
+        cache.clear()
     micro = 1e6 / count
-    row = {
+    scale = {"key": micro, "write": micro, "open": 1e3, "read": micro}
+    held = growth(stream, "cpu")
+    return {
         "pictures": count, "size": count * made[0].nbytes / 2**20,
-        "key": timed(lambda: pixels_key(pictures, {})) * micro, "write": timed(write) * micro,
-        "open": timed(lambda: found.update(entry=cache.find(key, count))) * 1e3, "read": timed(read) * micro,
+        **{name: statistics.median(seconds) * scale[name] for name, seconds in taken.items()},
+        "streamed": None if held is None else held / 2**20,
     }  # fmt: skip
-    cache.clear()
-    return row
 
 
 def _table(caption: str, found: dict[str, Sample], count: int, against: Sample, heading: str) -> Table:
@@ -237,12 +305,12 @@ def _mode(file: bytes) -> str:
 
 
 def _noise(count: int = 3) -> list[bytes]:
-    files = []
-    for seed in range(count):
-        pixels = np.random.default_rng(seed).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG")
-        files.append(file.getvalue())
-    return files
+    return [_jpeg(np.random.default_rng(seed).integers(0, 256, (60, 80, 3), dtype=np.uint8)) for seed in range(count)]
+
+
+def _jpeg(pixels: np.ndarray) -> bytes:
+    Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG")
+    return file.getvalue()
 
 
 @contextlib.contextmanager

@@ -79,7 +79,9 @@ def _tables(name: str, asked: Sequence[str], options: Options) -> Iterator[Table
     file = "-".join(part for part, there in parts.items() if there)
     for what, batch in [(JPEG, _large(network, options))] if files else _shapes(network, options):
         case = Case(network, what, batch, options.device, precisions, peers, compiled, photographs, ours)
-        rows, notes = measure(case, rounds=1 if options.quick else 9 if options.device == "cuda" else 5)
+        rows, notes = measure(
+            case, rounds=options.rounds or (1 if options.quick else 9 if case.device == "cuda" else 5)
+        )
         for note in notes:
             print(note)
         yield _table(rows, usual, file)

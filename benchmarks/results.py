@@ -31,6 +31,7 @@ class Options:
     quick: bool = False  # tiny shapes, few rounds: shows that the program works, is not kept
     device: str = "cpu"
     seeds: int = 1
+    rounds: int | None = None  # how often everything takes its turn (peers); else as the program has it
     data_root: Path = ROOT.parent / "shared" / "data"
     keep: Path | None = None  # where whole runs stay (accuracy, fewer, photographs)
 

@@ -429,6 +429,8 @@ def test_bad_pictures_are_left_out_where_asked(capsys):
     assert "left out 2 unreadable pictures: d/cat/1.png, d/dog/3.png" in err
     images = json.loads(Path("runs/d/result.json").read_text("utf-8"))["images"]
     assert sum(images.values()) == 10
+    page = Path("runs/d/report.html").read_text("utf-8")
+    assert "left out 2 unreadable pictures: d/cat/1.png, d/dog/3.png" in page
 
 
 def test_disk_full_while_saving(capsys, monkeypatch, photos):

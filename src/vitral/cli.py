@@ -180,7 +180,7 @@ def evaluate(
     from vitral.recipes.evaluation import evaluate_pictures
     from vitral.training.progress import counting
 
-    with counting(stderr(), "reading", 0) as progress:
+    with counting(stderr(), "reading", None) as progress:
         found = evaluate_pictures(
             run, data, split=split, data_root=data_root, bad_images=bad_images, device=device, precision=precision,
             engine=engine, merge=merge, tta=tta, progress=progress,  # type: ignore[arg-type]  # loading checks the name
@@ -192,6 +192,8 @@ def evaluate(
             about["beside"] = dataclasses.asdict(found.beside)
         if found.changed:
             about["changed"] = found.changed
+        if found.unreadable:
+            about["unreadable"] = list(found.unreadable)
         _print_json(about)
     else:
         print(f"{run} on {'' if found.split == 'all' else 'the '}{found.split} pictures of {found.source}")
@@ -224,7 +226,7 @@ def _evaluate_features(
     except ValueError:
         why = f"'{few_shot}' is no list of whole numbers"
         raise UsageError("--few-shot takes pictures a class", why=why, hint="--few-shot 1,5,10,25") from None
-    with counting(stderr(), "reading", 0) as progress:
+    with counting(stderr(), "reading", None) as progress:
         found = evaluate_features(run, data, few_shot=shots, knn=knn, progress=progress, **options)
     if format == "json":
         _print_json({"model": run, **found.to_json()})
@@ -515,7 +517,7 @@ def quantize(
     from vitral.recipes.quantization import quantize as measure
     from vitral.training.progress import counting
 
-    with counting(stderr(), "measuring", 0) as progress:
+    with counting(stderr(), "measuring", None) as progress:
         found = measure(
             run, data, pictures=pictures, judged=judged, data_root=data_root, bad_images=bad_images, progress=progress
         )
@@ -713,7 +715,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        _say(f"error: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        from vitral.device import out_of_memory
+
+        said = " ".join(str(error).split())[:300]
+        if out_of_memory(error):
+            _say(f"error: not enough memory\n  why: {said}")
+            _say("  try: a smaller --image-size, fewer pictures together or a smaller network; or --device cpu")
+            return 2
+        _say(f"error: {type(error).__name__}: {said}")
         _say("  this is a mistake of vitral's, not yours; --debug shows where, and a report of it is welcome")
         return 2
 

@@ -167,6 +167,17 @@ def memory_bytes() -> int:
     return there
 
 
+def total_bytes(device: torch.device) -> int:
+    """The memory of a device; where it has none of its own, what this process may use of the machine's."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether this is what torch raises where a device has no more memory: on a processor a bare `RuntimeError`."""
+    said = "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or said
+
+
 _LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 """Where the second and the first version of Linux's control groups tell it."""
 

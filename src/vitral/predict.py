@@ -27,7 +27,7 @@ from vitral.data.transforms import Preprocessing
 from vitral.device import Machine, choose, cores, without_autocast
 from vitral.errors import DataError, ImageError, UsageError, empty, unknown
 from vitral.graphs import Graphed
-from vitral.model import Network, ViT
+from vitral.model import Network, ViT, avx512
 from vitral.model.merging import merged
 from vitral.model.packed import packable, packed, pays
 from vitral.model.quantized import Ranges, quantized, quick, refusal
@@ -120,7 +120,8 @@ class Predictor:
         self.tta = tta
         """Views that are averaged."""
         compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
-        self.note = compiles if self.engine == "compiled" else ""
+        ours = self.engine in ("packed", "int8") and avx512.ready()
+        self.note = compiles if self.engine == "compiled" else avx512.told() if ours else ""
         """What was done before the engine could compute, or speaks against it, where it is worth a word."""
         self._asked, self._ranges = engine, ranges
         self._made: _Made | None = None

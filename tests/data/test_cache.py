@@ -174,7 +174,7 @@ def test_auto_takes_memory_then_the_cache_then_streams(monkeypatch):
     streamed = batches(split(), residency="auto")
     assert "streamed by 0 workers: no room for the cache" in streamed.residency
     with monkeypatch.context() as gpu:  # it has room for all, but they are put together in memory
-        gpu.setattr(loader, "_total_bytes", lambda device: 10**12)
+        gpu.setattr(loader, "total_bytes", lambda device: 10**12)
         assert "streamed by 0 workers" in batches(split(), residency="auto").residency
     assert re.search(r"; [\d,]+ a second are decoded by all cores$", streamed.residency)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free + 2))

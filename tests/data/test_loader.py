@@ -147,9 +147,9 @@ def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypa
 
     monkeypatch.setattr("vitral.data.dataset.read_image", seen)
 
-    def decoded(crop: str) -> torch.Tensor:
+    def decoded(crop: str, scaled: bool = True) -> torch.Tensor:
         sizes.clear()
-        return _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop=crop)).decode(0)
+        return _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop=crop, scaled=scaled)).decode(0)
 
     small = decoded("random-resized")
     assert sizes == [(32, 50)], "an eighth, which is still twice what is read"
@@ -157,6 +157,14 @@ def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypa
     assert sizes == [(256, 400)]
     whole = Preprocessing((16, 24), 3).resized(torch.from_numpy(pixels).permute(2, 0, 1), tuple(small.shape[1:]))
     assert (small.float() - whole.float()).abs().mean() < 1.5, "levels of 255"
+    full = decoded("random-resized", scaled=False)
+    assert sizes == [(256, 400)], "the plain way, where it is asked for"
+    assert (small.float() - full.float()).abs().mean() < 1.5
+    settings = [
+        _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop="random-resized", scaled=scaled)).settings
+        for scaled in (True, False)
+    ]
+    assert settings[0] != settings[1], "the cache must not mistake one for the other"
 
 
 def test_progress_counts_every_picture():

@@ -555,6 +555,29 @@ def test_a_set_that_cannot_be_had_says_what_to_put_where(tmp_path: Path, monkeyp
     assert "network is unreachable" in refusal("cifar10", root=tmp_path, download=True)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_download_that_fails_leaves_no_empty_folder(
+    left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision import datasets
+
+    class Stopped:
+        def __init__(self, root: str, train: bool, download: bool):
+            if not download:
+                raise RuntimeError("Dataset not found")
+            (Path(root) / "cifar/raw").mkdir(parents=True)
+            if left:
+                (Path(root) / "cifar/raw/half.tar").write_bytes(b"half")
+            raise OSError("network is unreachable")
+
+    monkeypatch.setattr(datasets, "CIFAR10", Stopped)
+    refusal("cifar10", root=tmp_path / "data", download=True)
+    assert (tmp_path / "data").exists() == left
+    (tmp_path / "mine").mkdir()
+    refusal("cifar10", root=tmp_path / "mine", download=True)
+    assert (tmp_path / "mine").exists(), "it was there before"
+
+
 def test_a_download_does_not_talk_on_standard_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

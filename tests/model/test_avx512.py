@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,10 +18,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitral.data.transforms import Preprocessing
 from vitral.model import avx512, create, fused
 from vitral.model.linear import Linear, linear
 from vitral.model.packed import packed
 from vitral.model.vit import MLP, Attention, ViT
+from vitral.predict import Predictor
 
 there = pytest.mark.skipif(not avx512.ready(), reason="needs an AMD processor with AVX512_BF16 and a C++ compiler")
 
@@ -442,3 +445,15 @@ def test_a_cache_that_cannot_be_written_to(monkeypatch, tmp_path):
 def test_the_source_is_in_the_package():
     assert avx512.SOURCE.parent == Path(avx512.__file__).parent
     assert "extern" in avx512.SOURCE.read_text()
+
+
+@there
+def test_the_seconds_of_compiling_are_told_once(tmp_path, monkeypatch):
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))
+    avx512.told()
+    assert avx512.told() == ""
+    avx512._compiled(compiler, tmp_path)
+    assert re.fullmatch(r"kernels for this processor were compiled first: \d+\.\d s, and are kept", avx512.told())
+    assert avx512.told() == ""
+    avx512._seconds.append(6.5)
+    assert "6.5 s" in Predictor(network().eval(), Preprocessing((32, 32)), ("a", "b", "c"), engine="packed").note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from tiny import VARIANTS, moderate, pictures
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from vitral.model import fused, vit
 from vitral.model import linear as module
-from vitral.model.linear import Linear, linear
+from vitral.model.linear import linear, plainly
 
 has_operator = pytest.mark.skipif(not module.works(), reason="this torch has no such operator here")
 SHAPES = {"tokens": (3, 7, 24, 40), "one": (1, 1, 24, 40), "odd": (2, 5, 13, 11)}  # B, N, in, out
@@ -22,12 +24,6 @@ SHAPES = {"tokens": (3, 7, 24, 40), "one": (1, 1, 24, 40), "odd": (2, 5, 13, 11)
 def of_any_size(monkeypatch):
     """Products are small here."""
     monkeypatch.setattr(module, "_WORTH_IT", 1)
-
-
-@pytest.fixture
-def plainly(monkeypatch):
-    """The layer as `F.linear` has it, from here on."""
-    return lambda: monkeypatch.setattr(Linear, "plain", True)
 
 
 def numbers(shape: tuple[int, ...], kind: torch.dtype) -> tuple[Tensor, ...]:
@@ -99,14 +95,12 @@ def test_fp32_gradients_however_they_lie():
 
 
 @has_operator
-def test_fp32_is_taken_where_mkl_is_slow(monkeypatch, plainly):
+def test_fp32_is_taken_where_mkl_is_slow(monkeypatch):
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.float32)
     for slow in (False, True):
         monkeypatch.setattr(module, "_mkl_is_slow", lambda slow=slow: slow)
         assert ("_Product" in type(linear(x, weight.requires_grad_(), bias).grad_fn).__name__) == slow
     assert linear(x.double(), weight.double(), bias.double()).dtype == torch.float64
-    plainly()
-    assert "_Product" not in type(linear(x, weight, bias).grad_fn).__name__
 
 
 @has_operator
@@ -143,7 +137,7 @@ def test_which_processors_mkl_is_slow_on(monkeypatch):
 
 
 @has_operator
-def test_in_bf16_it_is_taken_on_a_cpu_alone(plainly, monkeypatch):
+def test_in_bf16_it_is_taken_on_a_cpu_alone(monkeypatch):
     monkeypatch.setattr(module, "_mkl_is_slow", lambda: False)
     x, weight, bias, _ = numbers(SHAPES["tokens"], torch.bfloat16)
 
@@ -164,8 +158,29 @@ def test_in_bf16_it_is_taken_on_a_cpu_alone(plainly, monkeypatch):
     assert not taken(x, weight, bias)
     monkeypatch.setattr(module, "_WORTH_IT", x.numel() * len(weight))
     assert taken(x, weight, bias)
-    plainly()
-    assert not taken(x, weight, bias)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_network_that_is_asked_to_computes_by_torch_alone(name, monkeypatch):
+    """And a copy of it; no layer goes where ours would be chosen, or to a fused kernel."""
+
+    def ours(*_: object, **__: object) -> None:
+        raise AssertionError("no operator of torch's own")
+
+    network = moderate(VARIANTS[name]).float().train()
+    plainly(network)
+    for place, function in (
+        (module, "linear"),
+        (vit, "linear"),
+        (vit, "by_kernels"),
+        (fused, "serves"),
+        (fused, "gathers"),
+    ):
+        monkeypatch.setattr(place, function, ours)
+    images = pictures(VARIANTS[name]).float()
+    for one in (network, copy.deepcopy(network)):
+        with torch.autocast("cpu", torch.bfloat16):
+            one(images).float().sum().backward()
 
 
 @has_operator
@@ -202,7 +217,7 @@ def test_one_picture_at_a_time_by_vmap():
 @pytest.mark.usefixtures("slow_mkl")
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_networks_learn_alike(name, autocast, plainly):
+def test_networks_learn_alike(name, autocast):
     """Gradients of every parameter, under autocast and in fp32, are those of plain dense layers up to rounding."""
     config = VARIANTS[name]
     network, images = moderate(config).float().train(), pictures(config).float()
@@ -216,7 +231,7 @@ def test_networks_learn_alike(name, autocast, plainly):
         return {key: p.grad.clone() for key, p in network.named_parameters() if p.grad is not None}
 
     found = gradients()
-    plainly()
+    plainly(network)
     wanted = gradients()
     assert found.keys() == wanted.keys()
     within = 0.01 if autocast else 1e-4

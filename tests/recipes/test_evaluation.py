@@ -127,6 +127,20 @@ def test_bad_pictures(trained, sky):
     assert vitral.evaluate(trained.folder, sky, bad_images="skip").images == 5
 
 
+def test_pictures_that_are_left_out_are_named(trained, sky, capsys, tmp_path):
+    (sky / "day/1.png").write_bytes(b"no picture")
+    words = ["evaluate", str(trained.folder), str(sky), "--bad-images", "skip"]
+    assert main([*words, "--report", str(tmp_path / "report.html")]) == 0
+    said = capsys.readouterr().err
+    assert "left out 1 unreadable picture: " in said
+    assert "day/1.png" in said
+    assert "left out 1 unreadable picture" in (tmp_path / "report.html").read_text("utf-8")
+    assert main([*words, "--format", "json"]) == 0
+    assert [Path(name).name for name in json.loads(capsys.readouterr().out)["unreadable"]] == ["1.png"]
+    assert main(["evaluate", str(trained.folder), "--format", "json"]) == 0
+    assert "unreadable" not in json.loads(capsys.readouterr().out)
+
+
 def test_what_a_run_left_out_its_evaluation_leaves_out(sky, tmp_path):
     for kind in ("day", "night"):
         (sky / kind / "none.png").write_bytes(b"no picture")

@@ -8,13 +8,14 @@ import pytest
 
 from pictures import MakePictures
 from running import TINY
-from vitral.device import choose
+from vitral.device import Machine, choose
 from vitral.errors import UsageError
 from vitral.recipes.facts import Facts
 from vitral.recipes.learning import begin
 from vitral.recipes.planning import Job, plan_run, reopen
 from vitral.recipes.small import small
-from vitral.training.run import Run
+from vitral.recipes.table import RECIPES
+from vitral.training.run import Plan, Run
 
 
 def reasons(job: Job) -> dict[str, tuple[str, str]]:
@@ -40,7 +41,7 @@ def test_given_options_replace_what_the_recipe_says_of_them():
     told = reasons(plan_run({"data": "digits", "lr": 0.5, "flip": True, "label_smoothing": 0.0, "pool": "cls"}))
     for value, _ in told.values():
         assert "0.01" not in value
-    assert told["flip"] == ("True", "you asked")
+    assert told["flip"] == ("on", "you asked")
     assert "pooling" not in told
 
 
@@ -285,3 +286,33 @@ def test_a_stem_of_one_token_a_picture_wants_more_than_one_picture(make_pictures
     assert "--image-size" in str(caught.value)
     job = plan_run({"data": str(photos), "device": "cpu", "model": "C+Micro/2", "image_size": 4, "batch_size": 1})
     assert job.run.batch_size == 1
+
+
+def test_a_run_by_torch_alone():
+    job = plan_run({"data": "digits", "plain": True, "device": "cpu"})
+    assert "kernels of ours" not in reasons(job)["precision"][1]
+    layers = [layer for layer in begin(job).modules() if hasattr(type(layer), "plain")]
+    assert len(layers) > 4
+    assert all(layer.plain for layer in layers)
+    job = plan_run({"data": "digits", "device": "cpu"})
+    assert not any(layer.plain for layer in begin(job).modules() if hasattr(type(layer), "plain"))
+
+
+def test_a_recipe_is_shown_the_share_that_is_learned_from(make_pictures: MakePictures, monkeypatch):
+    """Half of a set is learned as often as a set of half the size."""
+    shown: list[Facts] = []
+
+    def watched(facts: Facts, machine: Machine) -> Plan:
+        shown.append(facts)
+        return small(facts, machine)
+
+    monkeypatch.setitem(RECIPES, "small", watched)
+    folder = str(make_pictures({"a": 40, "b": 40}))
+    for options in ({}, {"train_share": 0.5}):
+        plan_run({"data": folder, "device": "cpu", **options})
+    assert [facts.images for facts in shown if facts.sampled] == [80, 40]
+
+
+def test_where_nothing_is_held_out_the_plan_says_so(make_pictures: MakePictures):
+    job = plan_run({"data": str(make_pictures({"a": 4, "b": 4})), "val_fraction": 0.0, **TINY})
+    assert reasons(job)["validation"][0] == "none"

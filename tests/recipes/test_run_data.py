@@ -178,6 +178,20 @@ def test_pictures_that_were_left_out_are_part_of_the_data(photos, tmp_path):
         resume(whole.folder)
 
 
+def test_a_picture_that_broke_since_is_not_skipped_in_the_middle_of_a_run(photos, tmp_path):
+    """`--bad-images skip` would be another run, which --resume refuses: it is not what to type."""
+    folder = stop(train(photos, tmp_path / "run"))
+    whole = (photos / "cat/3.png").read_bytes()
+    (photos / "cat/3.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"cat/3\.png") as told:
+        resume(folder)
+    assert told.value.hint is not None
+    assert told.value.hint.startswith("put them back as they were, or begin again: ")
+    assert told.value.hint.endswith("--overwrite (or another --out) with --bad-images skip")
+    (photos / "cat/3.png").write_bytes(whole)
+    assert resume(folder).result["epochs"] == 3
+
+
 def test_a_run_from_before_goes_on_as_it_did(photos, tmp_path):
     folder = stop(train(photos, tmp_path / "run"))
     forget(folder)

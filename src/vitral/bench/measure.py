@@ -26,7 +26,7 @@ from vitral.compiler import keep_code
 from vitral.data import DataSet
 from vitral.data.loader import Batch
 from vitral.data.transforms import Augmentation
-from vitral.device import Machine, choose, cores, memory_bytes
+from vitral.device import Machine, choose, cores, memory_bytes, out_of_memory
 from vitral.errors import UsageError
 from vitral.model import summarize
 from vitral.model.quantized import observe
@@ -279,7 +279,7 @@ def measure(
             try:
                 first[way] = timed(way.program, case.device)
             except Exception as error:
-                if _is_memory(error) or (way.who.startswith(OURS) and not way.compiled):
+                if out_of_memory(error) or (way.who.startswith(OURS) and not way.compiled):
                     raise
                 notes.append(_left_out(way, error))
                 continue
@@ -432,14 +432,9 @@ def _memory_told(case: Case) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_memory(error):
+        if not out_of_memory(error):
             raise
         raise _too_large(case, "the device has no more", case.batch // 2) from None
-
-
-def _is_memory(error: Exception) -> bool:
-    said = "not enough memory" in str(error) or "can't allocate memory" in str(error)
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or said
 
 
 def _too_large(case: Case, why: str, batch: int) -> UsageError:

@@ -186,7 +186,8 @@ class DataCheck:
 
     def print_table(self, console: Console, most_classes: int = 20) -> None:
         """Counts, sizes and findings for people."""
-        console.print(Text(f"{self.source}: {self.images:,} pictures, {len(self.classes):,} classes", style="bold"))
+        counts = f"{_counted(self.images, 'picture')}, {_counted(len(self.classes), 'class')}"
+        console.print(Text(f"{self.source}: {counts}", style="bold"))
         console.print(self._counts_table(most_classes))
         facts = table(header=False)
         if self.sizes:
@@ -213,6 +214,11 @@ class DataCheck:
             rows.add_row(f"… {len(rest):,} more", *(f"{sum(n):,}" for n in list(zip(*rest, strict=True))[1:]))
         rows.add_row("all", *(f"{sum(counts):,}" for counts in self.counts.values()))
         return rows
+
+
+def _counted(count: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{plural * (count != 1)}"
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -341,8 +347,11 @@ def _bar(progress: OnProgress | None) -> Iterator[OnProgress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def readable(dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["error", "skip"] = "error") -> DataSet:
-    """The data set without its unreadable pictures ("skip"), or one `DataError` that names them ("error").
+def readable(
+    dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["error", "skip"] = "error", hint: str | None = None
+) -> DataSet:
+    """The data set without its unreadable pictures ("skip"), or one `DataError` that names them ("error") and says what
+    to type, or `hint`.
 
     Labels and classes stay as they are. With "skip", too, a split without a readable picture is an error, and a class
     without one to learn from.
@@ -358,7 +367,7 @@ def readable(dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["e
             f"{len(found):,} unreadable picture{'s' * (len(found) > 1)}",
             where=dataset.source,
             why=told,
-            hint=f"--bad-images skip goes on without; `vitral data check {dataset.source}` names them all",
+            hint=hint or f"--bad-images skip goes on without; `vitral data check {dataset.source}` names them all",
         )
     splits = dict(dataset.splits)
     for split, pictures in dataset.splits.items():
@@ -372,3 +381,8 @@ def readable(dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["e
         if len(kept) < len(pictures):
             splits[split] = pictures.select(kept)
     return replace(dataset, splits=splits)
+
+
+def left_out(names: Sequence[str]) -> str:
+    """What to say where work goes on without these pictures; nothing where there are none."""
+    return f"left out {len(names):,} unreadable picture{'s' * (len(names) > 1)}: {some(names, 5)}" if names else ""

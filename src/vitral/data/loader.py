@@ -31,7 +31,7 @@ from vitral.data import Split
 from vitral.data.cache import Entry, PixelCache, pixels_key, title_of
 from vitral.data.kernels import expect, loaded, torchvision
 from vitral.data.transforms import Augmentation, Preprocessing, _channels_first
-from vitral.device import cores, derive_seed, memory_bytes, seeded
+from vitral.device import cores, derive_seed, memory_bytes, seeded, total_bytes
 from vitral.errors import ImageError
 
 Residency = Literal["auto", "memory", "cache", "stream"]
@@ -153,7 +153,7 @@ class Batches:
         pictures = _Pictures(self.split, self.preprocessing, self.augmentation)
         room = {"auto": MEMORY_SHARE, "memory": math.inf}.get(residency, 0.0)
         # even those of a GPU are put together in memory
-        if pictures.shape and pictures.kept_bytes < room * min(memory_bytes(), _total_bytes(self.device)):
+        if pictures.shape and pictures.kept_bytes < room * min(memory_bytes(), total_bytes(self.device)):
             return self._tensor(pictures, pictures.shape, progress)
         cache = PixelCache() if residency in ("auto", "cache") else None
         key = pixels_key(self.split, pictures.settings) if cache else ""
@@ -339,6 +339,11 @@ class _Pictures(Dataset[Tensor]):
         return self.augmentation is not None and self.augmentation.crop == "random-resized"
 
     @property
+    def scaled(self) -> bool:
+        """Whether large JPEGs are decoded at a fraction of their size."""
+        return self.augmentation is not None and self.augmentation.scaled
+
+    @property
     def shape(self) -> tuple[int, int, int] | None:
         """Of every picture, (C, height, width), where none needs a geometry of its own."""
         return None if self.cropped else (self.preprocessing.channels, *self.preprocessing.image_size)
@@ -349,7 +354,7 @@ class _Pictures(Dataset[Tensor]):
         facts = self.preprocessing.to_json()
         if self.cropped:
             read = ("image_size", "channels", "interpolation", "antialias")
-            return {"crop": True, "scaled": True, **{k: facts[k] for k in read}}
+            return {"crop": True, "scaled": self.scaled, **{k: facts[k] for k in read}}
         unused = ("std",) if self.preprocessing.resize == "letterbox" else ("std", "mean")  # which fills with the mean
         return {"crop": False, **{k: v for k, v in facts.items() if k not in unused}}
 
@@ -369,7 +374,7 @@ class _Pictures(Dataset[Tensor]):
             return _channels_first(self.image(index)).contiguous()
         height, width = self.preprocessing.image_size
         room = (2 * height, 2 * width)
-        image = _channels_first(self.image(index, at_least=room))
+        image = _channels_first(self.image(index, at_least=room if self.scaled else None))
         scale = max(n / m for n, m in zip(room, image.shape[-2:], strict=True))
         if scale >= 1:
             return image.contiguous()
@@ -390,10 +395,6 @@ class _Pictures(Dataset[Tensor]):
             with contextlib.suppress(ImageError):
                 sizes.append(self.decode(int(index)).nbytes)
         return count * float(np.mean(sizes)) if sizes else 0.0
-
-
-def _total_bytes(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
 
 
 def _counted(workers: int) -> str:

@@ -248,6 +248,7 @@ class Augmentation:
 
     crop: Crop = "none"
     crop_area: float = 0.08  # the smallest share of the picture that a random-resized crop keeps
+    scaled: bool = True  # large JPEGs that are cropped at random are decoded at 1/2, 1/4 or 1/8 of their size
     shift: float = 1 / 8  # the farthest that a shift goes, as a share of the width
     flip: bool = False
     augment: Augment = "none"

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_float, c_int, c_long, c_void_p
@@ -159,7 +160,16 @@ def _library() -> Any:
             return _loaded(_compiled(compiler, Path(folder)))
 
 
+def told() -> str:
+    """What to say, once, where the kernels were compiled in this process, which takes seconds; else nothing."""
+    return f"kernels for this processor were compiled first: {_seconds.pop():.1f} s, and are kept" if _seconds else ""
+
+
+_seconds: list[float] = []
+
+
 def _compiled(compiler: str, folder: Path) -> Path:
+    started = time.perf_counter()
     handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
@@ -168,6 +178,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
     except BaseException:
         Path(name).unlink()
         raise
+    _seconds.append(time.perf_counter() - started)
     return Path(name)
 
 

@@ -3,7 +3,7 @@
 By torch the activations of an MLP's hidden layer are read twice on the way back, once for their gradient and once for
 its sum, that of the bias; and the gradients of queries, keys and values are written three by three, and then once more
 side by side. Here each is written once (`vitral.model.kernels`). What torch would compute stands beside it, for where
-there is no GPU. `MLP.plain` and `Attention.plain` ask for torch's own.
+there is no GPU. `vitral.model.linear.plainly` asks for torch's own.
 """
 
 from __future__ import annotations

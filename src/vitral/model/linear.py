@@ -9,7 +9,7 @@ In fp32 torch multiplies by MKL, which leaves more than half of an AMD processor
 oneDNN computes all three products of a layer, which differ by the order of sums.
 
 Everywhere else, and where this torch has no such operator, it is `F.linear` (tests/model/test_linear.py).
-`Linear.plain = True` asks for `F.linear` everywhere.
+`plainly` asks for torch's own operators in all of a network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +32,21 @@ from vitral.model import avx512
 class Linear(nn.Linear):
     """x Wᵀ + b for x (…, in)."""
 
-    plain: ClassVar[bool] = False
+    plain = False
+    """Ask for `F.linear` everywhere; `plainly` asks all layers of a network."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return (F.linear if self.plain else linear)(x, self.weight, self.bias)
+
+
+def plainly(network: nn.Module) -> None:
+    """Have all layers of a network computed by torch's own operators alone from now on: slower, and what the kernels
+    here and on a GPU, and the products by oneDNN, are held against.
+    """
+    layer: Any
+    for layer in network.modules():
+        if hasattr(type(layer), "plain"):
+            layer.plain = True
 
 
 def as_made(layer: nn.Module, kind: type[nn.Module] = Linear) -> bool:
@@ -48,7 +59,7 @@ def as_made(layer: nn.Module, kind: type[nn.Module] = Linear) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`: (…, in) to (…, out), under autocast in its precision."""
-    kind = None if Linear.plain else _kind(x, weight, bias)
+    kind = _kind(x, weight, bias)
     if kind is None:
         return F.linear(x, weight, bias)
     return _Product.apply(x.to(kind), weight, None if bias is None else bias.to(kind))
@@ -56,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def by_kernels(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` of the numbers of `x`, in rows as wide as the weight is, is computed by `avx512`."""
-    if Linear.plain or not _known(x, weight) or _precision(x, weight) != torch.bfloat16:
+    if not _known(x, weight) or _precision(x, weight) != torch.bfloat16:
         return False
     return avx512.serves(x, weight, width=weight.shape[1])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -194,7 +194,7 @@ class PatchEmbed(nn.Module):
     """
 
     backbone: HybridStem | ConvStem
-    plain: ClassVar[bool] = False
+    plain = False
     """Ask for the convolution everywhere."""
 
     def __init__(self, config: ViTConfig):
@@ -238,7 +238,7 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention over tokens (B, N, D) (appendix A, equations 5 to 8)."""
 
-    plain: ClassVar[bool] = False
+    plain = False
     """Ask for torch's attention everywhere."""
 
     def __init__(self, config: ViTConfig):
@@ -290,8 +290,9 @@ class Attention(nn.Module):
             return self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
         weight, bias = self.qkv.weight, self.qkv.bias
         parts = (None, None) if bias is None else (bias[:D], bias[D:])
-        q = linear(x[:, :read], weight[:D], parts[0]).view(B, read, 1, self.heads, self.head_dim)
-        kv = linear(x, weight[D:], parts[1]).view(B, N, 2, self.heads, self.head_dim)
+        product = F.linear if self.plain else linear
+        q = product(x[:, :read], weight[:D], parts[0]).view(B, read, 1, self.heads, self.head_dim)
+        kv = product(x, weight[D:], parts[1]).view(B, N, 2, self.heads, self.head_dim)
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -326,7 +327,7 @@ def explicit_is_faster(q: Tensor, k: Tensor) -> bool:
 class MLP(nn.Module):
     """Two dense layers on each token (B, N, D). With SwiGLU the first one is twice as wide: gate and value."""
 
-    plain: ClassVar[bool] = False
+    plain = False
     """Ask for torch's GELU everywhere."""
 
     def __init__(self, config: ViTConfig):

@@ -15,7 +15,7 @@ import torch
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
-from vitral.data.check import Unreadable, readable
+from vitral.data.check import Unreadable, left_out, readable
 from vitral.data.loader import Batches, Progress
 from vitral.device import choose
 from vitral.errors import DataError, UsageError, unknown
@@ -23,6 +23,7 @@ from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import summarize
 from vitral.model.views import COUNTS, Views
 from vitral.predict import Engine, Predictor, load
+from vitral.recipes.room import at_once
 from vitral.recipes.run_data import OwnData, are_its, own_data
 from vitral.training.run import RunFolder
 from vitral.weights.labels import match
@@ -76,12 +77,15 @@ class Evaluated:
     """Why a run's figures on these pictures tell too much of it."""
     changed: str = ""
     """How a run's own pictures differ from those that it began with."""
+    unreadable: tuple[str, ...] = ()
+    """Names of pictures that were left out."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Words of warning for the command line, with what to type instead of a measurement on train pictures."""
         other = f" On others: vitral evaluate {shlex.quote(self.predictor.source)}"
-        return tuple(filter(None, (self.changed, self.caution + other * (self.caution == CAUTION["train"]))))
+        caution = self.caution + other * (self.caution == CAUTION["train"])
+        return tuple(filter(None, (left_out(self.unreadable), self.changed, caution)))
 
     def write_report(self, path: Path, command: str) -> None:
         """A page with the figures, the confusion matrix and the most confident mistakes."""
@@ -96,6 +100,8 @@ class Evaluated:
         findings = [("Views and merging", f"{self.beside}.")] if self.beside else []
         if self.changed:
             findings.insert(0, ("Other pictures", self.changed))
+        if self.unreadable:
+            findings.insert(0, ("Unreadable", left_out(self.unreadable)))
         content = ReportContent(
             title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
             evaluation=self.evaluation,
@@ -178,7 +184,11 @@ def evaluate_pictures(
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     beside = _beside(predictor, logits, plain[0], pictures.labels) if plain else None
     named = "all" if whole else chosen
-    return Evaluated(evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution, changed)
+    kept = set(pictures.names) if len(pictures) < len(dataset[chosen]) else None
+    unreadable = () if kept is None else tuple(name for name in dataset[chosen].names if name not in kept)
+    return Evaluated(
+        evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution, changed, unreadable
+    )
 
 
 def _learned(predictor: Predictor, dataset: DataSet) -> bool:
@@ -225,16 +235,18 @@ def in_batches(
     split: str,
     *,
     skip: bool,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Split, Batches]:
     """The pictures of a split that can be read, and what the predictor reads of them. Others are left out where `skip`
     says so; else `DataError` names them.
     """
 
+    device = predictor.machine.device
+    count = batch_size or at_once(predictor.model.config, device)
+
     def read(pictures: Split) -> Batches:
-        device = predictor.machine.device
-        return Batches(pictures, predictor.preprocessing, batch_size=batch_size, device=device, progress=progress)
+        return Batches(pictures, predictor.preprocessing, batch_size=count, device=device, progress=progress)
 
     pictures = dataset[split]
     batches = read(pictures)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vitral import __version__
 from vitral.console import command_line, flag, stderr
-from vitral.data.check import Unreadable, readable
+from vitral.data.check import Unreadable, left_out, readable
 from vitral.data.contents import digest
 from vitral.data.loader import Batches
 from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everything
@@ -42,6 +42,7 @@ from vitral.recipes.learning import begin, objective_of
 from vitral.recipes.pace import keeps_up
 from vitral.recipes.planning import Job, load_given, plan_run, reopen, teacher_of
 from vitral.recipes.probe import fit_probe
+from vitral.recipes.room import at_once, memory_told
 from vitral.recipes.run_data import own_data
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
 from vitral.training.loop import Averaged, State, fit
@@ -251,8 +252,9 @@ def _carry_out(
                 _make_way(folder, overwrite, job.run)
             _open_folder(running)
         try:
-            chosen = LEARNERS.get(job.run.recipe, _fit)(running)
-            return _finish(running, chosen)
+            with memory_told(job.run):
+                chosen = LEARNERS.get(job.run.recipe, _fit)(running)
+                return _finish(running, chosen)
         except KeyboardInterrupt:
             raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
         finally:
@@ -373,20 +375,25 @@ def _readable_batches(job: Job, console: Console) -> tuple[Job, dict[str, Batche
             enough, told = keeps_up(job, rate)
             console.print(told + f". {KEEP_THEM}" * (not enough), style="dim", highlight=False, soft_wrap=True)
         return job, batches
-    dataset = readable(job.dataset, bad, job.run.bad_images)
-    console.print(f"left out {len(bad)} unreadable pictures: {', '.join(one.name for one in bad[:5])}", highlight=False)
-    return _readable_batches(dataclasses.replace(job, dataset=dataset), console)
+    back = f"put them back as they were, or {job.plan.anew} with --bad-images skip" if job.plan.command else None
+    dataset = readable(job.dataset, bad, job.run.bad_images, back)
+    told = left_out([one.name for one in bad])
+    console.print(told, highlight=False, soft_wrap=True, markup=False)
+    choices = {c.name: c for c in (*job.plan.choices, Choice("unreadable", told, "--bad-images skip"))}
+    plan = dataclasses.replace(job.plan, choices=tuple(choices.values()))  # the page on the run tells it
+    return _readable_batches(dataclasses.replace(job, dataset=dataset, plan=plan), console)
 
 
 def _batches(job: Job, split: str, console: Console) -> Batches:
     run, training = job.run, split == "train" and job.run.recipe not in LEARNERS
     pictures = job.dataset[split]
+    together = at_once(job.config, job.machine.device)
     weights = None
     if training and run.sampling == "balanced":
         weights = balanced_weights(pictures.labels, len(job.dataset.classes))[pictures.labels]
     with counting(console, f"reading {split}", len(pictures)) as progress:
         return Batches(
-            pictures, run.preprocessing, batch_size=run.batch_size if training else 256, device=job.machine.device,
+            pictures, run.preprocessing, batch_size=run.batch_size if training else together, device=job.machine.device,
             augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
             residency=run.residency, workers=run.workers, progress=progress,
         )  # fmt: skip

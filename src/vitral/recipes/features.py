@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ from vitral.evaluation import fewshot, neighbours
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.metrics import ENOUGH_PICTURES, Evaluation, measure
 from vitral.folders import cache_folder
-from vitral.model import ViT
+from vitral.model import Network, ViT
 from vitral.predict import Predictor, load
+from vitral.recipes.room import at_once
 from vitral.weights.files import read_tensors, write_tensors
 
 FORMAT = 2
@@ -68,7 +69,8 @@ def features_of(
         return kept
     decoded = batches is not None
     if batches is None:
-        batches = Batches(pictures, preprocessing, batch_size=256, device=machine.device, progress=progress)
+        together = at_once(cast(Network, model).config, machine.device)
+        batches = Batches(pictures, preprocessing, batch_size=together, device=machine.device, progress=progress)
     if bad := batches.unreadable:
         told = some(f"{error.name} ({error.why})" for _, error in bad)
         count = f"{len(bad):,} unreadable picture{'s' * (len(bad) > 1)}"
@@ -338,7 +340,8 @@ def _side(
     batches = None
     if skip:
         on = predictor.machine.device
-        batches = Batches(pictures, predictor.preprocessing, batch_size=256, device=on, progress=progress)
+        count = at_once(predictor.model.config, on)
+        batches = Batches(pictures, predictor.preprocessing, batch_size=count, device=on, progress=progress)
         if bad := [index for index, _ in batches.unreadable]:
             if len(bad) == len(pictures):
                 raise DataError("no readable picture", why=str(batches.unreadable[0][1]))

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitral.data.loader import Batches
 from vitral.model import Network, network
 from vitral.model.conv_stem import whiten
+from vitral.model.linear import plainly
 from vitral.training.distillation import Teacher
 from vitral.training.objective import Classification, balanced_weights
 from vitral.training.optimizers import freeze
@@ -30,6 +31,8 @@ def begin(job: Job, *, whitened: bool = True) -> Network:
     """
     run = job.run
     model: Any = network(job.config).to(job.machine.device)
+    if run.plain:
+        plainly(model)
     if job.init:
         native.load_state(model, job.init.weights.state)
     if run.whiten and whitened:

@@ -24,6 +24,7 @@ from vitral.model.summary import summarize
 from vitral.model.variants import named
 from vitral.recipes.facts import Facts, facts
 from vitral.recipes.pace import epochs_within
+from vitral.recipes.room import in_parts
 from vitral.recipes.run_data import own_data, split_for
 from vitral.recipes.table import CHECKS, RECIPES, RESIZES, UNREAD
 from vitral.training.compiling import whether
@@ -65,7 +66,9 @@ def plan_run(options: dict[str, Any]) -> Job:
     dataset = load_given(given)
     check_classes(dataset)
     machine = choose(given.get("device", "auto"))
-    known = dataclasses.replace(facts(dataset), epochs=given.get("epochs"), kept=_kept(dataset, given))
+    known = facts(dataset)
+    count = round(known.images * given.get("train_share", 1.0))
+    known = dataclasses.replace(known, images=count, epochs=given.get("epochs"), kept=_kept(dataset, given))
     job = resolve(_recipe(given)(known, machine), given, dataset)
     return job if job.run.minutes is None else _in_time(job, known, machine, given, dataset)
 
@@ -140,10 +143,12 @@ def resolve(plan: Plan, given: dict[str, Any], dataset: DataSet) -> Job:
     config = _config(run, len(dataset.classes), loaded)
     if run.recipe in CHECKS:
         CHECKS[run.recipe](dataset, config)
+    machine = choose(run.device, run.precision, dim=config.dim)
+    if "batch_size" not in UNREAD.get(run.recipe, ()):
+        run = in_parts(run, config, machine, len(dataset["train"]), given, reasons)
     _check_norms(run, config, len(dataset["train"]))
     run = _whitened(run, config, given, reasons)
     run = _without_shifts(run, config, given, reasons)
-    machine = choose(run.device, run.precision, dim=config.dim)
     run = _with_compiling(run, config, machine, len(dataset["train"]), reasons)
     run = _with_graphs(run, machine, reasons)
     reasons += _consequences(run, machine, dataset)
@@ -425,8 +430,8 @@ def _consequences(run: Run, machine: Machine, dataset: DataSet) -> list[Choice]:
     if run.lr_batch is not None and run.lr_batch != run.step_batch:
         why = f"{run.lr:g} is meant for batches of {run.lr_batch}; yours is {run.step_batch}: scaled in proportion"
         found.append(Choice("learning rate", f"{run.peak_lr:g}", why))
-    ours = machine.device.type == "cpu" and machine.precision == "bf16" and avx512.ready()
-    why = f"{machine.reason}, and kernels of ours" if ours else machine.reason
+    ours = machine.device.type == "cpu" and machine.precision == "bf16" and not run.plain and avx512.ready()
+    why = "; ".join(filter(None, (f"{machine.reason}, and kernels of ours", avx512.told()))) if ours else machine.reason
     found.append(Choice("precision", f"{machine.precision} on {machine.name}", why))
     counts = [int((dataset["train"].labels == k).sum()) for k in range(len(dataset.classes))]
     if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
@@ -436,4 +441,6 @@ def _consequences(run: Run, machine: Machine, dataset: DataSet) -> list[Choice]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)

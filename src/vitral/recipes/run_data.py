@@ -46,6 +46,9 @@ def split_for(run: Run, dataset: DataSet, reasons: list[Choice]) -> DataSet:
         reasons.append(
             Choice("validation", f"{counts['test']:,} pictures", "the test split, because nothing is cut from train")
         )
+    else:
+        why = "all pictures are learned from: how good it becomes is not measured, and the last epoch is kept"
+        reasons.append(Choice("validation", "none", why))
     return dataset
 
 

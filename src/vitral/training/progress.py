@@ -27,8 +27,10 @@ def progress_bar(console: Console) -> Progress:
 
 
 @contextmanager
-def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for work of `total` pictures; yields the function to call with the number that were just done."""
+def counting(console: Console, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar for work of `total` pictures, None where nobody knows; yields the function to call with the number that
+    were just done.
+    """
     with progress_bar(console) as bar:
         task = bar.add_task(what, total=total, note="")
         yield lambda done: bar.advance(task, done)

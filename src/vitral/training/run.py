@@ -97,6 +97,7 @@ class Run:
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels")
     crop: Crop = option("none", "random geometry in training: none, shift or random-resized")
     crop_area: float = option(0.08, "smallest share of the picture that random-resized keeps")
+    scaled: bool = option(True, "decode large JPEGs that are cropped at random at 1/2, 1/4 or 1/8 of their size")
     shift: float = option(0.125, "farthest that shift goes, as a share of the width")
     flip: bool = option(False, "mirror half of the training pictures")
     augment: Augment = option("none", "none, affine (turned and scaled a little), randaugment or trivialaugment")
@@ -140,6 +141,7 @@ class Run:
     device: str = option("auto", "auto, cpu, cuda or mps")
     precision: str = option("auto", "auto, bf16 or fp32")
     compile: bool | None = option(None, "compile the network with torch.compile; by default where it pays in this run")
+    plain: bool = option(False, "torch's own operators alone, without kernels of ours: slower, to compare with")
     graphs: bool | None = option(
         None, "on a GPU, repeat steps as a recorded CUDA graph; by default where they can be recorded"
     )

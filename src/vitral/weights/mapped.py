@@ -40,9 +40,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in header}
     except (SafetensorError, OSError, ValueError, OverflowError, TypeError, RuntimeError, MemoryError) as error:
-        why, hint = printable(str(error)), "fetch it again from where it was published"
-        raise WeightsError("damaged safetensors file", where=path, why=why, hint=hint) from error
+        why = printable(str(error))
+        raise WeightsError("damaged safetensors file", where=path, why=why, hint=ANOTHER_COPY) from error
     return tensors, metadata
+
+
+ANOTHER_COPY = "put a whole copy of it there, from a backup or from where it was published"
+"""What to do about a file that is damaged."""
 
 
 def printable(text: str, most: int = 300) -> str:

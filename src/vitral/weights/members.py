@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitral.errors import WeightsError
-from vitral.weights.mapped import printable
+from vitral.weights.mapped import ANOTHER_COPY, printable
 
 MOST_MEMBERS = 100_000
 MOST_BYTES = 64 * 2**30
@@ -95,5 +95,4 @@ def _located(path: Path, file: int, entry: zipfile.ZipInfo) -> Member:
 
 
 def _refused(path: Path, why: str) -> WeightsError:
-    hint = "fetch it again from where it was published"
-    return WeightsError("damaged or hostile archive", where=path, why=printable(why), hint=hint)
+    return WeightsError("damaged or hostile archive", where=path, why=printable(why), hint=ANOTHER_COPY)

@@ -70,10 +70,13 @@ def load(data: str, *, root: Path, download: bool) -> DataSet:
         return replace(found, name=name, classes=classes)
     why = f"not under '{root}', and downloading is off"
     if download:
+        new = not root.exists()
         try:
             return _fetch(named, root, True)
         except (OSError, RuntimeError, ValueError, EOFError) as error:
             why = f"not under '{root}', and it could not be fetched: {error}"
+            if new:
+                _remove_empty(root)
     raise DataError(
         f"cannot get the data set '{name}'",
         where=str(root),
@@ -117,6 +120,13 @@ def _fetch(named: Named, root: Path, download: bool) -> DataSet:
             return named.fetch(root, download)
     finally:
         socket.setdefaulttimeout(before)
+
+
+def _remove_empty(root: Path) -> None:
+    """Take away the folders that torchvision makes before it fetches anything."""
+    for folder, _, _ in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):  # something lies in it
+            os.rmdir(folder)
 
 
 def _in_memory(maker: str, name: str, classes: tuple[str, ...] | None = None) -> Callable[[Path, bool], DataSet]:

@@ -1,0 +1,207 @@
+"""What fits into memory: reckoned before anything is built, and told where it runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitral
+from pictures import MakePictures
+from running import TINY
+from vitral.cli import main
+from vitral.device import choose
+from vitral.errors import TrainingError, UsageError
+from vitral.model import config, network
+from vitral.recipes import room
+from vitral.recipes.planning import Job, plan_run
+from vitral.recipes.room import _training, at_once, memory_told, needs
+from vitral.training.run import Run
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Call it to say how many bytes of memory there are."""
+    return lambda count: monkeypatch.setattr(room, "total_bytes", lambda device: count)
+
+
+def told(job: Job) -> dict[str, tuple[str, str]]:
+    return {choice.name: (choice.value, choice.reason) for choice in job.plan.choices}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mu/4", {"image_size": 32, "depth": 6}), ("Ti/16", {"image_size": 64}),
+        ("Ti/16", {"image_size": 64, "pool": "mean"}),
+        ("C+Femto/4", {"image_size": 32}), ("R26+S/32", {"image_size": 64}), ("BiT-R50x1", {"image_size": 64}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_a_step_keeps_is_reckoned_from_the_layers(name, changes, checkpointing):
+    """Of what torch saves for the way back, counted; nothing is timed or asked of the system."""
+    of = config(name, classes=5, **changes)
+    model = network(of).train()
+    model.checkpointing = checkpointing
+
+    def saved(count: int) -> int:
+        found: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            _answers = model(torch.zeros(count, of.channels, *of.image))  # kept, and with it what it was made from
+        return sum(found.values())
+
+    a_picture = saved(3) - saved(2)  # what is saved of weights is the same for any number
+    reckoned = _training(of, choose("cpu", "fp32"), checkpointing)[1]
+    assert a_picture < reckoned
+    if not checkpointing:
+        assert a_picture > reckoned / 3, "a reckoning of far too much would split batches that fit"
+
+
+def test_a_batch_that_does_not_fit_is_taken_in_parts(memory, make_pictures: MakePictures):
+    photos = str(make_pictures({"a": 200, "b": 200}))
+    options = {"data": photos, "model": "Ti/16", "image_size": 64, "device": "cpu", "precision": "fp32"}
+    memory(2**40)
+    whole = plan_run(options)
+    assert (whole.run.accumulate, "batch" in told(whole)) == (1, True)
+    memory(200 * MIB)
+    parts = plan_run(options)
+    assert parts.run.accumulate > 1
+    assert parts.run.step_batch == whole.run.step_batch
+    assert parts.run.peak_lr == whole.run.peak_lr
+    value, why = told(parts)["batch"]
+    assert value == f"{parts.run.accumulate} × {parts.run.batch_size}"
+    assert f"{whole.run.batch_size} at once would take" in why
+    assert "of 0.2 GiB" in why
+    same = {"batch_size", "accumulate"}
+    assert {f.name for f in dataclasses.fields(Run) if getattr(whole.run, f.name) != getattr(parts.run, f.name)} == same
+
+
+def test_parts_keep_what_was_accumulated_already(memory):
+    options: dict[str, Any] = {"data": "digits", "recipe": "paper", "model": "Ti/2", "image_size": 16, "device": "cpu"}
+    memory(2**40)
+    whole = plan_run(options)
+    memory(400 * MIB)
+    parts = plan_run(options)
+    assert parts.run.accumulate > whole.run.accumulate > 1
+    assert parts.run.step_batch == whole.run.step_batch
+
+
+def test_a_batch_that_was_asked_for_stays_and_is_warned_of(memory):
+    memory(150 * MIB)
+    job = plan_run({"data": "digits", "model": "Ti/2", "batch_size": 96, "device": "cpu", "precision": "fp32"})
+    assert (job.run.batch_size, job.run.accumulate) == (96, 1)
+    value, why = told(job)["WARNING"]
+    assert "may not fit" in value
+    size, count = (int(why.split(f"{word} ")[1].split()[0]) for word in ("--batch-size", "--accumulate"))
+    assert size * count == 96
+    again = {"batch_size": size, "accumulate": count}
+    assert "WARNING" not in told(plan_run({"data": "digits", "model": "Ti/2", **again, "device": "cpu"}))
+
+
+def test_a_network_that_cannot_fit_is_refused_with_a_size_that_does(memory):
+    memory(2**30)
+    options = {"data": "digits", "model": "S/16", "device": "cpu", "precision": "fp32"}
+    with pytest.raises(UsageError, match="10000×10000 pixels does not fit") as refused:
+        plan_run({**options, "image_size": 10_000})
+    hint = refused.value.hint
+    assert hint is not None
+    side = int(hint.split("--image-size ")[1].split(",")[0])
+    assert plan_run({**options, "image_size": side}).run.size == (side, side)
+
+
+def test_recomputing_is_proposed_where_it_helps(memory):
+    memory(4 * 2**30)
+    options = {"data": "digits", "model": "S/16", "image_size": 2048, "device": "cpu", "precision": "fp32"}
+    with pytest.raises(UsageError, match="does not fit") as refused:
+        plan_run(options)
+    assert refused.value.hint == "--checkpointing, or --image-size 1024, or a smaller --model"
+    assert plan_run({**options, "checkpointing": True}).run.checkpointing
+
+
+def test_a_network_larger_than_the_memory_asks_for_a_smaller_one(memory):
+    memory(2**30)
+    with pytest.raises(UsageError, match="does not fit") as refused:
+        plan_run({"data": "digits", "model": "H/14", "device": "cpu"})
+    assert refused.value.hint == "a smaller --model"
+
+
+def test_large_pictures_are_predicted_few_at_a_time(memory):
+    memory(16 * 2**30)
+    small, large = (config("S/16", image_size=side) for side in (224, 2048))
+    assert at_once(small, CPU) == room.AT_ONCE
+    assert 1 <= at_once(large, CPU) < 32
+    assert at_once(large, CPU) * needs(large).passing <= 4 * 2**30
+    memory(MIB)
+    assert at_once(large, CPU) == 1
+
+
+def test_evaluation_takes_what_fits(memory, make_pictures: MakePictures, tmp_path):
+    photos = make_pictures({"a": 6, "b": 6})
+    run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, **TINY)
+    whole = vitral.evaluate(run.folder, split="train")
+    memory(4 * needs(run.predictor.model.config).passing * 3)
+    seen: list[int] = []
+    logits = vitral.Predictor.logits
+
+    def watched(self: vitral.Predictor, images: Tensor) -> Tensor:
+        seen.append(len(images))
+        return logits(self, images)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vitral.Predictor, "logits", watched)
+        parts = vitral.evaluate(run.folder, split="train")
+    assert max(seen) == 3
+    assert parts.accuracy == whole.accuracy
+
+
+# ---- memory that runs out all the same
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(RuntimeError, match="something else"), memory_told(Run()):
+        raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)  # fmt: skip
+def test_a_run_without_memory_says_what_takes_less(error, make_pictures: MakePictures, tmp_path, monkeypatch):
+    photos, out = str(make_pictures({"a": 6, "b": 6})), tmp_path / "run"
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vitral.recipes.execute.fit", fails)
+    with pytest.raises(TrainingError, match="not enough memory") as told:
+        vitral.train(photos, out=str(out), quiet=True, **TINY)
+    assert told.value.hint is not None
+    assert told.value.hint.startswith("--batch-size 2 --accumulate 2 makes the same steps")
+    monkeypatch.undo()
+    assert vitral.train(photos, out=str(out), quiet=True, resume=True).result["epochs"] == TINY["epochs"]
+
+
+def test_a_command_without_memory_is_no_mistake_of_ours(capsys, monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("vitral.model.summarize", fails)
+    assert main(["summary", "Ti/16"]) == 2
+    said = capsys.readouterr().err
+    assert "not enough memory" in said
+    assert "--device cpu" in said
+    assert "mistake" not in said
