@@ -150,3 +150,17 @@ def test_strength_and_operation_are_each_pictures_own():
     weaker = rand_augment(images, 2, 3).float() - images.float()
     assert stronger.abs().mean() > 2 * weaker.abs().mean()
     assert not torch.equal(rand_augment(images, 2, 9), rand_augment(images, 2, 9))
+
+
+@pytest.mark.parametrize("name", TRIVIAL)
+def test_pieces_are_the_whole(name, monkeypatch):
+    """To the bit: a picture's neighbours in a batch change nothing, nor how many of them are taken at a time."""
+    images, strength = pictures(11), torch.linspace(-1, 1, 11) * TRIVIAL[name].strength
+    function, numbers = OPERATIONS.get(name, move), strength
+    if name in MATRICES:
+        numbers = MATRICES[name](strength, 23, 31)
+    whole = function(images, numbers)
+    for piece in (1, 3 * images[0].numel()):
+        monkeypatch.setattr(operations, "_PIECE", piece)
+        assert torch.equal(operations.in_pieces(function, images, numbers), whole)
+    assert operations.in_pieces(function, images[:0], numbers[:0]).shape == (0, 3, 23, 31)

@@ -448,7 +448,7 @@ def test_the_source_is_in_the_package():
 
 
 @there
-def test_the_seconds_of_compiling_are_told_once(tmp_path, monkeypatch):
+def test_the_seconds_of_compiling_are_told_once(tmp_path):
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))
     avx512.told()
     assert avx512.told() == ""

@@ -130,7 +130,7 @@ class Batches:
         positions = torch.from_numpy(np.concatenate(batches)).to(self.device).split(self.batch_size)
         if isinstance(self._store, Tensor):
             for indices, position in zip(batches, positions, strict=True):
-                yield Batch(self._store[position], self.labels[position], indices)
+                yield Batch(self._store.index_select(0, position), self.labels[position], indices)
             return
         for indices, position, images in zip(batches, positions, self._made(epoch, batches), strict=True):
             yield Batch(images.to(self.device, non_blocking=True), self.labels[position], indices)

@@ -70,12 +70,27 @@ def _one_each(images: Tensor, space: Mapping[str, Most], steps: Tensor) -> Tenso
     # Of sizes that differ by one at most; which are larger is drawn, so that none is favoured.
     drawn = int(torch.randint(len(space), ()))
     bounds = [(number * B + drawn) // len(space) for number in range(len(space) + 1)]
-    shuffled = images[order]
+    shuffled = images.index_select(0, order)  # of rows seven times as fast as images[order], on a processor
     groups = {name: (shuffled[a:b], shares[a:b]) for name, (a, b) in zip(space, pairwise(bounds), strict=True)}
     moved = [_matrices(name, *groups.pop(name), most) for name, most in space.items() if name in MATRICES]
-    parts = [move(shuffled[: bounds[len(moved)]], torch.cat(moved))]
-    parts += [OPERATIONS[name](pictures, share * space[name].strength) for name, (pictures, share) in groups.items()]
-    return torch.empty_like(images).index_copy_(0, order, torch.cat(parts))
+    parts = [in_pieces(move, shuffled[: bounds[len(moved)]], torch.cat(moved))]
+    for name, (pictures, share) in groups.items():
+        parts.append(in_pieces(OPERATIONS[name], pictures, share * space[name].strength))
+    return torch.cat(parts).index_select(0, order.argsort())
+
+
+def in_pieces(function: Operation, images: Tensor, numbers: Tensor) -> Tensor:
+    """What the function makes of pictures (n, C, H, W) and a row of numbers for each: on a processor of so many at a
+    time as its caches hold, as floats too, else of all at once.
+    """
+    count = max(1, _PIECE // max(1, images[:1].numel()))
+    if images.device.type != "cpu" or len(images) <= count:
+        return function(images, numbers)
+    return torch.cat([function(*piece) for piece in zip(images.split(count), numbers.split(count), strict=True)])
+
+
+_PIECE = 1 << 17
+"""Pixels, all channels counted: half a megabyte as floats."""
 
 
 def _matrices(name: str, pictures: Tensor, shares: Tensor, most: Most) -> Tensor:
@@ -173,7 +188,8 @@ def sharpness(images: Tensor, strength: Tensor) -> Tensor:
     if min(images.shape[-2:]) <= 2:
         return images
     pixels = images.float()
-    neighbours = F.avg_pool2d(pixels, 3, stride=1) * 9
+    rows = pixels[..., :-2, :] + pixels[..., 1:-1, :] + pixels[..., 2:, :]
+    neighbours = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     inner = pixels[..., 1:-1, 1:-1]
     smooth = ((neighbours + 4 * inner) / 13).round()
     changed = (inner - (smooth - inner) * strength[:, None, None, None]).clamp(0, 255)

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.data.kernels import torchvision
-from vitral.data.operations import rand_augment, trivial_augment
+from vitral.data.operations import in_pieces, rand_augment, trivial_augment
 from vitral.errors import UsageError, unknown
 
 Resize = Literal["stretch", "crop", "letterbox"]
@@ -278,8 +278,7 @@ class Augmentation:
         if self.crop == "shift":
             images = random_shift(images, max(1, int(images.shape[-1] * self.shift)))
         if self.flip:
-            flipped = torch.rand(len(images), device=images.device) < 0.5
-            images = torch.where(flipped[:, None, None, None], images.flip(-1), images)
+            images = random_mirror(images)
         if self.augment == "affine":
             images = random_affine(images)
         elif self.augment == "trivialaugment":
@@ -300,6 +299,16 @@ class Augmentation:
         if mixes and len(images) > 1:
             images, labels = mixes[int(torch.randint(len(mixes), ()))](images, labels)
         return images, labels
+
+
+def random_mirror(images: Tensor) -> Tensor:
+    """Mirror each picture (B, C, H, W) with probability 1/2."""
+    mirrored = torch.rand(len(images), device=images.device) < 0.5
+    if images.device.type != "cpu":  # how many they are is not asked for: who does waits for the device
+        return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    rows, places = mirrored.nonzero()[:, 0], torch.arange(len(images))
+    places[rows] = torch.arange(len(rows)) + len(images)
+    return torch.cat([images, images.index_select(0, rows).flip(-1)]).index_select(0, places)
 
 
 def random_shift(images: Tensor, most: int) -> Tensor:
@@ -327,7 +336,11 @@ def random_affine(images: Tensor, degrees: float = 10.0, zoom: float = 0.1) -> T
         torch.stack([cos * across, -sin * across * H / W, zero]),
         torch.stack([sin * down * W / H, cos * down, zero]),
     ]
-    grid = F.affine_grid(torch.stack(rows).permute(2, 0, 1), list(images.shape), align_corners=False)
+    return in_pieces(_mapped, images, torch.stack(rows).permute(2, 0, 1))
+
+
+def _mapped(images: Tensor, matrices: Tensor) -> Tensor:
+    grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
     moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     return moved.round().to(images.dtype)
 
@@ -343,8 +356,18 @@ def random_erase(images: Tensor, probability: float, area: tuple[float, float] =
     top = (torch.rand(B, device=device) * (H - height + 1)).floor()
     left = (torch.rand(B, device=device) * (W - width + 1)).floor()
     height = torch.where(torch.rand(B, device=device) < probability, height, 0)
+    if device.type == "cpu":
+        return _erased(images, *(side.int().tolist() for side in (top, left, height, width)))
     row, column = torch.arange(H, device=device), torch.arange(W, device=device)
     in_rows = (row >= top[:, None]) & (row < (top + height)[:, None])
     in_columns = (column >= left[:, None]) & (column < (left + width)[:, None])
     inside = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
     return torch.where(inside, torch.randn_like(images), images)
+
+
+def _erased(images: Tensor, *rectangles: list[int]) -> Tensor:
+    """Noise drawn for the rectangles alone (tops, lefts, heights, widths), which on a GPU would be a call for each."""
+    images = images.clone()
+    for image, top, left, height, width in zip(images, *rectangles, strict=True):
+        image[:, top : top + height, left : left + width] = torch.randn(len(image), height, width, dtype=image.dtype)
+    return images
