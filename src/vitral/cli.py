@@ -719,8 +719,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         said = " ".join(str(error).split())[:300]
         if out_of_memory(error):
-            _say(f"error: not enough memory\n  why: {said}")
-            _say("  try: a smaller --image-size, fewer pictures together or a smaller network; or --device cpu")
+            _say("error: not enough memory" + f"\n  why: {said}" * bool(said))
+            _say(
+                "  try: fewer or smaller pictures together, or a smaller network; where a GPU has no more, --device cpu"
+            )
             return 2
         _say(f"error: {type(error).__name__}: {said}")
         _say("  this is a mistake of vitral's, not yours; --debug shows where, and a report of it is welcome")

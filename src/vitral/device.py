@@ -173,9 +173,13 @@ def total_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether this is what torch raises where a device has no more memory: on a processor a bare `RuntimeError`."""
-    said = "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    """Whether this is what torch raises where a device has no more memory."""
+    said = any(words in str(error) for words in _NO_MEMORY)
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or said
+
+
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
+"""What a bare `RuntimeError` says: of a processor, an Apple GPU, CUDA's libraries."""
 
 
 _LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))

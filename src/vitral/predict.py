@@ -120,7 +120,8 @@ class Predictor:
         self.tta = tta
         """Views that are averaged."""
         compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
-        ours = self.engine in ("packed", "int8") and avx512.ready()
+        by_kernels = self.engine == "int8" or (self.engine == "packed" and dtype == torch.bfloat16)
+        ours = by_kernels and avx512.ready()
         self.note = compiles if self.engine == "compiled" else avx512.told() if ours else ""
         """What was done before the engine could compute, or speaks against it, where it is worth a word."""
         self._asked, self._ranges = engine, ranges

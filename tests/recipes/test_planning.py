@@ -316,3 +316,8 @@ def test_a_recipe_is_shown_the_share_that_is_learned_from(make_pictures: MakePic
 def test_where_nothing_is_held_out_the_plan_says_so(make_pictures: MakePictures):
     job = plan_run({"data": str(make_pictures({"a": 4, "b": 4})), "val_fraction": 0.0, **TINY})
     assert reasons(job)["validation"][0] == "none"
+
+
+def test_a_share_of_next_to_nothing_is_refused(make_pictures: MakePictures):
+    with pytest.raises(UsageError, match="leaves no pictures"):
+        plan_run({"data": str(make_pictures({"a": 8, "b": 8})), "train_share": 0.001, **TINY})

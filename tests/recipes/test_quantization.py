@@ -106,7 +106,7 @@ def test_integers_that_did_not_pay_say_so_whenever_they_are_asked_for(run, capsy
     assert main(["evaluate", str(run), "--precision", "int8"]) == 0
     told = capsys.readouterr().err
     assert ("integers did not pay: 0.50 times as fast as" in told) == slower
-    assert bool(vitral.load(run, precision="int8").note) == slower
+    assert ("did not pay" in vitral.load(run, precision="int8").note) == slower
 
 
 @computed

@@ -62,7 +62,7 @@ def test_what_a_step_keeps_is_reckoned_from_the_layers(name, changes, checkpoint
         return sum(found.values())
 
     a_picture = saved(3) - saved(2)  # what is saved of weights is the same for any number
-    reckoned = _training(of, choose("cpu", "fp32"), checkpointing)[1]
+    reckoned = _training(Run(checkpointing=checkpointing), of, choose("cpu", "fp32"))[1]
     assert a_picture < reckoned
     if not checkpointing:
         assert a_picture > reckoned / 3, "a reckoning of far too much would split batches that fit"
@@ -82,7 +82,9 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(memory, make_pictures: Make
     value, why = told(parts)["batch"]
     assert value == f"{parts.run.accumulate} × {parts.run.batch_size}"
     assert f"{whole.run.batch_size} at once would take" in why
-    assert "of 0.2 GiB" in why
+    assert "of 200 MiB" in why
+    assert f"steps of {whole.run.step_batch} in parts" in why
+    assert "norms" not in why
     same = {"batch_size", "accumulate"}
     assert {f.name for f in dataclasses.fields(Run) if getattr(whole.run, f.name) != getattr(parts.run, f.name)} == same
 
@@ -101,12 +103,41 @@ def test_a_batch_that_was_asked_for_stays_and_is_warned_of(memory):
     memory(150 * MIB)
     job = plan_run({"data": "digits", "model": "Ti/2", "batch_size": 96, "device": "cpu", "precision": "fp32"})
     assert (job.run.batch_size, job.run.accumulate) == (96, 1)
-    value, why = told(job)["WARNING"]
-    assert "may not fit" in value
+    value, why = told(job)["memory"]
+    assert value == "may not suffice"
     size, count = (int(why.split(f"{word} ")[1].split()[0]) for word in ("--batch-size", "--accumulate"))
     assert size * count == 96
     again = {"batch_size": size, "accumulate": count}
-    assert "WARNING" not in told(plan_run({"data": "digits", "model": "Ti/2", **again, "device": "cpu"}))
+    assert "memory" not in told(plan_run({"data": "digits", "model": "Ti/2", **again, "device": "cpu"}))
+
+
+@pytest.mark.parametrize("given", [{"accumulate": 2}, {"batch_size": 97}])
+def test_what_was_typed_is_what_is_done(given, memory):
+    """So that the same words with --resume are the same run."""
+    memory(150 * MIB)
+    options = {"data": "digits", "model": "Ti/2", "device": "cpu", "precision": "fp32"}
+    job = plan_run({**options, **given})
+    assert {name: getattr(job.run, name) for name in given} == given
+    assert "memory" in told(job)
+
+
+def test_norms_over_a_part_are_told(memory, make_pictures: MakePictures):
+    options = {"data": str(make_pictures({"a": 40, "b": 40})), "model": "C+Femto/4", "device": "cpu"}
+    whole = plan_run(options)
+    held, picture = _training(whole.run, whole.config, whole.machine)
+    memory(round((held + 4 * picture) / 0.7))
+    job = plan_run(options)
+    assert job.run.accumulate > 1
+    assert "the stem's norms are over a part" in told(job)["batch"][1]
+
+
+def test_what_is_frozen_or_has_a_simpler_optimizer_takes_less(memory, make_pictures: MakePictures):
+    memory(500 * MIB)
+    photos = str(make_pictures({"a": 8, "b": 8}))
+    options = {"data": photos, "model": "S/16", "image_size": 64, "device": "cpu", "precision": "fp32", "ema": 0.0}
+    changes: list[dict[str, Any]] = [{}, {"optimizer": "sgd"}, {"freeze": ("blocks.*",)}]
+    parts = [plan_run({**options, **more}).run.accumulate for more in changes]
+    assert parts[0] >= parts[1] >= parts[2] == 1
 
 
 def test_a_network_that_cannot_fit_is_refused_with_a_size_that_does(memory):
@@ -146,6 +177,18 @@ def test_large_pictures_are_predicted_few_at_a_time(memory):
     assert at_once(large, CPU) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mu/4", {"image_size": 32}), ("Ti/2", {"image_size": 32}), ("L/16", {}), ("S/16", {"registers": 4}),
+        ("C+Femto/4", {"image_size": 32}), ("C+Micro/16", {"image_size": 128}), ("C+S/16", {}),
+    ],
+)  # fmt: skip
+def test_a_bound_from_sizes_alone_is_one(name, changes):
+    of = config(name, **changes)
+    assert needs(of).passing <= room._at_most(of) < 12 * needs(of).passing
+
+
 def test_evaluation_takes_what_fits(memory, make_pictures: MakePictures, tmp_path):
     photos = make_pictures({"a": 6, "b": 6})
     run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, **TINY)
@@ -169,7 +212,7 @@ def test_evaluation_takes_what_fits(memory, make_pictures: MakePictures, tmp_pat
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match="something else"), memory_told(Run()):
+    with pytest.raises(RuntimeError, match="something else"), memory_told(Run(), config("mu/4"), by_steps=True):
         raise RuntimeError("something else")
 
 
@@ -177,6 +220,7 @@ def test_other_errors_are_left_alone():
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),
+        RuntimeError("MPS backend out of memory (MPS allocated: 2 GB)"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
 )  # fmt: skip
@@ -190,7 +234,8 @@ def test_a_run_without_memory_says_what_takes_less(error, make_pictures: MakePic
     with pytest.raises(TrainingError, match="not enough memory") as told:
         vitral.train(photos, out=str(out), quiet=True, **TINY)
     assert told.value.hint is not None
-    assert told.value.hint.startswith("--batch-size 2 --accumulate 2 makes the same steps")
+    ways = "--batch-size 2 --accumulate 2, or --checkpointing, or a smaller --image-size, or a smaller --model"
+    assert told.value.hint == f"a new run (--overwrite, or another --out) with {ways}"
     monkeypatch.undo()
     assert vitral.train(photos, out=str(out), quiet=True, resume=True).result["epochs"] == TINY["epochs"]
 

@@ -7,6 +7,7 @@ import torch
 
 from vitral.errors import UsageError
 from vitral.model import ViT, ViTConfig
+from vitral.training.muon import Muon
 from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
 from vitral.training.run import Run
 
@@ -140,3 +141,14 @@ def test_refusals():
     assert "blocks.0, blocks.1" in str(caught.value)
     with pytest.raises(UsageError, match="leaves nothing to train"):
         freeze(network(), ["*"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_one_kernel_of_torchs(name):
+    """Muon's matrices but for; on a device that has no such kernels, torch's usual ones."""
+    found = OptimizerSet(network(), Run(optimizer=name)).optimizers
+    fused = [group["fused"] for one in found if not isinstance(one, Muon) for group in one.param_groups]
+    assert fused
+    assert all(fused)
+    elsewhere = OptimizerSet(network().to("meta"), Run(optimizer=name)).optimizers
+    assert not any(group.get("fused") for one in elsewhere for group in one.param_groups)

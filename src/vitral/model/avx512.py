@@ -161,8 +161,8 @@ def _library() -> Any:
 
 
 def told() -> str:
-    """What to say, once, where the kernels were compiled in this process, which takes seconds; else nothing."""
-    return f"kernels for this processor were compiled first: {_seconds.pop():.1f} s, and are kept" if _seconds else ""
+    """What to say where the kernels were compiled in this process, which takes seconds; else nothing."""
+    return f"kernels for this processor were compiled first: {_seconds[0]:.1f} s, and are kept" if _seconds else ""
 
 
 _seconds: list[float] = []

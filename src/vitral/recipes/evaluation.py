@@ -21,6 +21,7 @@ from vitral.device import choose
 from vitral.errors import DataError, UsageError, unknown
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import summarize
+from vitral.model.linear import plainly
 from vitral.model.views import COUNTS, Views
 from vitral.predict import Engine, Predictor, load
 from vitral.recipes.room import at_once
@@ -166,6 +167,8 @@ def evaluate_pictures(
     else:  # the module's fp32 weights under autocast, as at the end of training: the same figures to the last picture
         itself: Engine = "plain" if engine == "auto" else engine
         predictor = load(model, device=device, precision="fp32", engine=itself, tta=tta)
+        if itself == "plain" and (folder := RunFolder(predictor.source)).is_run() and folder.read_plan().run.plain:
+            plainly(predictor.model)
         machine = choose(device, precision, dim=predictor.model.config.dim)
     dataset, own = data_for(model, data, data_root)
     whole = set(dataset.splits) == {"train"}  # nobody has parted them: they are no one's train pictures
@@ -176,7 +179,9 @@ def evaluate_pictures(
     told = (own.instead(chosen) if split is None else "", own.measured_on(chosen)) if own else ()  # it may refuse
     changed = " ".join(filter(None, told))
     skip = skip or (own is not None and left_out_bad(predictor))
-    pictures, batches = in_batches(predictor, in_classes_of(predictor, dataset), chosen, skip=skip, progress=progress)
+    pictures, batches, unreadable = in_batches(
+        predictor, in_classes_of(predictor, dataset), chosen, skip=skip, progress=progress
+    )
     altered = predictor.merge or predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
         logits, *plain = _logits([predictor, *[predictor.plainly()] * bool(altered)], batches)
@@ -184,8 +189,6 @@ def evaluate_pictures(
     evaluation = measure(probabilities, pictures.labels, predictor.classes)
     beside = _beside(predictor, logits, plain[0], pictures.labels) if plain else None
     named = "all" if whole else chosen
-    kept = set(pictures.names) if len(pictures) < len(dataset[chosen]) else None
-    unreadable = () if kept is None else tuple(name for name in dataset[chosen].names if name not in kept)
     return Evaluated(
         evaluation, predictor, pictures, dataset.source, named, probabilities, beside, caution, changed, unreadable
     )
@@ -237,9 +240,9 @@ def in_batches(
     skip: bool,
     batch_size: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Split, Batches]:
-    """The pictures of a split that can be read, and what the predictor reads of them. Others are left out where `skip`
-    says so; else `DataError` names them.
+) -> tuple[Split, Batches, tuple[str, ...]]:
+    """The pictures of a split that can be read, what the predictor reads of them, and the names of others, which are
+    left out where `skip` says so; else `DataError` names them.
     """
 
     device = predictor.machine.device
@@ -248,13 +251,13 @@ def in_batches(
     def read(pictures: Split) -> Batches:
         return Batches(pictures, predictor.preprocessing, batch_size=count, device=device, progress=progress)
 
-    pictures = dataset[split]
+    pictures, bad = dataset[split], list[Unreadable]()
     batches = read(pictures)
     if batches.unreadable:
         bad = [Unreadable(split, index, error.name, error.why or "") for index, error in batches.unreadable]
         pictures = readable(dataset, bad, "skip" if skip else "error")[split]
         batches = read(pictures)
-    return pictures, batches
+    return pictures, batches, tuple(one.name for one in bad)
 
 
 def data_for(

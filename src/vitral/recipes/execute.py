@@ -34,6 +34,7 @@ from vitral.device import OthersWork, crowded, keep_freed_memory, seed_everythin
 from vitral.errors import Interrupted, RunError, UsageError, VitralError, WeightsError
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.model import Network, ViT
+from vitral.model.linear import plainly
 from vitral.model.summary import summarize
 from vitral.predict import Predictor, load, logits_of
 from vitral.recipes.evaluation import CAUTION
@@ -238,7 +239,8 @@ def _carry_out(
 ) -> TrainedRun:
     importlib.import_module("vitral.recipes.looking")  # what draws the report: if it is broken, better now than then
     others = OthersWork()
-    running = _set_up(job, folder, console, typed)
+    with memory_told(job.run, job.config, by_steps=False):
+        running = _set_up(job, folder, console, typed)
     # a run that goes on ends with the same bits only with as many threads as it began with
     if not resume and job.machine.device.type == "cpu" and (told := crowded(others)):
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
@@ -252,9 +254,9 @@ def _carry_out(
                 _make_way(folder, overwrite, job.run)
             _open_folder(running)
         try:
-            with memory_told(job.run):
+            with memory_told(job.run, job.config, by_steps=job.run.recipe not in LEARNERS):
                 chosen = LEARNERS.get(job.run.recipe, _fit)(running)
-                return _finish(running, chosen)
+            return _finish(running, chosen)
         except KeyboardInterrupt:
             raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
         finally:
@@ -525,6 +527,8 @@ def _finish(running: _Running, chosen: tuple[Choice, ...]) -> TrainedRun:
     job, folder, state = running.job, running.folder, running.state
     weights = native.read(folder.weights)
     model = native.build(weights).to(job.machine.device)
+    if job.run.plain:
+        plainly(model)
     result: dict[str, Any] = {
         "model": job.run.model,
         "data": job.run.data,

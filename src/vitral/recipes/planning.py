@@ -67,7 +67,7 @@ def plan_run(options: dict[str, Any]) -> Job:
     check_classes(dataset)
     machine = choose(given.get("device", "auto"))
     known = facts(dataset)
-    count = round(known.images * given.get("train_share", 1.0))
+    count = max(1, round(known.images * given.get("train_share", 1.0)))
     known = dataclasses.replace(known, images=count, epochs=given.get("epochs"), kept=_kept(dataset, given))
     job = resolve(_recipe(given)(known, machine), given, dataset)
     return job if job.run.minutes is None else _in_time(job, known, machine, given, dataset)

@@ -33,11 +33,11 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 """C, scikit-learn's inverse regularisation: C × the sum of the losses + ½ ‖weights‖²."""
 
 UNREAD = (
-    "freeze", "crop", "crop_area", "flip", "augment", "randaugment", "erase", "mixup", "cutmix", "label_smoothing",
-    "sampling", "epochs", "minutes", "batch_size", "accumulate", "optimizer", "lr", "lr_batch", "weight_decay",
-    "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop", "checkpointing",
-    "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout",
-    "start_size", "teacher", "distill_weight", "distill_temperature",
+    "freeze", "crop", "crop_area", "scaled", "flip", "augment", "randaugment", "erase", "mixup", "cutmix",
+    "label_smoothing", "sampling", "epochs", "minutes", "batch_size", "accumulate", "optimizer", "lr", "lr_batch",
+    "weight_decay", "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop",
+    "checkpointing", "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout", "start_size",
+    "teacher", "distill_weight", "distill_temperature",
 )  # fmt: skip
 """Options of a run that have no meaning here, and are refused rather than left without effect."""
 

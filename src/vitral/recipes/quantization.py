@@ -125,7 +125,7 @@ def quantize(
     def read(count: int, split: str) -> tuple[Split, Iterator[Tensor]]:
         """So many pictures of a split, and their batches."""
         some = dataclasses.replace(dataset, splits={split: _spread(dataset[split], count)})
-        found, batches = in_batches(exact, some, split, skip=skip, batch_size=AT_ONCE, progress=progress)
+        found, batches, _ = in_batches(exact, some, split, skip=skip, batch_size=AT_ONCE, progress=progress)
         return found, (batch.images for batch in batches.epoch())
 
     (training, seen), (held_out, asked) = read(pictures, first), read(judged, last)
