@@ -10,7 +10,8 @@ none. Accuracy is that on the 10,000 test digits after the last epoch.
 test digits are right, in turn with the write-up's loop, which goes on alone where it takes longer. Ours is as short as
 it was found to get there, which was tried on these digits: `--recipe mnist-7562-minute --epochs 4 --crop none`, and of
 Ti/16 on digits of 32 pixels `--model Ti/16 --image-size 32 --epochs 1 --batch-size 256 --crop none --erase 0 --ema 0
---warmup 0.2` (`python -m benchmarks write_up_loop Ti/16`), both with `--val-fraction 0`.
+--warmup 0.2` (`python -m benchmarks write_up_loop Ti/16`), both with `--val-fraction 0`. The write-up's loop is stopped
+after 60 epochs, of Ti/16 after 5: where it is not there by then, its accuracy tells, and the ratio is a lower bound.
 """
 
 from __future__ import annotations
@@ -109,8 +110,11 @@ def _accuracies(runs: Sequence[Mapping[str, list[float]]]) -> Table:
     return Table("Accuracy after the last epoch", columns, rows)
 
 
-USUAL, TARGET, MOST = "mnist-7562", 0.96, 60
-"""A network, an accuracy on test, and the epochs after which the write-up's loop has failed."""
+USUAL, TARGET = "mnist-7562", 0.96
+"""A network, and an accuracy on test."""
+
+MOST = {USUAL: 60, "Ti/16": 5}
+"""Epochs after which the write-up's loop is stopped: one of Ti/16 takes minutes."""
 
 SOON: dict[str, dict[str, Any]] = {
     USUAL: {"recipe": "mnist-7562-minute", "epochs": 4, "crop": "none"},
@@ -135,7 +139,7 @@ def _to_target(name: str, given: dict[str, Any], seeds: int) -> Table:
 
         theirs.look = look
         state, training = _trained(job, train, val, theirs)
-        while reached[-1] < TARGET and len(reached) < MOST and "epochs" not in given:
+        while reached[-1] < TARGET and len(reached) < MOST[name] and "epochs" not in given:
             theirs.on_epoch_end({}, best=False)
         found["the write-up's loop"].append(_until(theirs.seconds, reached))
         found["vitral"].append(_until(training, [line["val_accuracy"] for line in state.history]))

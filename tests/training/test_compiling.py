@@ -100,7 +100,7 @@ def test_the_plan_tells(monkeypatch):
     monkeypatch.setattr(planning, "whether", lambda *about: (True, "it saves hours"))
     assert told({})[0].compile is True
     assert told({})[1] == ("on", "it saves hours")
-    assert told({"compile": False}) == (run, ("False", "you asked"))
+    assert told({"compile": False}) == (run, ("off", "you asked"))
     monkeypatch.setattr(planning, "lacking", lambda device: "there is no compiler")
     with pytest.raises(UsageError, match="there is no compiler"):
         told({"compile": True})
