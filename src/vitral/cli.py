@@ -699,7 +699,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that has left is caught
         return code
     except Interrupted as stopped:
-        _say(f"\nStopped and saved. To go on:\n  {_program()}{stopped.command.removeprefix('vitral')}")
+        what = "Stopped and saved. To go on" if stopped.saved else "Stopped before anything was saved. To begin anew"
+        _say(f"\n{what}:\n  {_program()}{stopped.command.removeprefix('vitral')}")
         return stopped.exit_code
     except VitralError as error:
         if debug:

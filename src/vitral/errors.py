@@ -67,12 +67,12 @@ class MissingExtraError(VitralError, ImportError):
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
-    """A person pressed Ctrl-C; the state is saved and `command` goes on from it."""
+    """A person pressed Ctrl-C; `command` goes on from the state that is `saved`, or begins anew where none is."""
 
     exit_code = 130
 
-    def __init__(self, command: str):
-        self.command = command
+    def __init__(self, command: str, *, saved: bool = True):
+        self.command, self.saved = command, saved
         super().__init__(command)
 
 

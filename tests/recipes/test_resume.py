@@ -178,11 +178,28 @@ def test_a_real_process_and_a_real_ctrl_c(photos, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in told
     assert "Stopped and saved" in told
+    assert "this step is finished and the run saved" in told
     command = shlex.split(told.strip().splitlines()[-1])
     assert not (out / "result.json").exists()
     assert command[0] == "vitral"
     assert main([*command[1:], "--quiet"]) == 0
     assert same_bits(weights_of(train(photos, tmp_path / "whole", **options).folder), weights_of(out))
+
+
+def test_a_run_that_is_stopped_before_it_saved_says_so(photos, tmp_path, monkeypatch, capsys):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    words = ["train", str(photos), *as_words({**TINY, "out": out})]
+    with monkeypatch.context() as patch:
+        patch.setattr("vitral.recipes.execute.fit", stopped)
+        assert main(words) == 130
+    told = capsys.readouterr().err
+    assert "Stopped before anything was saved. To begin anew:" in told
+    command = shlex.split(told.strip().splitlines()[-1])
+    assert main([*command[1:], "--quiet"]) == 0
+    assert (out / "result.json").is_file()
 
 
 def test_fine_tuning_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch):

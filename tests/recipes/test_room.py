@@ -81,8 +81,8 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(memory, make_pictures: Make
     assert parts.run.peak_lr == whole.run.peak_lr
     value, why = told(parts)["batch"]
     assert value == f"{parts.run.accumulate} × {parts.run.batch_size}"
-    assert f"{whole.run.batch_size} at once would take" in why
-    assert "of 200 MiB" in why
+    assert f"{whole.run.batch_size} pictures at once take some" in why
+    assert "there are 200 MiB" in why
     assert f"steps of {whole.run.step_batch} in parts" in why
     assert "norms" not in why
     same = {"batch_size", "accumulate"}

@@ -327,13 +327,14 @@ def test_a_state_comes_back_whole(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_first_signal_waits_for_the_step_and_a_second_does_not(number):
-    before = signal.getsignal(number)
-    with stop_requested() as stopped:
+    before, told = signal.getsignal(number), list[str]()
+    with stop_requested(lambda: told.append("stopping")) as stopped:
         assert not stopped.is_set()
         signal.raise_signal(number)
         assert stopped.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
+    assert told == ["stopping"]
     assert signal.getsignal(number) is before
 
 

@@ -134,7 +134,7 @@ class DataCheck:
         found = []
         if self.unreadable:
             named = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            found.append(("unreadable", f"{len(self.unreadable):,} pictures: {named}"))
+            found.append(("unreadable", f"{_counted(len(self.unreadable), 'picture')}: {named}"))
         groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
         for heading, group in groups:
             if group:

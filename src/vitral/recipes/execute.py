@@ -258,7 +258,8 @@ def _carry_out(
                 chosen = LEARNERS.get(job.run.recipe, _fit)(running)
             return _finish(running, chosen)
         except KeyboardInterrupt:
-            raise Interrupted(f"vitral train --out {shlex.quote(str(folder.path))} --resume") from None
+            again = f"vitral train --out {shlex.quote(str(folder.path))} --resume"
+            raise Interrupted(again, saved=folder.last.is_file()) from None
         finally:
             for batches in running.batches.values():
                 batches.close()

@@ -90,12 +90,13 @@ def in_parts(
         raise _too_large(run, config, machine, total)
     share = SHARE.get(machine.device.type, 0.7)
     most = max(1, int((share * total - held - _resident(run, machine, pictures, total)) // picture))
-    if run.batch_size <= most:
+    batch = min(run.batch_size, pictures)
+    if batch <= most:
         return run
-    least = -(-run.batch_size // most)
-    parts = next((n for n in range(least, 2 * least) if run.batch_size % n == 0), least)  # equal, but not tiny
-    size, count = run.batch_size // parts, run.accumulate * parts
-    takes = f"{run.batch_size} at once would take some {_shown(held + run.batch_size * picture)} of {_shown(total)}"
+    least = -(-batch // most)
+    parts = next((n for n in range(least, 2 * least) if batch % n == 0), least)  # equal, but not tiny
+    size, count = batch // parts, run.accumulate * parts
+    takes = f"{batch} pictures at once take some {_shown(held + batch * picture)}, and there are {_shown(total)}"
     if given.keys() & {"batch_size", "accumulate", "graphs"}:
         told = f"{takes}; --batch-size {size} --accumulate {count} takes less"
         reasons.append(Choice("memory", "may not suffice", told))
@@ -140,7 +141,10 @@ def _too_large(run: Run, config: ModelConfig, machine: Machine, total: int) -> U
     ways += ["weights of a smaller network" if run.init else "a smaller --model"]
     held, picture = _training(run, config, machine)
     pixels = "×".join(map(str, run.size))
-    why = f"training takes some {_shown(held)} for its weights and {_shown(picture)} for a picture, of {_shown(total)}"
+    why = (
+        f"training takes some {_shown(held)} for its weights and {_shown(picture)} for a picture, and there are "
+        f"{_shown(total)}"
+    )
     return UsageError(f"{run.model} at {pixels} pixels does not fit into the memory", why=why, hint=", or ".join(ways))
 
 

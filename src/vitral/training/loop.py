@@ -99,6 +99,9 @@ class Listener:
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         """An epoch is done and validated."""
 
+    def on_stop(self) -> None:
+        """A person asked to stop: the step at hand is finished and the state saved, which may take a while."""
+
 
 def fit(
     state: State,
@@ -124,7 +127,7 @@ def fit(
     which `images_per_second` leaves out.
     """
     step = step or Step(state.model, state.optimizer, objective, machine, run)
-    with stop_requested() as stopped:
+    with stop_requested(listener.on_stop) as stopped:
         while state.epoch < run.epochs and not _no_better(state, run.early_stop):
             before = compiling()
             waited = _epoch(state, run, machine, train, step, listener, stopped)
@@ -319,14 +322,17 @@ def _check_weights(state: State) -> None:
 
 
 @contextmanager
-def stop_requested() -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets, so that a step is finished before the run stops; twice stops at once."""
+def stop_requested(tell: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or SIGTERM) sets, so that a step is finished before the run stops; twice stops at once.
+    `tell` is called the first time.
+    """
     event = threading.Event()
 
     def handler(number: int, frame: object) -> None:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
+        tell()
 
     if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
         yield event

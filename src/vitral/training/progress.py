@@ -67,6 +67,10 @@ class ConsoleListener(Listener):
             self.read = time.monotonic()
             self.bar.update(self.task, note=f"loss {float(loss):.3f}")
 
+    def on_stop(self) -> None:
+        told = "stopping: this step is finished and the run saved; Ctrl-C once more stops at once"
+        self.console.print(told, style="yellow", highlight=False, soft_wrap=True)
+
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         parts = [
             f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}",
