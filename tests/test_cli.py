@@ -425,12 +425,14 @@ def test_the_parsers_complaint_becomes_one_line(border):
 
 def test_bad_pictures_are_left_out_where_asked(capsys):
     ruin("d/cat/1.png", "d/dog/3.png")()
+    shutil.copy("d/cat/1.png", "d/cat/0.png")
     _, err = printed(capsys, "train", "d", *WORDS, "--bad-images", "skip")
-    assert "left out 2 unreadable pictures: d/cat/1.png, d/dog/3.png" in err
+    assert "left out 3 unreadable pictures: d/cat/0.png, d/cat/1.png, d/dog/3.png" in err
+    assert "explain runs/d d/cat/2.png" in err, "a picture that can be read is proposed"
     images = json.loads(Path("runs/d/result.json").read_text("utf-8"))["images"]
-    assert sum(images.values()) == 10
+    assert sum(images.values()) == 9
     page = Path("runs/d/report.html").read_text("utf-8")
-    assert "left out 2 unreadable pictures: d/cat/1.png, d/dog/3.png" in page
+    assert "left out 3 unreadable pictures: d/cat/0.png, d/cat/1.png, d/dog/3.png" in page
 
 
 def test_disk_full_while_saving(capsys, monkeypatch, photos):

@@ -128,13 +128,19 @@ def _print_next(folder: Path, result: Any) -> None:
 
 
 def _one_picture(folder: str) -> str | None:
-    """Some picture file in a folder, without looking through all of it; None where that is no folder or holds none."""
+    """Some picture in a folder that can be read, without looking through all of it; None where that is no folder or
+    holds none.
+    """
     from vitral.data.files import is_picture
+    from vitral.data.intake import read_image
+    from vitral.errors import ImageError
 
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith("."))
-        if found := [name for name in sorted(names) if is_picture(name) and not name.startswith(".")]:
-            return os.path.join(place, found[0])
+        for name in sorted(name for name in names if is_picture(name) and not name.startswith(".")):
+            with contextlib.suppress(ImageError):
+                read_image(os.path.join(place, name))
+                return os.path.join(place, name)
     return None
 
 
