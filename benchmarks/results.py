@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import PROGRAMS
 from benchmarks.machine import ROOT
+from benchmarks.summary import summary
 
 FOLDER = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
@@ -141,8 +142,8 @@ machines say nothing of the programs: compare within a table.
 
 def page(folder: Path = FOLDER) -> str:
     """RESULTS.md: the same files give the same page."""
-    parts = [_HEAD]
     everything = [Result.read(path) for path in sorted(folder.glob("*/*.json"))]
+    parts = [_HEAD, *filter(None, [summary(everything)])]
     for program, title in PROGRAMS.items():
         found = [result for result in everything if result.program == program]
         places = dict.fromkeys(result.place for result in found)

@@ -24,6 +24,7 @@ from benchmarks import PROGRAMS, USUAL, photographs, results  # noqa: E402
 from benchmarks.__main__ import main, measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
 from benchmarks.results import Options, Result, Table, page  # noqa: E402
+from benchmarks.summary import summary  # noqa: E402
 
 # What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits, fewer the
 # way that takes a run more than the others.
@@ -108,6 +109,45 @@ def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None
     assert page(tmp_path).count("### ") == 2, "what one machine alone has measured"
     wider = replace(here, machine={**here.machine, "cores": 64})
     assert wider.save(tmp_path) == [tmp_path / "a-processor-64-cores" / "decode.json"], "of it there may be more"
+
+
+def _raced(caption: str, *rows: tuple[str, str, float]) -> Table:
+    """What `peers` tells of a network: name, precision and pictures a second of each."""
+    told = [{"name": name, "precision": precision, "rate": rate, "share": rate / 100} for name, precision, rate in rows]
+    return Table(f"{caption}, batch 8 (matrix products: bf16 1 GFLOP/s)", {"name": ""}, told)
+
+
+def test_the_page_begins_with_how_many_times_as_fast_as_the_fastest_other() -> None:
+    first = _raced(
+        "B/16 at 384×384, inference", ("vitral", "bf16", 30), ("vitral (plain)", "bf16", 99),
+        ("timm", "bf16 (cast)", 20), ("torchvision", "bf16", 10),
+        ("vitral", "fp32", 8), ("timm", "fp32", 4), ("vitral (openvino-int8)", "int8", 50),
+    )  # fmt: skip
+    second = _raced(
+        "B/16 at 384×384, inference", ("vitral", "bf16", 33), ("vitral, compiled", "bf16", 36), ("timm", "bf16", 22),
+        ("timm, compiled", "bf16", 24),
+    )  # fmt: skip
+    training = _raced(
+        "S/16 at 224×224, training step", ("vitral", "bf16", 40), ("timm", "bf16", 32), ("timm", "fp32", 10)
+    )
+    results = [replace(_result("peers"), tables=[*tables], commit=3 * name) for tables, name in (
+        ((training, first), "abc"), ((second,), "def"),
+    )]  # fmt: skip
+    told = summary(results)
+    place = "| a processor, 2 cores"
+    assert f"{place} | B/16 at 384 | 8 | bf16 | 30.0 to 36.0 | 1.50 | 2.00 | 1.50 | 2.50 | abcabca, defdefd |" in told
+    assert f"{place} | S/16 | 8 | bf16 | 40.0 | 40% | 1.25 | – | – | 4.00 | abcabca |" in told
+    assert told.index("S/16") < told.index("B/16")
+    assert "Whole runs" not in told
+
+
+def test_the_page_begins_with_whole_runs_too() -> None:
+    rows = [{"what": "val", "n": 3, "accuracy": 0.9}, {"what": "test", "n": 3, "accuracy": 0.875}]
+    caption = "`vitral train cifar10 --epochs 2`: Nano/4, 9 parameters, 2 epochs, bf16, 1234 s, 5 pictures/s"
+    told = summary([replace(_result("accuracy"), tables=[Table(caption, {"what": ""}, rows)])])
+    assert "| `vitral train cifar10 --epochs 2` | a processor, 2 cores | 3 | 87.50% | 1234 |" in told
+    assert "A training step" not in told
+    assert summary([_result("decode")]) == ""
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:
