@@ -13,6 +13,7 @@ from running import TINY, same_bits, train, weights_of
 from vitral.errors import RunError, UsageError
 from vitral.recipes import execute
 from vitral.recipes.evaluation import evaluate
+from vitral.recipes.learning import objective_of
 from vitral.recipes.planning import Job, plan_run
 from vitral.weights import native
 from vitral.weights.load import read
@@ -111,6 +112,13 @@ def test_learning_from_a_run(photos, tmp_path):
     assert "teacher" not in " ".join(weights_of(run.folder))
     shutil.rmtree(teacher.folder)  # what is trained needs no teacher
     assert evaluate(run.folder).images == 4
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_where_a_run_is_computed_plainly_its_teacher_is_too(photos, trained, plain):
+    job = plan_run({"data": trained.result["data"], **TINY, "teacher": str(trained.folder), "plain": plain})
+    asked = {layer.plain for layer in objective_of(job).teacher.network.modules() if hasattr(type(layer), "plain")}
+    assert asked == {plain}
 
 
 def test_going_on_needs_the_same_teacher(photos, tmp_path, monkeypatch):

@@ -34,6 +34,8 @@ IMBALANCE = 10.0
 """Largest over smallest class in train from which the set is called unbalanced."""
 CHUNK = 64
 """Pictures that a thread takes at a time."""
+WITHOUT = "--bad-images skip goes on without"
+"""What to type where pictures are unreadable."""
 
 OnProgress = Callable[[int, int], object]
 """Called with (pictures done, pictures in all)."""
@@ -134,7 +136,8 @@ class DataCheck:
         found = []
         if self.unreadable:
             named = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            found.append(("unreadable", f"{_counted(len(self.unreadable), 'picture')}: {named}"))
+            told = f"{_counted(len(self.unreadable), 'picture')}: {named}; {WITHOUT}"
+            found.append(("unreadable", told))
         groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
         for heading, group in groups:
             if group:
@@ -367,7 +370,7 @@ def readable(
             f"{len(found):,} unreadable picture{'s' * (len(found) > 1)}",
             where=dataset.source,
             why=told,
-            hint=hint or f"--bad-images skip goes on without; `vitral data check {dataset.source}` names them all",
+            hint=hint or f"{WITHOUT}; `vitral data check {dataset.source}` names them all",
         )
     splits = dict(dataset.splits)
     for split, pictures in dataset.splits.items():

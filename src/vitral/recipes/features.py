@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
+from vitral.data.check import WITHOUT
 from vitral.data.dataset import check_classes, some
 from vitral.data.loader import Batches, Progress
 from vitral.data.splits import with_validation
@@ -74,7 +75,7 @@ def features_of(
     if bad := batches.unreadable:
         told = some(f"{error.name} ({error.why})" for _, error in bad)
         count = f"{len(bad):,} unreadable picture{'s' * (len(bad) > 1)}"
-        raise DataError(count, why=told, hint="--bad-images skip goes on without")
+        raise DataError(count, why=told, hint=WITHOUT)
     parts = []
     for batch in batches.epoch():
         parts.append(read_by_head(model, batch.images, preprocessing, machine))

@@ -77,7 +77,10 @@ def _teacher(job: Job) -> Teacher | None:
     if job.teacher is None:
         return None
     run = job.run
-    return Teacher.of(
+    teacher = Teacher.of(
         job.teacher.weights, run.preprocessing, job.dataset.classes, job.machine.device,
         weight=run.distill_weight, temperature=run.distill_temperature,
     )  # fmt: skip
+    if run.plain:
+        plainly(teacher.network)
+    return teacher
