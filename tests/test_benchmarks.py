@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
+import itertools
 import math
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +233,22 @@ def test_a_training_that_is_kept_is_not_done_again(tmp_path: Path) -> None:
     found = [photographs._kept(tmp_path / "kept.json", train) for _ in range(2)]
     assert found == [photographs.Trained("linear", 12, 0.625, 3.5, 4, 5)] * 2
     assert len(done) == 1
+
+
+def test_the_small_set_has_the_first_pictures_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "cifar10.tar", "w") as tar:
+        for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(3)):
+            content = f"{split} {label} {number}".encode()
+            member = tarfile.TarInfo(f"cifar10/{split}/{label}/{number:04}.jpg")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    monkeypatch.setattr(photographs, "KEPT", {"train": ("train", 2), "val": ("test", 1)})
+    found = photographs._small(tmp_path, Options("", data_root=tmp_path))
+    assert found == tmp_path / "cifar10-500"
+    held = {str(path.relative_to(found)): path.read_text() for path in found.rglob("*.jpg")}
+    train = {f"train/{label}/000{n}.jpg": f"train {label} {n}" for label in ("cat", "dog") for n in range(2)}
+    assert held == {**train, "val/cat/0000.jpg": "test cat 0", "val/dog/0000.jpg": "test dog 0"}
+    assert photographs._small(tmp_path, Options("", data_root=tmp_path / "nowhere")) is None
 
 
 @pytest.mark.parametrize(("words", "seeds"), [([], 3), (["--seeds", "1"], 1), (["--quick"], 1)])
