@@ -20,6 +20,7 @@ _SUBJECT = re.compile(
     r"(?P<network>\S+) at (?P<size>\d+)×\d+, (?P<what>training step|inference), batch (?P<batch>\d+) "
 )
 _SECONDS = re.compile(r", ([\d,.]+) s, ")
+LIBRARIES = ("timm", "transformers", "torchvision", "vit-pytorch")
 ENOUGH = {"test": 0, "val": 1}  # which pictures tell of a run: test, or where there are none those of validation
 
 
@@ -38,6 +39,13 @@ class Contest:
     def usual(self) -> str:
         """The precision that ours takes by itself: the first that is told."""
         return _precision(self.runs[0][0])
+
+    @property
+    def others(self) -> str:
+        """The libraries beside which it was measured, "all four" or by name."""
+        names = {row["name"] for rows in self.runs for row in rows if not row["name"].startswith(OURS)}
+        found = [library for library in LIBRARIES if any(name.startswith(library) for name in names)]
+        return "all four" if len(found) == len(LIBRARIES) else ", ".join(found)
 
     def rates(self) -> list[float]:
         """Pictures a second of ours, compiled where that is faster, run by run."""
@@ -122,18 +130,19 @@ def summary(results: Sequence[Result]) -> str:
 
 
 _HEAD = """What follows from the tables below: pictures a second of vitral, compiled where that is faster, and how many
-times as many pictures it gets through as the fastest of timm, transformers, torchvision and vit-pytorch in the same
-run: eager at the precision that ours takes by itself, eager in fp32, and compiled (ours, too, where that is faster).
-Ours in integers stands beside eager ones, and in training ours beside their default, which is fp32. Two figures are the
-least and the greatest of several runs. What a machine gave that is not at hand any more stays, by the code of its
-commit: kernels of our own for a processor are younger than all figures of processors but those of family 25, model 17.
+times as many pictures it gets through as the fastest of the others in the same run ("all four" are timm, transformers,
+torchvision and vit-pytorch): eager at the precision that ours takes by itself, eager in fp32, and compiled (ours, too,
+where that is faster). Ours in integers stands beside eager ones, and in training ours beside their default, which is
+fp32. Two figures are the least and the greatest of several runs. What a machine gave that is not at hand any more
+stays, by the code of its commit: kernels of our own for a processor are younger than all figures of processors but
+those of family 25, model 17.
 """
 
 
 def _training(found: Sequence[Contest]) -> Iterator[str]:
     headings = [
-        "machine", "network", "batch", "precision", "pictures/s", "of the matrix rate", "× eager", "× eager, fp32",
-        "× compiled", "× their defaults", "commit",
+        "machine", "network", "others", "batch", "precision", "pictures/s", "of the matrix rate", "× eager",
+        "× eager, fp32", "× compiled", "× their defaults", "commit",
     ]  # fmt: skip
     rows = [
         [
@@ -143,12 +152,12 @@ def _training(found: Sequence[Contest]) -> Iterator[str]:
         for one in found
     ]  # fmt: skip
     if rows:
-        yield f"**A training step**\n\n{_markdown(headings, rows, left=2)}"
+        yield f"**A training step**\n\n{_markdown(headings, rows, left=3)}"
 
 
 def _inference(found: Sequence[Contest]) -> Iterator[str]:
     headings = [
-        "machine", "network", "batch", "precision", "pictures/s", "× eager", "× eager, fp32", "× compiled",
+        "machine", "network", "others", "batch", "precision", "pictures/s", "× eager", "× eager, fp32", "× compiled",
         "integers × eager", "commit",
     ]  # fmt: skip
     rows = [
@@ -156,11 +165,11 @@ def _inference(found: Sequence[Contest]) -> Iterator[str]:
         for one in found
     ]
     if rows:
-        yield f"**Inference**\n\n{_markdown(headings, rows, left=2)}"
+        yield f"**Inference**\n\n{_markdown(headings, rows, left=3)}"
 
 
 def _subject(one: Contest) -> list[str]:
-    return [one.place, one.network, str(one.batch), one.usual, _span(one.rates(), ",.1f")]
+    return [one.place, one.network, one.others, str(one.batch), one.usual, _span(one.rates(), ",.1f")]
 
 
 def _beside(one: Contest) -> list[str]:

@@ -137,9 +137,11 @@ def test_the_page_begins_with_how_many_times_as_fast_as_the_fastest_other() -> N
         ((training, first), "abc"), ((second,), "def"),
     )]  # fmt: skip
     told = summary(results)
-    place = "| a processor, 2 cores"
-    assert f"{place} | B/16 at 384 | 8 | bf16 | 30.0 to 36.0 | 1.50 | 2.00 | 1.50 | 2.50 | abcabca, defdefd |" in told
-    assert f"{place} | S/16 | 8 | bf16 | 40.0 | 40% | 1.25 | – | – | 4.00 | abcabca |" in told
+    for line in (
+        "B/16 at 384 | timm, torchvision | 8 | bf16 | 30.0 to 36.0 | 1.50 | 2.00 | 1.50 | 2.50 | abcabca, defdefd",
+        "S/16 | timm | 8 | bf16 | 40.0 | 40% | 1.25 | – | – | 4.00 | abcabca",
+    ):
+        assert f"| a processor, 2 cores | {line} |" in told
     assert told.index("S/16") < told.index("B/16")
     assert "Whole runs" not in told
 
@@ -151,6 +153,27 @@ def test_the_page_begins_with_whole_runs_too() -> None:
     assert "| `vitral train cifar10 --epochs 2` | a processor, 2 cores | 3 | 87.50% | 1234 |" in told
     assert "A training step" not in told
     assert summary([_result("decode")]) == ""
+
+
+def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
+    training, inference = page().partition("**A training step**")[2].split("**Inference**")
+
+    def cell(table: str, heading: str, machine: str, network: str) -> str:
+        """What stands in the first line of a machine and a network."""
+        rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+        return next(row for row in rows if row[:2] == [machine, network])[rows[0].index(heading)]
+
+    def here(table: str, heading: str) -> str:
+        return cell(table, heading, "AMD EPYC (family 25, model 17), 2 cores", "S/16")
+
+    told = (
+        f"S/16 trains {here(training, '× their defaults')} times as fast as they do by default and "
+        f"{here(training, '× eager')} times as fast as the fastest of them in bf16; of its answers it gives "
+        f"{here(inference, '× eager')} times as many a second, in integers {here(inference, 'integers × eager')} "
+        f"times. On an NVIDIA H200 it trains {cell(training, '× compiled', 'NVIDIA H200', 'S/16')} times as fast as "
+        f"timm compiled, L/16 {cell(training, '× compiled', 'NVIDIA H200', 'L/16')} times"
+    )
+    assert told in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:
