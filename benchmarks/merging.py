@@ -7,6 +7,8 @@ told, weights files, and runs with their accuracy on their own held-out pictures
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 from typing import Any
 
@@ -54,10 +56,19 @@ def _table(name: str, options: Options) -> Table:
         "least": "least|.1f", "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "faster": "× without|.2f",
         "accuracy": "accuracy|.2%",
     }  # fmt: skip
-    what = name if is_weights(name) else f"{'A tiny network' if options.quick else name} with random weights"
+    what = _told(name) if is_weights(name) else f"{'A tiny network' if options.quick else name} with random weights"
     precision = first.machine.precision
     caption = f"{what}, {size[0]}×{size[1]} pixels, {first.engine}, {precision}, batch {batch}"
     return Table(caption, columns, rows)
+
+
+def _told(name: str) -> str:
+    """Weights by their name, a run by what was typed for it, without where its data and folder lie."""
+    folder = RunFolder(name)
+    if not folder.is_run():
+        return name
+    typed = json.loads(folder.config.read_text("utf-8"))["command"]
+    return f"`{re.sub(r' --(data-root|out|device) [^ ]+', '', typed)}`"
 
 
 def _predictor(name: str, count: int, options: Options) -> Predictor:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitral import train
 from vitral.bench.peers import Peer
 from vitral.data import Split
 from vitral.device import choose
@@ -192,6 +193,14 @@ def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert importlib.import_module("benchmarks.accuracy").run(options) == []
     assert "left out: there is no mnist" in capsys.readouterr().out
     assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
+
+
+def test_merging_tells_of_a_run_what_was_typed_for_it_and_how_accurate_it_is(tmp_path: Path) -> None:
+    made = train("digits", epochs=1, model="mu/2", train_share=0.2, out=str(tmp_path / "run"), quiet=True)
+    table = measure("merging", Options("", (str(made.folder),), quick=True)).tables[0]
+    assert table.caption.startswith("`vitral train digits --epochs 1 --model mu/2 --train-share 0.2`, 8×8 pixels")
+    assert all(0 <= row["accuracy"] <= 1 for row in table.rows)
+    assert str(tmp_path) not in table.caption
 
 
 def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
