@@ -16,7 +16,8 @@ from pathlib import Path
 
 from benchmarks import PROGRAMS, SEEDS, USUAL
 from benchmarks.machine import commit
-from benchmarks.results import PAGE, Options, Result, page
+from benchmarks.page import PAGE, page
+from benchmarks.results import Options, Result
 from vitral.bench import machine as machine_of
 
 

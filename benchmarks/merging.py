@@ -8,8 +8,10 @@ told, weights files, and runs with their accuracy on their own held-out pictures
 from __future__ import annotations
 
 import json
-import re
+import os
+import shlex
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,12 +65,16 @@ def _table(name: str, options: Options) -> Table:
 
 
 def _told(name: str) -> str:
-    """Weights by their name, a run by what was typed for it, without where its data and folder lie."""
-    folder = RunFolder(name)
-    if not folder.is_run():
+    """Weights by their name, a run by what was typed for it: without places but the last part of a path."""
+    if not RunFolder(name).is_run():
         return name
-    typed = json.loads(folder.config.read_text("utf-8"))["command"]
-    return f"`{re.sub(r' --(data-root|out|device) [^ ]+', '', typed)}`"
+    words = shlex.split(json.loads(RunFolder(name).config.read_text("utf-8"))["command"])
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if not {word, before} & _PLACES]
+    return f"`{shlex.join(Path(word).name if os.path.isabs(word) else word for word in kept)}`"
+
+
+_PLACES = {"--data-root", "--out", "--device"}
+"""Options that say where, not what."""
 
 
 def _predictor(name: str, count: int, options: Options) -> Predictor:

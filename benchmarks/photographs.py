@@ -1,6 +1,7 @@
 """From scratch on few photographs, at equal time: ours with nothing but the data, and what two other libraries advise,
 with as many epochs as fit into the seconds that ours took. `python -m benchmarks photographs cifar10` takes the first
-50 training pictures of each class of CIFAR-10, and judges by the first 100 of its test pictures; a path, other data.
+50 training pictures of each class of CIFAR-10, in a folder that it makes, and judges by the first 100 test pictures of
+each; a path takes other data.
 
 Ours is `vitral train DATA`; its seconds are training and validation, without reading the data and the report. The
 others:
@@ -14,11 +15,11 @@ others:
   mirror. The example makes a StepLR of 0.7 and never steps it, so the rate stays; it judges with dropout on, here it
   is off.
 
-Their patches have 16 pixels, of pictures below 64 pixels 4. They get what ours has: its image size, its precision by
-`torch.autocast`, the same pictures decoded once and kept in memory, as many threads and as many loader processes, and
-on a CPU the process keeps freed memory. Two epochs of a network that is thrown away start the loader and tell how many
-epochs fit; these count for nothing, nor does validation. Where the time is over sooner, the training ends with the
-epoch that has begun.
+Their patches are 16 pixels wide, 4 where pictures are below 64 pixels. They get what ours has: its image size, its
+precision by `torch.autocast`, the same pictures decoded once and kept in memory, as many threads and as many loader
+processes, and on a CPU the process keeps freed memory. Two epochs of a network that is thrown away start the loader and
+tell how many epochs fit; these count for nothing, nor does validation. Where the time is over sooner, the training ends
+with the epoch that has begun.
 
 Accuracy is that after the last epoch, for all: no training chooses by the pictures that judge. But the batch of 16 in
 our recipe was once compared with 64 on these very ants and bees, and what it has for small pictures was found on
@@ -138,8 +139,10 @@ def _found(name: str, folder: Path, options: Options) -> Path | None:
 def _small(folder: Path, options: Options) -> Path | None:
     """The small set, cut into `folder` where it is not there yet."""
     source, target = options.data(f"{SMALL}.tar"), folder / f"{SMALL}-500"
-    if source is None or target.exists():
-        return source and target
+    if source is None:
+        return None
+    if target.exists():
+        return target
     part = target.with_suffix(".part")
     with tarfile.open(source) as tar:
         for member in tar:
@@ -229,7 +232,7 @@ def _timm(setting: Setting) -> Script:
     own = resolve_model_data_config(model)
     size = {"input_size": (3, setting.side, setting.side), "mean": own["mean"], "std": own["std"]}
     return Script(
-        "vit_tiny_patch16_224", model, optimizer, LabelSmoothingCrossEntropy(0.1), scheduler.step, batch,
+        f"vit_tiny, patch {setting.patch}", model, optimizer, LabelSmoothingCrossEntropy(0.1), scheduler.step, batch,
         drop_last=True,
         training=create_transform(
             **size, is_training=True, scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4, interpolation="random"
@@ -303,8 +306,9 @@ class Contest:
     def of(cls, job: Job, seconds: float, options: Options) -> Contest:
         """What our run had, and the seconds that it took."""
         height, width = job.run.image_size
-        if height != width or height % 16:
-            raise SystemExit(f"the others take square pictures of whole patches of 16 pixels, not {height}×{width}")
+        patch = Setting(height, 2, 1, options.quick).patch
+        if height != width or height % patch:
+            raise SystemExit(f"the others take squares of whole patches of {patch} pixels, not {height}×{width}")
         return cls(
             Photographs(job.dataset["train"]), Photographs(job.dataset["val"]), len(job.dataset.classes), height,
             job.machine, _workers(options), seconds, options.quick,

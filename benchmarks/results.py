@@ -1,11 +1,7 @@
-"""Results as plain data (benchmarks/results/MACHINE/NAME.json), and the page that is made from them
-(benchmarks/RESULTS.md).
-"""
+"""Results as plain data (benchmarks/results/MACHINE/NAME.json)."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import PROGRAMS
 from benchmarks.machine import ROOT
-from benchmarks.summary import summary
 
 FOLDER = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "benchmarks" / "RESULTS.md"
 
 Row = Mapping[str, Any]
 
@@ -129,32 +122,3 @@ class Result:
 
 def _processor(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"
-
-
-_HEAD = """# Results
-
-Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit. A figure is the median of n
-rounds in which everything in its table took its turn (A B A B), with the least and the greatest; a ratio is one of
-medians. `python -m benchmarks NAME` measures anew; what another processor or GPU gave stays beside it. Times of two
-machines say nothing of the programs: compare within a table.
-"""
-
-
-def page(folder: Path = FOLDER) -> str:
-    """RESULTS.md: the same files give the same page."""
-    everything = [Result.read(path) for path in sorted(folder.glob("*/*.json"))]
-    parts = [_HEAD, *filter(None, [summary(everything)])]
-    for program, title in PROGRAMS.items():
-        found = [result for result in everything if result.program == program]
-        places = dict.fromkeys(result.place for result in found)
-        if found:
-            parts.append(f"## {title}\n\n{explanation(program)}\n")
-        for place in places:
-            parts += [f"### {place}\n"] if len(places) > 1 else []
-            parts += [result.markdown() + "\n" for result in found if result.place == place]
-    return "\n".join(parts)
-
-
-def explanation(program: str) -> str:
-    """The program's docstring."""
-    return inspect.cleandoc(importlib.import_module(f"benchmarks.{program}").__doc__ or "")

@@ -1,84 +1,119 @@
-"""What RESULTS.md begins with: how many times as fast as the fastest of the others, and whole runs, a line each. All of
-it follows from the tables below, none of it is measured here.
+"""What RESULTS.md begins with: on each machine how many times as fast as the others, and whole runs, a line each. It
+follows from the captions and rows of the tables below it; nothing is measured here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from benchmarks.results import Result, Row, Table
 from vitral.bench.report import OURS
 
-if TYPE_CHECKING:
-    from benchmarks.results import Result
-
-Row = Mapping[str, Any]
-
-_SUBJECT = re.compile(
-    r"(?P<network>\S+) at (?P<size>\d+)×\d+, (?P<what>training step|inference), batch (?P<batch>\d+) "
-)
-_SECONDS = re.compile(r", ([\d,.]+) s, ")
 LIBRARIES = ("timm", "transformers", "torchvision", "vit-pytorch")
-ENOUGH = {"test": 0, "val": 1}  # which pictures tell of a run: test, or where there are none those of validation
+SIZES = ("Ti", "S", "B", "L", "H")
+_MEASURED = re.compile(r"(\S+) at (\d+)×\d+, (training step|inference|training from \S+), batch (\d+) ")
+_SPEED = re.compile(r"([\d,.]+) s, [\d,.]+ pictures/s in training( on [^;(]*)?")
+_THREADS = re.compile(r"(\d+) threads?")
+
+HEAD = """## In short
+
+What follows from the tables below it. "×" is how many times as fast vitral is as another in the same run, by medians:
+
+- *fastest other*: of the libraries that were measured, each eager, at the same precision as ours, which is eager, too;
+  "all four" are timm, transformers, torchvision and vit-pytorch.
+- *compiled*: all that were measured under torch.compile as well; the faster of ours beside the fastest of theirs,
+  compiled or not.
+- *their default*: ours beside the fastest of theirs in fp32, in which they compute when nothing is said.
+- *int8*: ours in integers beside the fastest other in floats, by our own kernels and by OpenVINO.
+
+A line is a run; by what code, its commit tells ("+": with changes). AMD's family 25 is Zen 3 (model 1) and Zen 4 (model
+17), family 26 Zen 5."""
 
 
-@dataclass(frozen=True)
-class Contest:
-    """One network doing one thing on one machine, in all runs in which it was measured there."""
+def summary(results: Sequence[Result]) -> str:
+    """The section as Markdown; empty where nothing of it was measured. What was measured last stands first, and of one
+    day what was measured most.
+    """
+    found = {place: [one for one in results if one.place == place] for place in sorted({one.place for one in results})}
+    parts = []
+    for place in sorted(found, key=lambda place: (max(one.date for one in found[place]), len(found[place])))[::-1]:
+        tables = [*_tables(found[place])]
+        parts += [f"### {place}"] if tables else []
+        parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in tables]
+    return "\n\n".join([HEAD, *parts]) + "\n" if parts else ""
 
-    place: str
-    network: str  # "S/16", at other sizes than 224 "S/16 at 384"
-    training: bool
-    batch: int
-    runs: Sequence[Sequence[Row]]  # of each run its rows
-    commits: Sequence[str]  # of each run
 
-    @property
-    def usual(self) -> str:
-        """The precision that ours takes by itself: the first that is told."""
-        return _precision(self.runs[0][0])
+def _tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Those of one machine."""
+    lines = [line for one in results if one.program == "peers" for line in _contests(one)]
+    lines.sort(key=_order)
+    for caption, training in (("Training", True), ("Inference", False)):
+        if found := [line for line in lines if line["training"] == training]:
+            yield _table(caption, _CONTEST, found)
+    if runs := [line for one in results if one.program == "accuracy" for line in _whole(one)]:
+        yield _table("Whole runs; seconds are training and validation, without reading the data", _RUN, runs)
 
-    @property
-    def others(self) -> str:
-        """The libraries beside which it was measured, "all four" or by name."""
-        names = {row["name"] for rows in self.runs for row in rows if not row["name"].startswith(OURS)}
-        found = [library for library in LIBRARIES if any(name.startswith(library) for name in names)]
-        return "all four" if len(found) == len(LIBRARIES) else ", ".join(found)
 
-    def rates(self) -> list[float]:
-        """Pictures a second of ours, compiled where that is faster, run by run."""
-        return [_rate(_ours(rows, self.usual, compiled=True)) for rows in self.runs]
+def _table(caption: str, columns: dict[str, str], rows: Sequence[Row]) -> Table:
+    """Columns without a value in any row are left out."""
+    kept = {key: heading for key, heading in columns.items() if any(row[key] is not None for row in rows)}
+    return Table(caption, kept, rows)
 
-    def shares(self) -> list[float]:
-        """Of the machine's matrix rate, ours, likewise."""
-        return [max(row["share"] for row in _ours(rows, self.usual, compiled=True)) for rows in self.runs]
 
-    def times(self, *, precision: str = "", compiled: bool = False) -> list[float]:
-        """Our rate over the greatest of the others', eager ones or compiled ones, run by run, of the runs that have
-        such; at the usual precision or another. Beside compiled ones ours is compiled, too, where that is faster.
-        """
-        wanted = precision or self.usual
-        pairs = [(_ours(rows, wanted, compiled), _others(rows, wanted, compiled)) for rows in self.runs]
-        return [_rate(ours) / _rate(others) for ours, others in pairs if ours and others]
+def _order(line: Row) -> tuple[Any, ...]:
+    """Small networks first, large batches first, what is measured with the compiler last."""
+    size = line["network"].partition("/")[0]
+    rank = SIZES.index(size) if size in SIZES else len(SIZES)
+    return rank, line["network"], -line["batch"], line["precision"], line["compiled"] is not None
 
-    def times_in_integers(self) -> list[float]:
-        """Our rate in integers, by the fastest engine, over the greatest of the eager others'."""
-        pairs = [
-            ([row for row in rows if row["precision"] == "int8"], _others(rows, self.usual, False))
-            for rows in self.runs
-        ]
-        return [_rate(ours) / _rate(others) for ours, others in pairs if ours and others]
 
-    def times_defaults(self) -> list[float]:
-        """Our rate over the greatest of the eager others' in fp32, which is what they compute in when nothing is
-        said; none where that is our own choice, too.
-        """
-        if self.usual == "fp32":
-            return []
-        pairs = [(_ours(rows, self.usual), _others(rows, "fp32", False)) for rows in self.runs]
-        return [_rate(ours) / _rate(others) for ours, others in pairs if others]
+# ---------------------------------------------------------------- beside others
+
+_CONTEST = {
+    "network": "network", "batch": "batch|d", "precision": "precision", "rate": "pictures/s|,.1f",
+    "share": "of the matrix rate|.0%", "others": "others", "timm": "× timm|.2f", "who": "fastest other",
+    "times": "×|.2f", "compiled": "compiled: pictures/s|,.1f", "compiled_times": "compiled: ×|.2f",
+    "default": "their default: ×|.2f", "integers": "int8: ×|.2f", "openvino": "OpenVINO's: ×|.2f", "commit": "commit",
+}  # fmt: skip
+
+
+def _contests(result: Result) -> Iterator[Row]:
+    """A line for each network, task and precision of a run."""
+    for table in result.tables:
+        if found := _MEASURED.match(table.caption):
+            network, size, what, batch = found.groups()
+            named = network if size == "224" else f"{network} at {size}"
+            about = {
+                "network": f"{named}, from files" if "from" in what else named, "batch": int(batch),
+                "training": what != "inference", "commit": _short(result.commit),
+            }  # fmt: skip
+            usual = _precision(table.rows[0])
+            for precision in dict.fromkeys(map(_precision, table.rows)):
+                if precision != "int8" and _named(table.rows, precision, OURS):
+                    yield {**about, **_contest(table.rows, precision, usual=precision == usual)}
+
+
+def _contest(rows: Sequence[Row], precision: str, usual: bool) -> dict[str, Any]:
+    """Ours beside the others at one precision; what is beside it, where it is the `usual` one, the first of a run."""
+    ours = _named(rows, precision, OURS)
+    compiled = _named(rows, precision, f"{OURS}, compiled")
+    others = _others(rows, precision)
+    eager = [row for row in others if not _compiled(row)]
+    first = min(eager, key=lambda row: row["median"], default=None)
+    libraries = [name for name in LIBRARIES if any(row["name"].startswith(name) for row in others)]
+    return {
+        "precision": precision, "rate": ours[0]["rate"], "share": ours[0]["share"],
+        "others": "all four" if len(libraries) == len(LIBRARIES) else ", ".join(libraries) or None,
+        "timm": _times(_named(eager, precision, "timm"), ours), "who": first and first["name"],
+        "times": _times(eager, ours), "compiled": compiled[0]["rate"] if compiled else None,
+        "compiled_times": _times(others, [*ours, *compiled]) if any(map(_compiled, others)) else None,
+        "default": _times([row for row in _others(rows, "fp32") if not _compiled(row)], ours)
+        if usual and precision != "fp32" else None,
+        "integers": _times(eager, _named(rows, "int8", f"{OURS} (int8)")) if usual else None,
+        "openvino": _times(eager, _named(rows, "int8", f"{OURS} (openvino-int8)")) if usual else None,
+    }  # fmt: skip
 
 
 def _precision(row: Row) -> str:
@@ -86,120 +121,61 @@ def _precision(row: Row) -> str:
     return str(row["precision"]).split()[0]
 
 
-def _rate(rows: Sequence[Row]) -> float:
-    return max(row["rate"] for row in rows)
+def _compiled(row: Row) -> bool:
+    return str(row["name"]).endswith(", compiled")
 
 
-def _ours(rows: Sequence[Row], precision: str, compiled: bool = False) -> list[Row]:
-    """Ours by its own choice of engine, and compiled."""
-    names = [OURS, *[f"{OURS}, compiled"] * compiled]
-    return [row for row in rows if row["name"] in names and _precision(row) == precision]
+def _named(rows: Sequence[Row], precision: str, name: str) -> list[Row]:
+    return [row for row in rows if row["name"] == name and _precision(row) == precision]
 
 
-def _others(rows: Sequence[Row], precision: str, compiled: bool) -> list[Row]:
-    theirs = (row for row in rows if not row["name"].startswith(OURS) and _precision(row) == precision)
-    return [row for row in theirs if row["name"].endswith(", compiled") == compiled]
+def _others(rows: Sequence[Row], precision: str) -> list[Row]:
+    return [row for row in rows if not row["name"].startswith(OURS) and _precision(row) == precision]
 
 
-def contests(results: Sequence[Result]) -> list[Contest]:
-    """Everything that was measured beside others, in the order of the report."""
-    runs: dict[tuple[str, str, bool, int], list[tuple[Sequence[Row], str]]] = {}
-    for result in results:
-        for table in result.tables if result.program == "peers" else ():
-            if found := _SUBJECT.match(table.caption):
-                network, size, what, batch = found.groups()
-                named = network if size == "224" else f"{network} at {size}"
-                key = (result.place, named, what != "inference", int(batch))
-                runs.setdefault(key, []).append((table.rows, result.commit[:7]))
-    ordered = sorted(runs.items(), key=lambda item: _order(*item[0]))
-    return [Contest(*key, *zip(*found, strict=True)) for key, found in ordered]
+def _times(theirs: Sequence[Row], ours: Sequence[Row]) -> float | None:
+    """The least time of theirs over the least of ours; None where one side was not measured."""
+    if not theirs or not ours:
+        return None
+    return float(min(row["median"] for row in theirs) / min(row["median"] for row in ours))
 
 
-def _order(place: str, network: str, training: bool, batch: int) -> tuple[Any, ...]:
-    sizes = ["Ti", "S", "B", "L", "H"]
-    size = network.partition("/")[0]
-    return place, sizes.index(size) if size in sizes else len(sizes), network, not training, -batch
+def _short(commit: str) -> str:
+    """ "82a2343+" of "82a23433af with changes"."""
+    name, _, changed = commit.partition(" ")
+    return name[:7] + "+" * bool(changed)
 
 
-def summary(results: Sequence[Result]) -> str:
-    """The section as Markdown; empty where nothing of it was measured."""
-    found = contests(results)
-    parts = [*_training([one for one in found if one.training]), *_inference([o for o in found if not o.training])]
-    parts += _whole(results)
-    return "\n\n".join(["## In short", _HEAD.strip(), *parts]) + "\n" if parts else ""
+# ---------------------------------------------------------------- whole runs
+
+_RUN = {
+    "run": "run", "n": "seeds|d", "accuracy": "accuracy|.2%", "least": "least|.2%", "greatest": "greatest|.2%",
+    "judged": "judged by", "views": "with views averaged|.2%", "how": "by", "seconds": "seconds (threads)",
+    "commit": "commit",
+}  # fmt: skip
 
 
-_HEAD = """What follows from the tables below: pictures a second of vitral, compiled where that is faster, and how many
-times as many pictures it gets through as the fastest of the others in the same run ("all four" are timm, transformers,
-torchvision and vit-pytorch): eager at the precision that ours takes by itself, eager in fp32, and compiled (ours, too,
-where that is faster). Ours in integers stands beside eager ones, and in training ours beside their default, which is
-fp32. Two figures are the least and the greatest of several runs. What a machine gave that is not at hand any more
-stays, by the code of its commit: kernels of our own for a processor are younger than all figures of processors but
-those of family 25, model 17.
-"""
+def _whole(result: Result) -> Iterator[Row]:
+    """A line for each run from a command to an accuracy."""
+    for table in result.tables:
+        rows = {row["what"]: row for row in table.rows if "what" in row}
+        plain = [row for what, row in rows.items() if what == "test" or what.startswith("test, seeds")]
+        command = re.match(r"`[^`]+`", table.caption)
+        if not rows or not command:
+            continue
+        found = max(plain, key=lambda row: row["n"]) if plain else rows["val"]
+        chosen = {True: "test", False: "validation, which chose the epoch"}[bool(plain)]
+        judged = "test, which chose the epoch" if "validated on test" in table.caption else chosen
+        views = max((row for what, row in rows.items() if "--tta" in what), key=lambda row: row["accuracy"], default={})
+        yield {
+            "run": command[0], **{key: found[key] for key in ("n", "accuracy", "least", "greatest")}, "judged": judged,
+            "views": views.get("accuracy"), "how": f"`{views['what'].partition(', ')[2]}`" if views else None,
+            "seconds": ", ".join(_seconds(table.caption)) or None, "commit": _short(result.commit),
+        }  # fmt: skip
 
 
-def _training(found: Sequence[Contest]) -> Iterator[str]:
-    headings = [
-        "machine", "network", "others", "batch", "precision", "pictures/s", "of the matrix rate", "× eager",
-        "× eager, fp32", "× compiled", "× their defaults", "commit",
-    ]  # fmt: skip
-    rows = [
-        [
-            *_subject(one), _span(one.shares(), ".0%"), *_beside(one), _span(one.times_defaults()),
-            ", ".join(dict.fromkeys(one.commits)),
-        ]
-        for one in found
-    ]  # fmt: skip
-    if rows:
-        yield f"**A training step**\n\n{_markdown(headings, rows, left=3)}"
-
-
-def _inference(found: Sequence[Contest]) -> Iterator[str]:
-    headings = [
-        "machine", "network", "others", "batch", "precision", "pictures/s", "× eager", "× eager, fp32", "× compiled",
-        "integers × eager", "commit",
-    ]  # fmt: skip
-    rows = [
-        [*_subject(one), *_beside(one), _span(one.times_in_integers()), ", ".join(dict.fromkeys(one.commits))]
-        for one in found
-    ]
-    if rows:
-        yield f"**Inference**\n\n{_markdown(headings, rows, left=3)}"
-
-
-def _subject(one: Contest) -> list[str]:
-    return [one.place, one.network, one.others, str(one.batch), one.usual, _span(one.rates(), ",.1f")]
-
-
-def _beside(one: Contest) -> list[str]:
-    return [_span(one.times()), _span(one.times(precision="fp32")), _span(one.times(compiled=True))]
-
-
-def _whole(results: Sequence[Result]) -> Iterator[str]:
-    """Runs from a command to an accuracy."""
-    rows = []
-    for result in results:
-        for table in result.tables if result.program == "accuracy" else ():
-            told = [row for row in table.rows if row.get("what") in ENOUGH]
-            if told and (command := re.match(r"`[^`]+`", table.caption)):
-                row = min(told, key=lambda row: ENOUGH[row["what"]])
-                seconds = _SECONDS.search(table.caption)
-                rows.append([
-                    command[0], result.place, str(row["n"]), f"{row['accuracy']:.2%}", seconds[1] if seconds else "–"
-                ])  # fmt: skip
-    if rows:
-        headings = ["run", "machine", "seeds", "accuracy", "seconds"]
-        yield f"**Whole runs, judged by pictures kept back**\n\n{_markdown(headings, rows, left=2)}"
-
-
-def _span(values: Sequence[float], form: str = ".2f") -> str:
-    if not values:
-        return "–"
-    least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least} to {most}"
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    marks = ["---" if number < left else "---:" for number in range(len(headings))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [headings, marks, *rows])
+def _seconds(caption: str) -> Iterator[str]:
+    """ "1136 (1)", "552 (2)": seconds and threads."""
+    for seconds, device in _SPEED.findall(caption):
+        threads = _THREADS.search(device)
+        yield f"{seconds} ({threads[1]})" if threads else seconds

@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds
 from benchmarks import PROGRAMS, USUAL, photographs, results  # noqa: E402
 from benchmarks.__main__ import main, measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
-from benchmarks.results import Options, Result, Table, page  # noqa: E402
+from benchmarks.page import PAGE, page  # noqa: E402
+from benchmarks.results import Options, Result, Table  # noqa: E402
 from benchmarks.summary import summary  # noqa: E402
 
 # What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits, fewer the
@@ -45,6 +46,9 @@ def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_p
         assert table.rows
         assert all(set(table.columns) <= set(row) for row in table.rows), "a column without a value in some row"
     read = [Result.read(path) for path in result.save(tmp_path)]
+    told = {"peers": "| S/16 at 32 |", "accuracy": "| `vitral train digits` |"}.get(program, "")
+    assert told in summary(read)
+    assert bool(told) == bool(summary(read))
     assert "\n\n".join(one.markdown() for one in read).count("| --- ") == result.markdown().count("| --- ")
     written = "".join(path.read_text() for path in tmp_path.glob("*/*.json"))
     assert str(Path.home()) not in written
@@ -116,71 +120,107 @@ def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None
 
 
 def _raced(caption: str, *rows: tuple[str, str, float]) -> Table:
-    """What `peers` tells of a network: name, precision and pictures a second of each."""
-    told = [{"name": name, "precision": precision, "rate": rate, "share": rate / 100} for name, precision, rate in rows]
+    """What `peers` tells of a network: name, precision and milliseconds of each."""
+    told = [
+        {"name": name, "precision": precision, "median": ms, "rate": 8000 / ms, "share": 1 / ms}
+        for name, precision, ms in rows
+    ]
     return Table(f"{caption}, batch 8 (matrix products: bf16 1 GFLOP/s)", {"name": ""}, told)
 
 
-def test_the_page_begins_with_how_many_times_as_fast_as_the_fastest_other() -> None:
-    first = _raced(
-        "B/16 at 384×384, inference", ("vitral", "bf16", 30), ("vitral (plain)", "bf16", 99),
-        ("timm", "bf16 (cast)", 20), ("torchvision", "bf16", 10),
-        ("vitral", "fp32", 8), ("timm", "fp32", 4), ("vitral (openvino-int8)", "int8", 50),
+def _lines(text: str) -> list[str]:
+    return [line.strip("| ") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+
+
+def test_the_page_begins_with_how_many_times_as_fast_as_the_others() -> None:
+    predicted = _raced(
+        "B/16 at 384×384, inference", ("vitral", "bf16", 10), ("vitral (plain)", "bf16", 1),
+        ("timm", "bf16 (cast)", 20), ("torchvision", "bf16", 15),
+        ("vitral", "fp32", 50), ("timm", "fp32", 60), ("torchvision", "fp32", 65),
+        ("vitral (int8)", "int8", 5), ("vitral (openvino-int8)", "int8", 6),
     )  # fmt: skip
-    second = _raced(
-        "B/16 at 384×384, inference", ("vitral", "bf16", 33), ("vitral, compiled", "bf16", 36), ("timm", "bf16", 22),
-        ("timm, compiled", "bf16", 24),
+    compiled = _raced(
+        "B/16 at 384×384, inference", ("vitral", "bf16", 10), ("vitral, compiled", "bf16", 8), ("timm", "bf16", 21),
+        ("timm, compiled", "bf16", 14), ("vit-pytorch-flash", "bf16", 13), ("vit-pytorch-flash, compiled", "bf16", 30),
     )  # fmt: skip
-    training = _raced(
-        "S/16 at 224×224, training step", ("vitral", "bf16", 40), ("timm", "bf16", 32), ("timm", "fp32", 10)
-    )
-    results = [replace(_result("peers"), tables=[*tables], commit=3 * name) for tables, name in (
-        ((training, first), "abc"), ((second,), "def"),
-    )]  # fmt: skip
-    told = summary(results)
-    for line in (
-        "B/16 at 384 | timm, torchvision | 8 | bf16 | 30.0 to 36.0 | 1.50 | 2.00 | 1.50 | 2.50 | abcabca, defdefd",
-        "S/16 | timm | 8 | bf16 | 40.0 | 40% | 1.25 | – | – | 4.00 | abcabca",
-    ):
-        assert f"| a processor, 2 cores | {line} |" in told
-    assert told.index("S/16") < told.index("B/16")
-    assert "Whole runs" not in told
+    trained = _raced("S/16 at 224×224, training step", ("vitral", "bf16", 40))
+    everyone = [(name, "fp32", 30 + n) for n, name in enumerate(("vit-pytorch", "timm", "transformers", "torchvision"))]
+    read = _raced("S/16 at 224×224, training from photos.tar", ("vitral", "fp32", 20), *everyone)
+    here = replace(_result("peers"), tables=[predicted, trained], commit="0123456789 with changes")
+    there = replace(here, machine={**here.machine, "gpu": "NVIDIA H200"}, date="2026-01-01", tables=[read])
+    told = summary([there, here, replace(here, tables=[compiled], commit="abcdefabcd")])
+    first, second = told.partition("### a processor, 2 cores")[2].split("### NVIDIA H200")
+    assert _lines(first) == [
+        "network | batch | precision | pictures/s | of the matrix rate | commit",
+        "S/16 | 8 | bf16 | 200.0 | 2% | 0123456+",
+        "network | batch | precision | pictures/s | of the matrix rate | others | × timm | fastest other | × | "
+        "compiled: pictures/s | compiled: × | their default: × | int8: × | OpenVINO's: × | commit",
+        "B/16 at 384 | 8 | bf16 | 800.0 | 10% | timm, torchvision | 2.00 | torchvision | 1.50 | – | – | 6.00 | 3.00 | "
+        "2.50 | 0123456+",
+        "B/16 at 384 | 8 | bf16 | 800.0 | 10% | timm, vit-pytorch | 2.10 | vit-pytorch-flash | 1.30 | 1,000.0 | 1.62 | "
+        "– | – | – | abcdefa",
+        "B/16 at 384 | 8 | fp32 | 160.0 | 2% | timm, torchvision | 1.20 | timm | 1.20 | – | – | – | – | – | 0123456+",
+    ]
+    assert _lines(second)[1:] == [
+        "S/16, from files | 8 | fp32 | 400.0 | 5% | all four | 1.55 | vit-pytorch | 1.50 | 0123456+"
+    ]
+
+
+def _runs(caption: str, **accuracies: tuple[int, float]) -> Table:
+    """What `accuracy` tells of runs: pictures → seeds and accuracy."""
+    rows = [
+        {"what": what, "n": n, "accuracy": found, "least": found, "greatest": found}
+        for what, (n, found) in accuracies.items()
+    ]
+    return Table(caption, {"what": ""}, rows)
 
 
 def test_the_page_begins_with_whole_runs_too() -> None:
-    rows = [{"what": "val", "n": 3, "accuracy": 0.9}, {"what": "test", "n": 3, "accuracy": 0.875}]
-    caption = "`vitral train cifar10 --epochs 2`: Nano/4, 9 parameters, 2 epochs, bf16, 1234 s, 5 pictures/s"
-    told = summary([replace(_result("accuracy"), tables=[Table(caption, {"what": ""}, rows)])])
-    assert "| `vitral train cifar10 --epochs 2` | a processor, 2 cores | 3 | 87.50% | 1234 |" in told
-    assert "A training step" not in told
+    one, two = "5 pictures/s in training on AMD EPYC, 1 thread", "9 pictures/s in training on AMD EPYC, 2 threads"
+    cifar10 = f"`vitral train cifar10`: Nano/4, 9 parameters, bf16, 9 s, {one} (seeds 0, 1); 7 s, {two} (seeds 2); best"
+    mnist = "`vitral train mnist`: Ti/4, 9 parameters, 2 epochs, bf16, 1,234 s, 5 pictures/s in training; best epoch 1"
+    seeds = {"test": (1, 0.89), "test, seeds 0, 1 and 2": (3, 0.875)}
+    tables = [
+        _runs(cifar10, **{"val": (1, 0.9), **seeds, "test, --tta mirror": (1, 0.91)}),
+        _runs(f"{mnist}, validated on test", val=(1, 0.99)),
+        _runs(mnist, val=(2, 0.98)),
+    ]
+    told = _lines(summary([replace(_result("accuracy"), tables=[*tables, *_result("accuracy").tables])]))
+    assert told[1:] == [
+        "`vitral train cifar10` | 3 | 87.50% | 87.50% | 87.50% | test | 91.00% | `--tta mirror` | 9 (1), 7 (2) | abc",
+        "`vitral train mnist` | 1 | 99.00% | 99.00% | 99.00% | test, which chose the epoch | – | – | 1,234 | abc",
+        "`vitral train mnist` | 2 | 98.00% | 98.00% | 98.00% | validation, which chose the epoch | – | – | 1,234 | abc",
+    ]
     assert summary([_result("decode")]) == ""
 
 
 def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
-    training, inference = page().partition("**A training step**")[2].split("**Inference**")
+    def cells(place: str, table: str, heading: str, *subject: str) -> list[str]:
+        """What stands under a heading of a machine's table, in the lines of a network."""
+        section = page().partition(f"### {place}\n")[2].partition(f"**{table}**")[2].partition("**")[0]
+        head, *rows = (line.split(" | ") for line in _lines(section))
+        return [row[head.index(heading)] for row in rows if row[: len(subject)] == [*subject]]
 
-    def cell(table: str, heading: str, machine: str, network: str) -> str:
-        """What stands in the first line of a machine and a network."""
-        rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-        return next(row for row in rows if row[:2] == [machine, network])[rows[0].index(heading)]
-
-    def here(table: str, heading: str) -> str:
-        return cell(table, heading, "AMD EPYC (family 25, model 17), 2 cores", "S/16")
-
+    zen4 = "AMD EPYC (family 25, model 17), 2 cores"
+    (default,) = {*cells(zen4, "Training", "their default: ×", "S/16", "32", "bf16")} - {"–"}
+    again, trained = sorted(cells(zen4, "Training", "×", "S/16", "32", "bf16"))
+    fewest, most = sorted(cells(zen4, "Inference", "×", "S/16", "32", "bf16"))
+    (integers,) = {*cells(zen4, "Inference", "int8: ×", "S/16", "32", "bf16")} - {"–"}
+    small, large = (cells("NVIDIA H200", "Training", "compiled: ×", name)[0] for name in ("S/16", "L/16"))
     told = (
-        f"S/16 trains {here(training, '× their defaults')} times as fast as they do by default and "
-        f"{here(training, '× eager')} times as fast as the fastest of them in bf16; of its answers it gives "
-        f"{here(inference, '× eager')} times as many a second, in integers {here(inference, 'integers × eager')} "
-        f"times. On an NVIDIA H200 it trains {cell(training, '× compiled', 'NVIDIA H200', 'S/16')} times as fast as "
-        f"timm compiled, L/16 {cell(training, '× compiled', 'NVIDIA H200', 'L/16')} times"
+        f"S/16 trains {trained} times as fast as the fastest of timm, transformers, torchvision and vit-pytorch in "
+        f"bf16 ({again} in another run), and {default} times as fast as the fastest of them in fp32, which is their "
+        f"default. In batches of 32 it predicts {fewest} and {most} times as many pictures a second, in 8-bit integers "
+        f"{integers} times as many as they do in bf16. On an NVIDIA H200, both compiled, it trains {small} times as "
+        f"fast as timm, L/16 {large} times."
     )
     assert told in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:
-    if not results.PAGE.is_file():
+    if not PAGE.is_file():
         pytest.skip("nothing was measured yet: python -m benchmarks")
-    assert results.PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
+    assert PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
 
 
 def test_each_measurement_in_the_repository_lies_where_the_next_one_replaces_it() -> None:
@@ -196,7 +236,7 @@ def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_merging_tells_of_a_run_what_was_typed_for_it_and_how_accurate_it_is(tmp_path: Path) -> None:
-    made = train("digits", epochs=1, model="mu/2", train_share=0.2, out=str(tmp_path / "run"), quiet=True)
+    made = train("digits", epochs=1, model="mu/2", train_share=0.2, out=str(tmp_path / "a run"), quiet=True)
     table = measure("merging", Options("", (str(made.folder),), quick=True)).tables[0]
     assert table.caption.startswith("`vitral train digits --epochs 1 --model mu/2 --train-share 0.2`, 8×8 pixels")
     assert all(0 <= row["accuracy"] <= 1 for row in table.rows)

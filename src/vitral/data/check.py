@@ -34,8 +34,8 @@ IMBALANCE = 10.0
 """Largest over smallest class in train from which the set is called unbalanced."""
 CHUNK = 64
 """Pictures that a thread takes at a time."""
-WITHOUT = "--bad-images skip goes on without"
-"""What to type where pictures are unreadable."""
+WITHOUT = "--bad-images skip leaves them out"
+"""What helps where pictures are unreadable."""
 
 OnProgress = Callable[[int, int], object]
 """Called with (pictures done, pictures in all)."""
@@ -136,7 +136,7 @@ class DataCheck:
         found = []
         if self.unreadable:
             named = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            told = f"{_counted(len(self.unreadable), 'picture')}: {named}; {WITHOUT}"
+            told = f"{_counted(len(self.unreadable), 'picture')}: {named}; in training {WITHOUT}"
             found.append(("unreadable", told))
         groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
         for heading, group in groups:
