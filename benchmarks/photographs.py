@@ -22,10 +22,10 @@ tell how many epochs fit; these count for nothing, nor does validation. Where th
 with the epoch that has begun.
 
 Accuracy is that after the last epoch, for all: no training chooses by the pictures that judge. But the batch of 16 in
-our recipe was once compared with 64 on these very ants and bees, and what it has for small pictures was found on
-CIFAR-10, on large parts of it (docs/log.md); nothing of the others' was. The interval is 95 % (Wilson) of seed 0: all
-seeds are judged by the same pictures, so that pooled they would not be independent. With `--keep FOLDER` what is done
-is there when the same command is typed again, on the same machine, with nothing changed.
+our recipe was once compared with 64 on these very ants and bees, and our defaults for small pictures were chosen on
+CIFAR-10, of which these are a part (docs/log.md); nothing of the others' was. The interval is 95 % (Wilson) of seed 0:
+all seeds are judged by the same pictures, so that pooled they would not be independent. With `--keep FOLDER` what is
+done is there when the same command is typed again, on the same machine, with nothing changed.
 """
 
 from __future__ import annotations
