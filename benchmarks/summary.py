@@ -5,7 +5,7 @@ follows from the captions and rows of the tables below it; nothing is measured h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results import Result, Row, Table
@@ -21,15 +21,19 @@ HEAD = """## In short
 
 What follows from the tables below it. "×" is how many times as fast vitral is as another in the same run, by medians:
 
-- *fastest other*: of the libraries that were measured, each eager, at the same precision as ours, which is eager, too;
-  "all four" are timm, transformers, torchvision and vit-pytorch.
-- *compiled*: all that were measured under torch.compile as well; the faster of ours beside the fastest of theirs,
-  compiled or not.
+- *pictures/s*: ours as it comes, eager; *of the matrix rate*: its operations beside those of plain matrix products
+  in the same rounds, which swing with the machine, so that a cell may say more than 100 %.
+- *fastest other*: of the libraries that were measured, eager, at the same precision; "all four" are timm, transformers,
+  torchvision and vit-pytorch, the last also with fused attention (vit-pytorch-flash).
+- *compiled*: ours under torch.compile; *either way*: the faster of our two beside the fastest of theirs, compiled or
+  not.
 - *their default*: ours beside the fastest of theirs in fp32, in which they compute when nothing is said.
 - *int8*: ours in integers beside the fastest other in floats, by our own kernels and by OpenVINO.
+- *whole runs*: with views averaged is `vitral evaluate --tta`; seconds are training and validation, without reading the
+  data.
 
-A line is a run; by what code, its commit tells ("+": with changes). AMD's family 25 is Zen 3 (model 1) and Zen 4 (model
-17), family 26 Zen 5."""
+A line is a run; its command stands under its table below, its code is that of its commit ("+": with changes). AMD's
+family 25 is Zen 3 (model 1) and Zen 4 (model 17), family 26 Zen 5."""
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -38,11 +42,17 @@ def summary(results: Sequence[Result]) -> str:
     """
     found = {place: [one for one in results if one.place == place] for place in sorted({one.place for one in results})}
     parts = []
-    for place in sorted(found, key=lambda place: (max(one.date for one in found[place]), len(found[place])))[::-1]:
+    for place in sorted(found, key=lambda place: (_last(found, place), len(found[place])), reverse=True):
         tables = [*_tables(found[place])]
         parts += [f"### {place}"] if tables else []
         parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in tables]
     return "\n\n".join([HEAD, *parts]) + "\n" if parts else ""
+
+
+def _last(found: Mapping[str, Sequence[Result]], place: str) -> tuple[str, str]:
+    """When a processor or GPU was measured last, with however many cores; and its name."""
+    name = place.rpartition(", ")[0] or place
+    return max(one.date for there, ones in found.items() if there.startswith(name) for one in ones), name
 
 
 def _tables(results: Sequence[Result]) -> Iterator[Table]:
@@ -53,7 +63,7 @@ def _tables(results: Sequence[Result]) -> Iterator[Table]:
         if found := [line for line in lines if line["training"] == training]:
             yield _table(caption, _CONTEST, found)
     if runs := [line for one in results if one.program == "accuracy" for line in _whole(one)]:
-        yield _table("Whole runs; seconds are training and validation, without reading the data", _RUN, runs)
+        yield _table("Whole runs", _RUN, runs)
 
 
 def _table(caption: str, columns: dict[str, str], rows: Sequence[Row]) -> Table:
@@ -74,7 +84,7 @@ def _order(line: Row) -> tuple[Any, ...]:
 _CONTEST = {
     "network": "network", "batch": "batch|d", "precision": "precision", "rate": "pictures/s|,.1f",
     "share": "of the matrix rate|.0%", "others": "others", "timm": "× timm|.2f", "who": "fastest other",
-    "times": "×|.2f", "compiled": "compiled: pictures/s|,.1f", "compiled_times": "compiled: ×|.2f",
+    "times": "×|.2f", "compiled": "compiled: pictures/s|,.1f", "compiled_times": "either way: ×|.2f",
     "default": "their default: ×|.2f", "integers": "int8: ×|.2f", "openvino": "OpenVINO's: ×|.2f", "commit": "commit",
 }  # fmt: skip
 

@@ -198,14 +198,21 @@ def test_it_overwrites_what_it_wrote_and_nothing_else(shown, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("own", ["ship.png", "demo.json"])
-def test_it_leaves_files_of_others_alone(own, capsys):
+@pytest.mark.parametrize(
+    ("own", "said", "why"),
+    [
+        ("ship.png", "this folder is not empty", "it holds ship.png"),
+        ("class", "this folder is not empty", "it holds class"),
+        ("demo.json", "will not overwrite what is in this folder", "vitral demo did not write demo.json"),
+    ],
+)
+def test_it_leaves_files_of_others_alone(own, said, why, capsys):
     Path("photos").mkdir()
     Path("photos", own).write_text("[1]")
     assert main(["demo", "--out", "photos"]) == 2
     told = capsys.readouterr().err
-    assert "error: will not overwrite what is in this folder\n  where: photos\n" in told
-    assert f"vitral demo did not write {own}" in told
+    assert f"error: {said}\n  where: photos\n  why: {why}\n" in told
+    assert "try: vitral demo --out ANOTHER_FOLDER" in told
     assert [path.name for path in Path("photos").iterdir()] == [own]
     assert Path("photos", own).read_text() == "[1]"
 

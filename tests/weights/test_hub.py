@@ -187,7 +187,7 @@ def test_a_missing_network_is_one_error_that_tells_what_to_do(no_network, tmp_pa
     assert what == "could not fetch model.safetensors and config.json of google/vit"
     assert where == "  where: hf:google/vit"
     assert "the hub cannot be reached" in why
-    assert hint == "  try: put model.safetensors and config.json into FOLDER and give FOLDER"
+    assert hint.startswith("  try: put model.safetensors and config.json into FOLDER and give FOLDER; `demo`, ")
 
 
 def test_a_hub_that_is_down_is_like_a_missing_network(hub, tmp_path):

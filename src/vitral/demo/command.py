@@ -116,6 +116,10 @@ def _open(folder: Path, files: Sequence[Path]) -> None:
         raise UsageError("cannot make this folder", where=folder, why=error.strerror, hint=hint) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError("cannot write into this folder", where=folder, why="it may not be written", hint=hint)
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others and not (folder / _OWN).exists():  # pictures among somebody's data would be taken for data
+        told = ", ".join(others[:3]) + " …" * (len(others) > 3)
+        raise UsageError("this folder is not empty", where=folder, why=f"it holds {told}", hint=hint)
     names = [_OWN, *(path.relative_to(folder).as_posix() for path in files)]
     ours = _ours(folder / _OWN)
     if strangers := [name for name in names if (folder / name).exists() and name not in ours]:

@@ -212,5 +212,5 @@ def _not_reached(error: Exception, reference: str, repository: str) -> WeightsEr
         f"could not fetch model.safetensors and config.json of {repository}",
         where=reference,
         why=f"{offline}, and there is no whole copy in the cache",
-        hint="put model.safetensors and config.json into FOLDER and give FOLDER",
+        hint="put model.safetensors and config.json into FOLDER and give FOLDER; `demo`, a small network, is here",
     )
