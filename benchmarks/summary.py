@@ -37,8 +37,8 @@ family 25 is Zen 3 (model 1) and Zen 4 (model 17), family 26 Zen 5."""
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The section as Markdown; empty where nothing of it was measured. What was measured last stands first, and of one
-    day what was measured most.
+    """The section as Markdown; empty where nothing of it was measured. What was measured last stands first, and a
+    processor's numbers of cores together.
     """
     found = {place: [one for one in results if one.place == place] for place in sorted({one.place for one in results})}
     parts = []
@@ -174,7 +174,7 @@ def _whole(result: Result) -> Iterator[Row]:
         if not rows or not command:
             continue
         found = max(plain, key=lambda row: row["n"]) if plain else rows["val"]
-        chosen = {True: "test", False: "validation, which chose the epoch"}[bool(plain)]
+        chosen = "test" if plain else "validation, which chose the epoch"
         judged = "test, which chose the epoch" if "validated on test" in table.caption else chosen
         views = max((row for what, row in rows.items() if "--tta" in what), key=lambda row: row["accuracy"], default={})
         yield {
