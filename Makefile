@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes steal tests from each other's end of the list, so that those of one file share its fixtures. Ten failures
+# are enough to see; a hundred that wait for their timeout would take hours.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --maxfail 10
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format bench clean
+.PHONY: help env demo test test-all check format bench docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
 
 env: $(STAMP)  ## make .venv with the tested versions; does nothing when up to date
 
@@ -22,21 +25,27 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env  ## train on the embedded digits and show what to do next
 	@$(BIN)/vitral train digits --out runs/demo --overwrite
 
-test: env  ## all tests, a process for each core
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+test: env  ## the tests of a contributor: every part and command, in minutes
+	@$(PYTEST) --timeout 120 -m "not slow"
 
-check: env  ## lint, formatting and types
+test-all: test  ## all tests, those that take longer too; prints skipped tests by reason
+	@$(PYTEST) -m slow
+
+check: env  ## lint, formatting, types and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/check_prose.py
 
 format: env  ## put the code in the house's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 bench: env  ## measure beside timm, transformers, torchvision and vit-pytorch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group peers
 	@$(BIN)/python -m benchmarks
 
-clean:  ## remove the environment, caches and runs/demo
-	rm -rf $(VENV) runs/demo .pytest_cache .mypy_cache .ruff_cache
+docs: env  ## build the site of the documentation in build/docs; a broken link fails
+	@$(BIN)/python tools/build_site.py build/docs
+
+clean:  ## remove the environment, caches, the site and runs/demo
+	rm -rf $(VENV) build/docs runs/demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Programs that measure the library: `python -m benchmarks [NAME …]`, and `python -m benchmarks report`.
 
-A program is a module with `run(options) -> list[Table]`; its docstring stands above its tables in RESULTS.md. To add
+A program is a module with `run(options) -> list[Table]`; its docstring is printed above its tables on the pages. To add
 one, write the module and a line in `PROGRAMS`.
 """
 
@@ -11,19 +11,28 @@ PROGRAMS: dict[str, str] = {
     "peers": "Vision Transformers beside timm, transformers, torchvision and vit-pytorch",
     "decode": "From JPEG to pixels of one size",
     "datapath": "From files to batches: decoding, the cache, cropping",
+    "sharded_reading": "Images in shards beside images in files; opening an index",
+    "predicting": "From files to a table of predictions",
+    "serving": "Predictions over HTTP beside other servers",
     "loading": "From a file of weights to a network",
     "attention": "Attention written out and fused",
     "merging": "Token merging: speed and accuracy",
     "precision": "Training in fp32 and in bf16, small networks",
     "explaining": "Maps of what an answer rests on: time, memory, a planted truth",
+    "duplicates": "Near-duplicates: planted copies found, time of the search",
+    "labels": "Wrong labels: flips found in a ranking",
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",
+    "pretraining": "Images without labels, then few labels",
     "fewer": "Fewer operations for the same accuracy",
+    "scaling": "Strategies of several ranks: overhead with one rank",
+    "kills": "Ranks killed at random times",
+    "trust": "Damage: fuzzed inputs, flipped bits, kills, full disks",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""
 
 USUAL = ("write_up_loop", "peers", "decode", "loading", "attention", "precision")
-"""What `python -m benchmarks` alone runs."""
+"""Default programs of `python -m benchmarks`."""
 
-SEEDS = {"photographs": 3}
-"""Program → how often whole runs are repeated where `--seeds` is not given; the others: once."""
+SEEDS = {"photographs": 3, "pretraining": 3}
+"""Program → default of `--seeds`, the repetitions of whole runs; 1 for the others."""

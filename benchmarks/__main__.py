@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME [PART …]] [--quick] [--device cpu|cuda] [--seeds N] [--rounds N] [--keep FOLDER]
 [--data-root FOLDER]`, or `report`.
 
-Without a name everything in `benchmarks.USUAL` is measured, which takes some minutes on two cores. Leave the machine
-alone meanwhile: the load average before and after is written down with the figures.
+Without a name everything in `benchmarks.USUAL` is measured, which takes some minutes on two cores. Keep the machine
+idle otherwise: the load average before and after is recorded with the figures.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import PROGRAMS, SEEDS, USUAL
+from benchmarks import PROGRAMS, SEEDS, USUAL, page
 from benchmarks.machine import commit
-from benchmarks.page import PAGE, page
 from benchmarks.results import Options, Result
 from vitral.bench import machine as machine_of
 
 
 def measure(program: str, options: Options) -> Result:
-    """Run one program and put what it found together with where."""
+    """Run one program and return its tables with a description of the machine."""
     before = machine_of.load_average()
     tables = importlib.import_module(f"benchmarks.{program}").run(options)
     return Result(
@@ -33,24 +32,24 @@ def measure(program: str, options: Options) -> Result:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print, keep, and bring RESULTS.md up to date."""
-    asked = _parse(words)
-    if asked.program == "report":
-        PAGE.write_text(page(), "utf-8")
+    """Measure, print, save, and update RESULTS.md."""
+    args = _parse(words)
+    if args.program == "report":
+        page.write()
         return 0
-    for program in [asked.program] if asked.program else USUAL:
+    for program in [args.program] if args.program else USUAL:
         print(f"## {PROGRAMS[program]}", flush=True)
-        seeds = asked.seeds or (1 if asked.quick else SEEDS.get(program, 1))
+        seeds = args.seeds or (1 if args.quick else SEEDS.get(program, 1))
         options = Options(
-            _command(program, asked), tuple(asked.parts), asked.quick, asked.device, seeds, asked.rounds,
-            asked.data_root, asked.keep,
+            _command(program, args), tuple(args.parts), args.quick, args.device, seeds, args.rounds,
+            args.data_root, args.keep,
         )  # fmt: skip
         result = measure(program, options)
         for table in result.tables:
             print(f"\n{table.caption}\n{table.markdown()}")
-        if result.tables and not asked.quick:
+        if result.tables and not args.quick:
             result.save()
-            PAGE.write_text(page(), "utf-8")
+            page.write()
         print(flush=True)
     return 0
 
@@ -60,24 +59,24 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("program", nargs="?", choices=[*PROGRAMS, "report"])
-    parser.add_argument("parts", nargs="*", help="what of it: `accuracy mnist cifar10`, `peers B/16 timm`")
-    parser.add_argument("--quick", action="store_true", help="tiny: shows that it works; nothing is kept")
+    parser.add_argument("parts", nargs="*", help="parts of the program: `accuracy mnist cifar10`, `peers B/16 timm`")
+    parser.add_argument("--quick", action="store_true", help="tiny smoke test; nothing is saved")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, help="repeat whole runs with seeds 0 … N-1")
-    parser.add_argument("--rounds", type=int, help="how often everything takes its turn (peers)")
+    parser.add_argument("--rounds", type=int, help="alternating rounds (peers)")
     parser.add_argument("--data-root", type=Path, default=Options("").data_root, help="folder of the real data")
-    parser.add_argument("--keep", type=Path, help="keep whole runs in this folder, and go on from what is there")
+    parser.add_argument("--keep", type=Path, help="keep whole runs in this folder, and resume those that are there")
     return parser.parse_args(words)
 
 
-def _command(program: str, asked: argparse.Namespace) -> str:
-    """What to type for the same figures; where the data lie is left to the reader."""
+def _command(program: str, args: argparse.Namespace) -> str:
+    """Format the command that repeats the measurement, without the location of the data."""
     threads = os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
-    words += ["python -m benchmarks", program, *asked.parts]
-    words += [f"--seeds {asked.seeds}"] if asked.seeds else []
-    words += [f"--rounds {asked.rounds}"] if asked.rounds else []
-    words += ["--device cuda"] if asked.device == "cuda" else []
+    words += ["python -m benchmarks", program, *args.parts]
+    words += [f"--seeds {args.seeds}"] if args.seeds else []
+    words += [f"--rounds {args.rounds}"] if args.rounds else []
+    words += ["--device cuda"] if args.device == "cuda" else []
     return " ".join(words)
 
 

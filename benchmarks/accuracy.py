@@ -1,10 +1,10 @@
-"""Whole runs as a person starts them: `vitral train` with nothing but the options shown. Validation pictures are cut
-from the training set, test pictures are looked at once, at the end; intervals are 95 % (Wilson) of one run.
-`mnist-7562` validates on the test digits, as its write-up does. Seconds are training and validation, without reading
-the data and the report. With more than one seed, figures are means, and least and greatest are given.
+"""Whole runs: `vitral train` with only the options shown. Validation images are split off the training set, test images
+are used once, at the end; intervals are 95 % (Wilson) of one run. `mnist-7562` validates on the test digits, as its
+write-up does. Seconds are training and validation, without reading the data and the report. With more than one seed,
+figures are means, and least and greatest are given.
 
-Runs are thrown away once they are measured; with `--keep FOLDER` they stay there, and the same command later takes
-those that are finished as they are, and goes on with one that was stopped.
+Runs are deleted once they are measured. With `--keep FOLDER` they stay there, and the same command later reuses
+finished runs and resumes a stopped one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
-from vitral.recipes.execute import command
-from vitral.recipes.quantization import quantize
-from vitral.training.run import RunFolder
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.quantize import quantize
+from vitral.workflows.saving import command
 
-# name → the options, and the data that must be there
+# name → the options, and the required data
 RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "digits": ({"data": "digits"}, None),
     "mnist": ({"data": "mnist"}, "mnist"),
@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "cifar10-hour": (
         {"data": "cifar10", "epochs": 28},
         "cifar10.tar",
-    ),  # reckoned: an hour of two Zen 5 cores
+    ),  # estimated: an hour of two Zen 5 cores
     "cifar10-60-minutes": ({"data": "cifar10", "minutes": 60}, "cifar10.tar"),  # as many epochs as fit here
     "cifar10-minutes": ({"data": "cifar10", "minutes": 2.5}, "cifar10.tar"),  # for a GPU
 }
@@ -48,9 +48,7 @@ OTHERWISE = {
     "mnist": [*_SHIFTS, *_INTEGERS], "cifar10": [*_VIEWS, *_INTEGERS], "cifar10-hour": [*_VIEWS, *_INTEGERS],
     "cifar10-60-minutes": _VIEWS, "cifar10-minutes": _VIEWS,
 }  # fmt: skip
-"""Of which runs it is measured what `vitral evaluate RUN` says of the test pictures with other options, of integers
-after `vitral quantize RUN`.
-"""
+"""Run → further options of `vitral evaluate RUN` on the test images; integers follow `vitral quantize RUN`."""
 IMAGES = ROOT / "docs" / "images"
 
 Result = Mapping[str, Any]
@@ -58,7 +56,7 @@ History = Sequence[Mapping[str, Any]]
 
 
 def run(options: Options) -> list[Table]:
-    """The runs that are named, by default all of them: a table each, and the curve of some."""
+    """Measure the named runs, by default all: a table each, and the curve of some."""
     tables = []
     for name in options.names or RUNS:
         if name not in RUNS:
@@ -74,7 +72,7 @@ def run(options: Options) -> list[Table]:
 
 
 def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tuple[Result, History]:
-    """One run from start to end, in a folder of its own, which is gone afterwards unless it is to be kept."""
+    """Train one run in its own folder, temporary unless `--keep` is given."""
     if options.quick:
         given = {**given, "epochs": 1, "minutes": None}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,14 +90,14 @@ def _flags(how: Mapping[str, Any]) -> str:
 
 
 def _evaluated(run: Path, how: Mapping[str, Any]) -> dict[str, Any]:
-    """A finished run on its test pictures, in another way than at its end."""
+    """Evaluate a finished run on its test images with other options."""
     if how.get("precision") == "int8":
         quantize(run)
     return vitral.evaluate(run, split="test", **how).to_json()
 
 
 def read_history(path: Path) -> History:
-    """The lines of a run's metrics.jsonl."""
+    """Read the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
@@ -117,7 +115,7 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
         f"best epoch {first['best_epoch']}, {'test set kept to the end' if last == 'test' else 'validated on test'}"
     )
     columns = {
-        "what": "pictures", "images": "|,d", "n": "seeds|d", "accuracy": "accuracy|.2%", "interval": "95 % interval",
+        "what": "images", "images": "|,d", "n": "seeds|d", "accuracy": "accuracy|.2%", "interval": "95 % interval",
         "least": "least|.2%", "greatest": "greatest|.2%",
     }  # fmt: skip
     if len(results) == 1:
@@ -126,22 +124,22 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
 
 
 def _epochs(results: Sequence[Result]) -> str:
-    """As many as were run; in a given time each seed may have had others."""
+    """Format the number of epochs, a range if it differs between seeds."""
     least, most = (function(result["epochs"] for result in results) for function in (min, max))
     return str(most) if least == most else f"{least} to {most}"
 
 
 def _speed(results: Sequence[Result]) -> str:
-    """Seconds and pictures a second, medians, by device: seeds may have been run on fewer threads, side by side."""
-    told = []
+    """Format median seconds and images a second by device: seeds may have run in parallel on fewer threads."""
+    parts = []
     for device in dict.fromkeys(result["device"] for result in results):
         seeds = [seed for seed, result in enumerate(results) if result["device"] == device]
         seconds, rate = (
             statistics.median(results[seed][key] for seed in seeds) for key in ("seconds", "images_per_second")
         )
         which = f" (seeds {', '.join(map(str, seeds))})" if len(seeds) < len(results) else ""
-        told.append(f"{seconds:.0f} s, {rate:,.0f} pictures/s in training on {device}{which}")
-    return "; ".join(told)
+        parts.append(f"{seconds:.0f} s, {rate:,.0f} images/s in training on {device}{which}")
+    return "; ".join(parts)
 
 
 def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:
@@ -156,7 +154,7 @@ def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:
 
 
 def course(name: str, history: History, caption: str = "By seconds, seed 0") -> Table:
-    """Accuracy by seconds: some twelve epochs spread over the run."""
+    """Tabulate accuracy by seconds at about twelve epochs spread over the run."""
     marks, seconds = [], 0.0
     every = max(1, len(history) // 12)
     for line in history:
@@ -175,7 +173,7 @@ def _known(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(path: Path, title: str, histories: Sequence[History]) -> None:
-    """Validation accuracy by minutes, a line for each seed; the same histories give the same file."""
+    """Plot validation accuracy by minutes, a line for each seed; the same histories give the same file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

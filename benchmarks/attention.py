@@ -1,6 +1,6 @@
-"""softmax(q kᵀ / √d) v from the projected tokens (B, N, 3 D) to (B, N, D), as the network does it, once with plain
-matrix products and once by `F.scaled_dot_product_attention`; forward alone, and forward with backward. "Rule" is what
-`explicit_is_faster` in `vitral.model.vit` chooses for the shape, "right" whether that was the faster way (within 5 %).
+"""softmax(q kᵀ / √d) v from the projected tokens (B, N, 3 D) to (B, N, D), as in the network, once with plain matrix
+products and once by `F.scaled_dot_product_attention`; forward alone, and forward with backward. "Rule" is the choice of
+`explicit_is_faster` in `vitral.kernels.reference` for the shape, "right" is yes if it was the faster one (within 5 %).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.results import Options, Table
-from vitral.bench.timing import alternate, ratio, repeated, timed
-from vitral.model.vit import explicit_is_faster
+from vitral.bench.harness import alternate, ratio, repeated, timed
+from vitral.kernels.reference import explicit_is_faster
 
 # (batch, heads, tokens, head width): CIFAR-10 at 4-pixel patches, MNIST, 64 patches, S/16 at 224 (three batches), S/16
 # at 384, at 512; L/16 at 512; beyond.
@@ -29,16 +29,16 @@ SHAPES = (
     (1, 6, 2305, 64),
 )
 QUICK = ((2, 2, 5, 8),)
-_LEAST = 0.05  # seconds that one measurement takes at least
+_MIN_SECONDS = 0.05  # of one measurement
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As the network writes it out."""
+    """Compute attention with plain matrix products, as the network does."""
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
 
 
 def run(options: Options) -> list[Table]:
-    """A table for each way of computing."""
+    """Make one table for forward, one for forward and backward."""
     tables = []
     for backward in (False, True):
         rows = [
@@ -63,7 +63,7 @@ def _row(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, options: Op
     ways: dict[str, Callable[..., Tensor]] = {"explicit": explicit, "fused": F.scaled_dot_product_attention}
     programs = {name: _program(way, qkv, heads, backward) for name, way in ways.items()}
     once = max(timed(program, options.device) for program in programs.values())
-    times = 1 if options.quick else max(1, round(_LEAST / once))
+    times = 1 if options.quick else max(1, round(_MIN_SECONDS / once))
     programs = {name: repeated(program, times) for name, program in programs.items()}
     found = alternate(programs, rounds=1 if options.quick else 7, device=options.device)
     q = qkv.view(B, N, 3, heads, d).permute(2, 0, 3, 1, 4)[0]

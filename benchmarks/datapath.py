@@ -1,15 +1,14 @@
-"""The way of a picture from a file to the step, on one thread.
+"""The data path of an image, from a file to the training step, on one thread.
 
-*Steps*: encoded JPEG photographs, held in memory, to uint8 pixels of 224×224, as in "From JPEG to pixels of one size"
-above; then what a later epoch does in their place, from the cache's file: read a batch of that size, or read pictures
-with room to crop and crop them at random. *Path*: one epoch of batches of 64, cropped at random and mirrored, by
-`Batches` with each residency, without worker processes, and by torch's `DataLoader` with Pillow and torchvision's usual
-transforms, with its seconds of opening apart. *Augmentation*: what is done to pixels once they are a batch, 64 of them
-at a time, by `Augmentation` and, picture by picture as a `DataLoader` has it, by torchvision; mixing is done in batches
-by both, and the process keeps freed memory, as in training. *Entries*: what the cache itself costs a picture of 96×96
-where there are many; those of the set are repeated. Medians of three rounds of the same size. Files were just written,
-so reading them is reading the system's cache, until memory ends. *Streamed* is the memory that an epoch of decoding the
-same pictures anew takes beyond what was there.
+*Steps*: encoded JPEG photographs in memory to uint8 pixels of 224×224, as in "From JPEG to pixels of one size"; then
+the steps that replace decoding in a later epoch, from the cache's file: read a batch of that size, or read larger
+images and crop them at random. *Path*: one epoch of batches of 64, cropped at random and mirrored, by `Batches` with
+each residency, without worker processes, and by torch's `DataLoader` with Pillow and torchvision's usual transforms;
+seconds of opening are separate. *Augmentation*: operations on batches of 64, by `Augmentation` and, image by image as
+in a `DataLoader`, by torchvision; both mix in batches, and the process keeps freed memory, as in training. *Entries*:
+cost of the cache for each image of 96×96 in large sets; the images of the set are repeated. Medians of three rounds of
+the same size. Files were just written, so they are read from the system's cache while memory lasts. *Streamed* is the
+additional memory of an epoch that decodes the same images again.
 """
 
 from __future__ import annotations
@@ -34,22 +33,24 @@ from torchvision.transforms.v2.functional import InterpolationMode
 
 from benchmarks.decode import SIZE, WAYS
 from benchmarks.results import Options, Table
+from vitral.bench.harness import Sample, alternate, ratio, timed
 from vitral.bench.memory import growth
-from vitral.bench.timing import Sample, alternate, ratio, timed
 from vitral.data import Split, load
-from vitral.data.cache import Entry, PixelCache, pixels_key
+from vitral.data.augmentation import Augmentation
 from vitral.data.dataset import Numbered
 from vitral.data.loader import Batches, Residency
-from vitral.data.transforms import Augmentation, Preprocessing
-from vitral.device import keep_freed_memory, seeded
+from vitral.data.pixel_cache import Entry, PixelCache, pixels_key
+from vitral.data.preprocessing import Preprocessing
+from vitral.device import seeded
+from vitral.system import keep_freed_memory
 
 SET = "imagenet-samples.tar"
 BATCH = 64
 SMALL = 96
-"""Pixels of a side of the many entries: 100,000 of them take 2.6 GiB."""
+"""Side in pixels of the images in large entries: 100,000 of them take 2.6 GiB."""
 COUNTS = (1_000, 10_000, 100_000)
 DISK_LIMIT = 4 << 30
-"""Bytes that an entry made here may take."""
+"""Largest size of an entry, in bytes."""
 
 CPU = torch.device("cpu")
 _preprocessing = Preprocessing(SIZE)
@@ -57,7 +58,7 @@ _augmentation = Augmentation(crop="random-resized", flip=True)
 
 
 class Encoded:
-    """Fetch of encoded pictures that lie in memory, over and over."""
+    """Source of encoded images in memory, repeated."""
 
     def __init__(self, files: list[bytes]):
         self.files = files
@@ -70,24 +71,24 @@ class Encoded:
 
 
 def run(options: Options) -> list[Table]:
-    """A table for each of steps, path and entries."""
+    """Make a table for each of steps, path, entries and augmentation."""
     files = _noise() if options.quick else _photographs(options)
     if not files:
         return []
-    pictures = Split([f"{i}.jpg" for i in range(len(files))], np.zeros(len(files), np.int64), Encoded(files))
+    images = Split([f"{i}.jpg" for i in range(len(files))], np.zeros(len(files), np.int64), Encoded(files))
     rounds = 1 if options.quick else 7
     counts = (30, 60) if options.quick else COUNTS
     with _one_thread(), tempfile.TemporaryDirectory() as home, _user_cache(home):
-        tables = [_steps(pictures, rounds), _path(pictures, rounds), _entries(pictures, counts, Path(home))]
-        keep_freed_memory()  # it holds for the whole process, and what an epoch takes would not be seen any more
-        return [*tables, _augmented(pictures, rounds, options.quick)]
+        tables = [_steps(images, rounds), _path(images, rounds), _entries(images, counts, Path(home))]
+        keep_freed_memory()  # last: it affects the whole process and would hide the memory of an epoch
+        return [*tables, _augmented(images, rounds, options.quick)]
 
 
-def _steps(pictures: Split, rounds: int) -> Table:
-    files = [cast(bytes, pictures.raw(i)) for i in range(len(pictures))]
-    fixed = _built(pictures, None)
-    room = _built(pictures, _augmentation)
-    order = np.arange(len(pictures))
+def _steps(images: Split, rounds: int) -> Table:
+    files = [cast(bytes, images.raw(i)) for i in range(len(images))]
+    fixed = _built(images, None)
+    room = _built(images, _augmentation)
+    order = np.arange(len(images))
 
     def read() -> None:
         for first in range(0, len(order), BATCH):
@@ -103,36 +104,36 @@ def _steps(pictures: Split, rounds: int) -> Table:
     steps["read from the cache and crop"] = crop
     found = alternate(steps, rounds=rounds)
     ours = found["decode, vitral"]
-    return _table("Steps: pictures a second, one thread", found, len(pictures), ours, "rate : vitral's decoding")
+    return _table("Steps: images a second, one thread", found, len(images), ours, "rate : vitral's decoding")
 
 
-def _path(pictures: Split, rounds: int) -> Table:
+def _path(images: Split, rounds: int) -> Table:
     PixelCache().clear()  # the steps left an entry, and opening shall make it
     opened: dict[str, Batches] = {}
     seconds: dict[str, float] = {}
     for name in ("memory", "cache", "stream"):
-        seconds[name] = timed(lambda name=name: opened.update({name: _batches(pictures, _augmentation, name)}))
+        seconds[name] = timed(lambda name=name: opened.update({name: _batches(images, _augmentation, name)}))
     epochs: dict[str, Callable[[], object]] = {name: _epoch(found) for name, found in opened.items()}
-    loader = _usual(pictures)
+    loader = _usual(images)
     epochs["DataLoader"] = lambda: [None for _ in loader]
     found = alternate(epochs, rounds=rounds)
     count = len(opened["memory"]) * opened["memory"].batch_size  # an incomplete batch is left out
-    caption = "Path: pictures a second of an epoch, one thread"
+    caption = "Path: images a second of an epoch, one thread"
     table = _table(caption, found, count, found["DataLoader"], "rate : DataLoader's")
     rows = [{**row, "opening": seconds.get(row["way"])} for row in table.rows]
     return Table(table.caption, {**table.columns, "opening": "opening, s|.2f"}, rows, "path")
 
 
-def _augmented(pictures: Split, rounds: int, quick: bool) -> Table:
+def _augmented(split: Split, rounds: int, quick: bool) -> Table:
     side = 32 if quick else SIZE[0]
     pixels = Preprocessing((side, side), 3)
-    batch = torch.stack([pixels.geometry(pictures.image(i % len(pictures), 3)) for i in range(4 if quick else BATCH)])
-    floats, labels = pixels.standardise(batch), torch.arange(len(batch)) % 10
+    batch = torch.stack([pixels.geometry(split.image(i % len(split), 3)) for i in range(4 if quick else BATCH)])
+    floats, labels = pixels.standardize(batch), torch.arange(len(batch)) % 10
 
     def ours(**options: Any) -> Callable[[], object]:
         found = Augmentation(**options)
         if options.keys() & {"erase", "mixup", "cutmix"}:
-            return lambda: found.standardised(floats, labels, 10)
+            return lambda: found.standardized(floats, labels, 10)
         return lambda: found.pixels(batch)
 
     def each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], object]:
@@ -154,7 +155,7 @@ def _augmented(pictures: Split, rounds: int, quick: bool) -> Table:
         rates = {"own": len(batch) / own.median, "theirs": len(batch) / theirs.median}
         rows.append({"what": what, "n": own.n, **rates, "ratio": ratio(theirs, own)})
     columns = {
-        "what": "what", "n": "n|d", "own": "vitral, pictures/s|,.0f", "theirs": "torchvision, pictures/s|,.0f",
+        "what": "what", "n": "n|d", "own": "vitral, images/s|,.0f", "theirs": "torchvision, images/s|,.0f",
         "ratio": "times as fast|.2f",
     }  # fmt: skip
     return Table(f"Augmentation: {side}×{side} pixels, one thread", columns, rows, "augmentation")
@@ -164,9 +165,9 @@ _WHO = ("vitral", "torchvision")
 BILINEAR = InterpolationMode.BILINEAR
 
 
-def _entries(pictures: Split, counts: tuple[int, ...], home: Path) -> Table:
+def _entries(images: Split, counts: tuple[int, ...], home: Path) -> Table:
     pixels = Preprocessing((SMALL, SMALL))
-    made = [pixels.geometry(pictures.image(i, 3)).contiguous() for i in range(len(pictures))]
+    made = [pixels.geometry(images.image(i, 3)).contiguous() for i in range(len(images))]
     files = Encoded([_jpeg(image.permute(1, 2, 0).numpy()) for image in made])
     rows = []
     for count in counts:
@@ -174,22 +175,22 @@ def _entries(pictures: Split, counts: tuple[int, ...], home: Path) -> Table:
         if size > min(DISK_LIMIT, shutil.disk_usage(home).free // 2):
             print(f"left out: {count:,} entries, for want of room")
             continue
-        repeated = Split(Numbered("pictures", count), np.zeros(count, np.int64), files)
+        repeated = Split(Numbered("images", count), np.zeros(count, np.int64), files)
         rows.append(_row_of_entries(repeated, made, PixelCache(home), pixels))
     columns = {
-        "pictures": "pictures|,d", "size": "MiB|,.0f", "key": "key, µs a picture|.2f",
-        "write": "write, µs a picture|.1f", "open": "open, ms|.2f", "read": "read, µs a picture|.1f",
+        "images": "images|,d", "size": "MiB|,.0f", "key": "key, µs an image|.2f",
+        "write": "write, µs an image|.1f", "open": "open, ms|.2f", "read": "read, µs an image|.1f",
         "streamed": "streamed, MiB held|.0f",
     }  # fmt: skip
     return Table(f"Entries: the cache's cost, {SMALL}×{SMALL} pixels", columns, rows, "entries")
 
 
-def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache, pixels: Preprocessing) -> dict[str, Any]:
-    """Key, write, open and read in random order one entry, three times, each removed at the end; then one epoch of the
-    same pictures without any.
+def _row_of_entries(images: Split, made: list[Tensor], cache: PixelCache, pixels: Preprocessing) -> dict[str, Any]:
+    """Key, write, open and read one entry in random order, three times, removing it each time; then measure one epoch
+    of the same images without a cache.
     """
-    count, found = len(pictures), {}
-    key = pixels_key(pictures, {})
+    count, found = len(images), {}
+    key = pixels_key(images, {})
 
     def write() -> None:
         with cache.build(key, count, "repeated") as builder:
@@ -204,13 +205,13 @@ def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache, pixe
             entry.gather(order[first : first + BATCH])
 
     def stream() -> None:
-        batches = Batches(pictures, pixels, batch_size=BATCH, device=CPU, residency="stream", workers=0)
+        batches = Batches(images, pixels, batch_size=BATCH, device=CPU, residency="stream", workers=0)
         for _ in batches.epoch():
             pass
 
     taken: dict[str, list[float]] = {"key": [], "write": [], "open": [], "read": []}
     for _ in range(3):
-        taken["key"].append(timed(lambda: pixels_key(pictures, {})))
+        taken["key"].append(timed(lambda: pixels_key(images, {})))
         taken["write"].append(timed(write))
         taken["open"].append(timed(lambda: found.update(entry=cache.find(key, count))))
         taken["read"].append(timed(read))
@@ -220,7 +221,7 @@ def _row_of_entries(pictures: Split, made: list[Tensor], cache: PixelCache, pixe
     scale = {"key": micro, "write": micro, "open": 1e3, "read": micro}
     held = growth(stream, "cpu")
     return {
-        "pictures": count, "size": count * made[0].nbytes / 2**20,
+        "images": count, "size": count * made[0].nbytes / 2**20,
         **{name: statistics.median(seconds) * scale[name] for name, seconds in taken.items()},
         "streamed": None if held is None else held / 2**20,
     }  # fmt: skip
@@ -235,7 +236,7 @@ def _table(caption: str, found: dict[str, Sample], count: int, against: Sample, 
         for way, sample in found.items()
     ]  # fmt: skip
     columns = {
-        "way": "by", "n": "n|d", "median": "pictures/s|,.0f", "least": "least|,.0f", "greatest": "greatest|,.0f",
+        "way": "by", "n": "n|d", "median": "images/s|,.0f", "least": "least|,.0f", "greatest": "greatest|,.0f",
         "ratio": f"{heading}|.2f",
     }  # fmt: skip
     return Table(caption, columns, rows, caption.partition(":")[0].lower())
@@ -249,16 +250,16 @@ def _each(do: Callable[[bytes], object], files: list[bytes]) -> Callable[[], obj
     return every_file
 
 
-def _built(pictures: Split, augmentation: Augmentation | None) -> Entry:
-    """The entry of these pictures, in the user's cache as it is now."""
-    _batches(pictures, augmentation, "cache")
+def _built(images: Split, augmentation: Augmentation | None) -> Entry:
+    """Build the entry of these images in the current user cache."""
+    _batches(images, augmentation, "cache")
     newest = PixelCache().entries()[0]
-    return cast(Entry, PixelCache().find(newest.key, len(pictures)))
+    return cast(Entry, PixelCache().find(newest.key, len(images)))
 
 
-def _batches(pictures: Split, augmentation: Augmentation | None, residency: str) -> Batches:
+def _batches(images: Split, augmentation: Augmentation | None, residency: str) -> Batches:
     return Batches(
-        pictures, _preprocessing, batch_size=BATCH, device=CPU, augmentation=augmentation, workers=0,
+        images, _preprocessing, batch_size=BATCH, device=CPU, augmentation=augmentation, workers=0,
         residency=cast(Residency, residency),
     )  # fmt: skip
 
@@ -272,30 +273,30 @@ def _epoch(batches: Batches) -> Callable[[], None]:
 
 
 class _Opened(Dataset[Tensor]):
-    """What torchvision's `ImageFolder` does with a picture, and the usual transforms of training."""
+    """Images opened as by torchvision's `ImageFolder`, with the usual training transforms."""
 
-    def __init__(self, pictures: Split):
-        self.pictures = pictures
+    def __init__(self, images: Split):
+        self.images = images
         self.transform = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, i: int) -> Tensor:
-        image = Image.open(io.BytesIO(cast(bytes, self.pictures.raw(i)))).convert("RGB")
+        image = Image.open(io.BytesIO(cast(bytes, self.images.raw(i)))).convert("RGB")
         return cast(Tensor, self.transform(image))
 
 
-def _usual(pictures: Split) -> DataLoader[Tensor]:
-    return DataLoader(_Opened(pictures), BATCH, shuffle=True, drop_last=len(pictures) > BATCH)
+def _usual(images: Split) -> DataLoader[Tensor]:
+    return DataLoader(_Opened(images), BATCH, shuffle=True, drop_last=len(images) > BATCH)
 
 
 def _photographs(options: Options) -> list[bytes]:
-    """The JPEG files of the set that all ways can read: colour and grey."""
+    """Load the JPEG files of the set that all decoders can read: color and gray."""
     if (path := options.data(SET)) is None:
         return []
-    pictures = load(str(path))["train"]
-    files = [cast(bytes, pictures.raw(i)) for i in range(len(pictures))]
+    images = load(str(path))["train"]
+    files = [cast(bytes, images.raw(i)) for i in range(len(images))]
     return [file for file in files if file.startswith(b"\xff\xd8\xff") and _mode(file) in ("RGB", "L")]
 
 
@@ -316,7 +317,7 @@ def _jpeg(pixels: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def _user_cache(home: str) -> Iterator[None]:
-    """The user's cache is in `home` meanwhile."""
+    """Move the user's cache to `home` within the context."""
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = home
     try:
@@ -329,7 +330,7 @@ def _user_cache(home: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """torch's own threads within an operation: one."""
+    """Limit torch to one thread within an operation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""Encoded JPEG photographs, held in memory, to uint8 pixels of 224×224, stretched with antialiasing: torchvision's
-decoder and `v2.functional.resize`, vitral's intake and `Preprocessing.geometry` (which also checks limits and turns
-pictures upright), and Pillow alone. A pass is every picture of the set once; passes alternate. "Threads" spreads the
-pictures over one thread a core, as the loader does; otherwise one thread does all.
+"""Encoded JPEG photographs in memory to uint8 pixels of 224×224, stretched with antialiasing: torchvision's decoder and
+`v2.functional.resize`, vitral's decoding and `Preprocessing.geometry` (which also checks limits and turns images
+upright), and Pillow alone. A pass is every image of the set once; passes alternate. "Threads" spreads the images over
+one thread per core, as the loader does; otherwise one thread decodes all.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as tv
 
 from benchmarks.results import Options, Table
-from vitral.bench.timing import alternate, ratio
-from vitral.data.intake import read_image
-from vitral.data.transforms import Preprocessing
-from vitral.device import cores
+from vitral.bench.harness import alternate, ratio
+from vitral.data.decode import read_image
+from vitral.data.preprocessing import Preprocessing
+from vitral.system import cores
 
 SIZE = (224, 224)
 SETS = ("imagenet-samples.tar", "hymenoptera.tar")
@@ -32,18 +32,18 @@ _preprocessing = Preprocessing(SIZE)
 
 
 def by_torchvision(data: bytes) -> object:
-    """What a torchvision user would write; the operator behind `decode_jpeg`, which warns at every call."""
+    """Decode as a torchvision user would, by the operator behind `decode_jpeg`, which itself warns at every call."""
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return tv.resize(torch.ops.image.decode_jpeg.default(encoded, _MODE_RGB), list(SIZE), antialias=True)
 
 
 def by_vitral(data: bytes) -> object:
-    """As training, evaluation and prediction read a picture."""
+    """Decode as training, evaluation and prediction do."""
     return _preprocessing.geometry(read_image(data, channels=3))
 
 
 def by_pillow(data: bytes) -> object:
-    """What torchvision's `ImageFolder` with a resize does."""
+    """Decode as torchvision's `ImageFolder` with a resize does."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB").resize(SIZE[::-1], Image.Resampling.BILINEAR))
 
 
@@ -51,37 +51,37 @@ WAYS: dict[str, Callable[[bytes], object]] = {"torchvision": by_torchvision, "vi
 
 
 def run(options: Options) -> list[Table]:
-    """A row for each set, way and number of threads."""
+    """Make a row for each set, decoder and number of threads."""
     rows = []
-    for name, pictures in _sets(options):
+    for name, images in _sets(options):
         for threads in dict.fromkeys((1, cores())):
             with _threads_of_torch(1), ThreadPoolExecutor(threads) as pool:
-                passes = {way: _pass(decode, pictures, pool if threads > 1 else None) for way, decode in WAYS.items()}
+                passes = {way: _pass(decode, images, pool if threads > 1 else None) for way, decode in WAYS.items()}
                 found = alternate(passes, rounds=1 if options.quick else 7)
             rows += [
                 {
-                    "set": name, "pictures": len(pictures), "threads": threads, "way": way, "n": sample.n,
-                    "median": len(pictures) / sample.median, "least": len(pictures) / max(sample.seconds),
-                    "greatest": len(pictures) / min(sample.seconds), "ratio": ratio(found["torchvision"], sample),
+                    "set": name, "images": len(images), "threads": threads, "way": way, "n": sample.n,
+                    "median": len(images) / sample.median, "least": len(images) / max(sample.seconds),
+                    "greatest": len(images) / min(sample.seconds), "ratio": ratio(found["torchvision"], sample),
                 }
                 for way, sample in found.items()
             ]  # fmt: skip
     columns = {
-        "set": "pictures", "pictures": "|d", "threads": "threads|d", "way": "by", "n": "n|d",
-        "median": "pictures/s|.0f", "least": "least|.0f", "greatest": "greatest|.0f",
+        "set": "images", "images": "|d", "threads": "threads|d", "way": "by", "n": "n|d",
+        "median": "images/s|.0f", "least": "least|.0f", "greatest": "greatest|.0f",
         "ratio": "rate : torchvision's|.2f",
     }  # fmt: skip
-    return [Table("Pictures a second, decoded and resized to 224×224", columns, rows)] if rows else []
+    return [Table("Images a second, decoded and resized to 224×224", columns, rows)] if rows else []
 
 
 def _pass(
-    decode: Callable[[bytes], object], pictures: list[bytes], pool: ThreadPoolExecutor | None
+    decode: Callable[[bytes], object], images: list[bytes], pool: ThreadPoolExecutor | None
 ) -> Callable[[], None]:
-    def every_picture() -> None:
-        for _ in map(decode, pictures) if pool is None else pool.map(decode, pictures):
+    def every_image() -> None:
+        for _ in map(decode, images) if pool is None else pool.map(decode, images):
             pass
 
-    return every_picture
+    return every_image
 
 
 def _sets(options: Options) -> Iterator[tuple[str, list[bytes]]]:
@@ -90,11 +90,11 @@ def _sets(options: Options) -> Iterator[tuple[str, list[bytes]]]:
         return
     for name in SETS:
         if path := options.data(name):
-            yield name, _photographs(path)
+            yield name, photographs(path)
 
 
-def _photographs(path: Path) -> list[bytes]:
-    """The encoded files of an archive, as they lie: grey and colour JPEGs, which all three ways can read."""
+def photographs(path: Path) -> list[bytes]:
+    """Read the encoded files of an archive: gray and color JPEGs, which all three decoders can read."""
     with tarfile.open(path) as archive:
         found = [archive.extractfile(member) for member in archive if member.isfile()]
         files = [file.read() for file in found if file]
@@ -116,7 +116,7 @@ def _noise(seed: int) -> bytes:
 
 @contextlib.contextmanager
 def _threads_of_torch(count: int) -> Iterator[None]:
-    """torch's own threads within an operation: one, so that a thread is a thread."""
+    """Limit torch's threads within an operation, so that only the pool's threads count."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,19 +1,18 @@
-"""Maps of what an answer rests on: what they cost, and whether they point at a patch that is known to decide.
+"""Attribution maps: their cost, and hits on a patch that is known to decide the class.
 
-`time`: ViT-S/16 at 224 pixels, 8 pictures, one class each, random weights; every method with its own defaults, as a
-multiple of a plain forward pass of the same batch, in the same rounds. "Explicit" is the same formula as it is usually
-written: the attention of every layer made as a matrix and kept, in the graph where gradients are asked of it, and
-matrices (N, N) multiplied; that its maps are ours is checked first. captum gets the same classes.
+`time`: ViT-S/16 at 224 pixels, 8 images, one class each, random weights; every method with its defaults, as a multiple
+of a plain forward pass of the same batch, in the same rounds. "Explicit" is the same formula as usually implemented:
+the attention matrix (N, N) of every layer is materialized and kept, in the graph if its gradients are needed; its maps
+are first checked against vitral's. captum gets the same classes.
 
-`passes`: the same of the methods that are many passes, some seconds or minutes each. captum gets as many steps.
+`passes`: the same for methods of many passes, some seconds or minutes each. captum gets as many steps.
 
-`memory`: ViT-L/16 at 384 pixels, 8 pictures, each way in a process of its own. The peak is that of the process, weights
-and libraries too; "above" is above what it had before the first pass. On a GPU both are the allocator's.
+`memory`: ViT-L/16 at 384 pixels, 8 images, each in a separate process. The peak is that of the process, including
+weights and libraries; "above" is relative to the memory before the first pass. On a GPU both are the allocator's.
 
-`planted`: the generated set `planted` (a colour and a shape, together in one cell, are the class), a network trained on
-it by its recipe or given as a run folder, pictures of the test part that it answers rightly, maps of the true class. A
-hit has its maximum on the planted patch; mass is the share of positive relevance that lies there. A random map's are in
-the last line.
+`planted`: the generated set `planted` (a color and a shape, together in one cell, are the class), a network trained on
+it by its recipe or given as a run folder, correctly predicted test images, maps of the true class. A hit has its
+maximum on the planted patch; mass is the share of positive relevance on the patch. The last line is a random map.
 """
 
 from __future__ import annotations
@@ -36,36 +35,37 @@ from torch import Tensor, nn
 import vitral
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Row, Table
+from vitral.bench.harness import alternate, ratio
 from vitral.bench.memory import peak
-from vitral.bench.timing import alternate, ratio
 from vitral.data import load as load_data
 from vitral.data.sources import planted
+from vitral.explanation.capture import override
 from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.method import on_grid, quiet
+from vitral.inference.predictor import Predictor
 from vitral.model import ViT, ViTConfig
-from vitral.predict import Predictor
 
 Program = Callable[[], object]
 PARTS = ("time", "passes", "memory", "planted")
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LIMITS = {"rollout": 1.3, "generic": 3.5, "legrad": 3.5}
-"""What a method may cost, as a multiple of a forward pass."""
+"""Upper bound of a method's cost, as a multiple of a forward pass."""
 MEMORY_LIMIT = 1.5
 LONG = ("integrated-gradients", "smoothgrad", "occlusion", "rise", "integrated gradients, captum")
-"""Ways of many passes."""
+"""Methods of many passes."""
 ONLY_BF16 = ("occlusion", "rise")
-"""Of these, those without another's beside them, in which nothing but the time of forward passes differs by type."""
+"""Those without a competing implementation, in which only the time of forward passes differs by dtype."""
 ROUNDS = {"time": 15, "passes": 3}
 STEPS = 32
-"""Of integrated gradients, ours and captum's."""
+"""Steps of integrated gradients, vitral's and captum's."""
 CHEAP = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 2}, "smoothgrad": {"samples": 2}}
 QUICK = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=32, classes=6)
-PICTURES = 300
-"""Of the planted set, for each seed."""
+IMAGES = 300
+"""Images of the planted set, for each seed."""
 
 
 def run(options: Options) -> list[Table]:
-    """A table for each part; other words than the parts' names are run folders for the last."""
+    """Make a table for each part; words other than the parts' names are run folders for the last."""
     parts = [name for name in options.names if name in PARTS]
     runs = [name for name in options.names if name not in PARTS]
     programs: dict[str, Callable[[], Table]] = {
@@ -81,7 +81,7 @@ def run(options: Options) -> list[Table]:
 
 
 def times(options: Options, part: str) -> Table:
-    """Milliseconds of each way, and how many forward passes that is."""
+    """Measure milliseconds of each method, and its cost in forward passes."""
     rows: list[Row] = []
     config = QUICK if options.quick else vitral.create("S/16").config
     for kind, dtype in TYPES.items():
@@ -116,7 +116,7 @@ def times(options: Options, part: str) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network with random weights, pictures, and a class for each."""
+    """A network with random weights, images, and a class for each."""
 
     model: ViT
     images: Tensor
@@ -125,11 +125,11 @@ class Case:
 
     @classmethod
     def of(cls, config: Any, batch: int, dtype: torch.dtype, options: Options) -> Case:
-        """The same numbers at every call."""
+        """Make a case with the same random values at every call."""
         torch.manual_seed(0)
         model = ViT(config)
         with torch.no_grad():
-            model.head.weight.normal_(std=0.1)  # it begins as zeros, through which no gradient comes
+            model.head.weight.normal_(std=0.1)  # initially zero, which blocks all gradients
         generator = torch.Generator().manual_seed(1)
         images = torch.randn(batch, config.channels, *config.image, generator=generator)
         targets = torch.randint(config.classes, (batch, 1), generator=generator)
@@ -138,11 +138,11 @@ class Case:
 
     @property
     def size(self) -> str:
-        """What the table is of."""
-        return f"{len(self.images)} pictures of {'×'.join(map(str, self.images.shape[2:]))}"
+        """Number and size of the images, for the caption."""
+        return f"{len(self.images)} images of {'×'.join(map(str, self.images.shape[2:]))}"
 
     def ways(self) -> dict[str, Program]:
-        """A forward pass, every method, and beside some of them another's."""
+        """Return a forward pass, every method, and competing implementations of some."""
         found: dict[str, Program] = {"forward": self.forward}
         for name in METHODS:
             found[name] = self.method(name)
@@ -152,11 +152,11 @@ class Case:
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """Logits and nothing else."""
+        """Compute logits only."""
         return self.model(self.images)
 
     def method(self, name: str) -> Program:
-        """The library's, with its own defaults."""
+        """Return the library's method with its defaults."""
         cheap = CHEAP.get(name, {}) if self.quick else {}
         return lambda: METHODS[name].run(self.model, self.images, self.targets, **cheap)
 
@@ -176,7 +176,7 @@ class Case:
         }  # fmt: skip
 
     def check(self) -> None:
-        """The explicit versions must be of the same formula."""
+        """Check that the explicit versions give the same maps."""
         with quiet(self.model):
             for name, way in EXPLICIT.items():
                 ours = METHODS[name].run(self.model, self.images, self.targets).values[:, 0].flatten(1)
@@ -185,31 +185,26 @@ class Case:
                     raise AssertionError(f"{name}: the explicit version gives other maps")
 
 
-# ---------------------------------------------------------------- the usual way, for a class token in front
+# ---------------------------------------------------------------- explicit versions, for networks with a class token
 
 
 @contextlib.contextmanager
 def attention_kept(model: ViT) -> Iterator[list[Tensor]]:
-    """Every layer's attention (B, heads, N, N), made as a matrix and kept."""
+    """Materialize and keep every layer's attention matrix (B, heads, N, N)."""
     kept: list[Tensor] = []
-    lean, model.lean = model.lean, False
+    pruned, model.prune_last_block = model.prune_last_block, False
 
-    def attend_of(part: Any) -> Callable[..., Tensor]:
-        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-            kept.append((q @ k.transpose(-2, -1) * part.scale).softmax(dim=-1))
-            return kept[-1] @ v
+    def backend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, **_: Any) -> Tensor:
+        kept.append((q @ k.transpose(-2, -1) * scale).softmax(dim=-1))
+        return kept[-1] @ v
 
-        return attend
-
-    parts: list[Any] = [block.attn for block in model.blocks]
-    for part in parts:
-        part.attend = attend_of(part)
     try:
-        yield kept
+        with contextlib.ExitStack() as undo:
+            for block in model.blocks:
+                override(undo, block.attn, "backend", backend)
+            yield kept
     finally:
-        model.lean = lean
-        for part in parts:
-            del part.attend
+        model.prune_last_block = pruned
 
 
 @torch.no_grad()
@@ -266,7 +261,7 @@ WAYS = ("forward", "rollout", "rollout, explicit", "generic", "generic, explicit
 
 
 def peaks(options: Options) -> Table:
-    """Megabytes of each way, and how many times a forward pass's."""
+    """Measure peak megabytes of each method, and as a multiple of a forward pass."""
     rows: list[Row] = []
     for kind in TYPES:
         found = {way: measured(way, kind, options) for way in WAYS if way.split(",")[0] in (*METHODS, "forward")}
@@ -283,22 +278,22 @@ def peaks(options: Options) -> Table:
         "kind": "type", "way": "way", "peak": "peak MB|.0f", "ratio": "peak : forward's|.2f", "limit": "at most|.1f",
         "above": "above MB|.0f", "above_ratio": "above : forward's|.2f",
     }  # fmt: skip
-    caption = f"Peak memory, {'a tiny network' if options.quick else 'ViT-L/16 at 384 pixels, 8 pictures'}"
+    caption = f"Peak memory, {'a tiny network' if options.quick else 'ViT-L/16 at 384 pixels, 8 images'}"
     return Table(caption, columns, rows, name="cuda-memory" if options.device == "cuda" else "memory")
 
 
 def measured(way: str, kind: str, options: Options) -> dict[str, float]:
-    """`peak` and `above` in MB, of a fresh process; when quick of this one, where they mean nothing."""
+    """Measure `peak` and `above` in MB in a new process; with `quick` in this one, where they mean nothing."""
     if options.quick:
         return inside(way, kind, options.device, quick=True)
     program = "import json, sys; from benchmarks.explaining import inside; print(json.dumps(inside(*sys.argv[1:])))"
-    asked = [sys.executable, "-c", program, way, kind, options.device]
-    done = subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", program, way, kind, options.device]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def inside(way: str, kind: str, device: str, quick: bool = False) -> dict[str, float]:
-    """What one pass of this way needs here."""
+    """Measure the memory of one pass in this process."""
     options = Options("", quick=quick, device=device)
     config = QUICK if quick else vitral.create("L/16", image_size=384).config
     case = Case.of(config, 2 if quick else 8, TYPES[kind], options)
@@ -312,7 +307,7 @@ def inside(way: str, kind: str, device: str, quick: bool = False) -> dict[str, f
     with quiet(case.model):
         found = peak(program, device)
     if found is None:
-        raise SystemExit("a process's peak is measured on Linux alone")
+        raise SystemExit("the peak of a process can be measured on Linux only")
     return {"peak": found[1] / 1e6, "above": (found[1] - found[0]) / 1e6}
 
 
@@ -320,7 +315,7 @@ def inside(way: str, kind: str, device: str, quick: bool = False) -> dict[str, f
 
 
 def truth(options: Options, runs: Sequence[str] = ()) -> Table:
-    """Hits and mass of every method, over seeds or the runs that are named."""
+    """Tabulate hits and mass of every method, over seeds or the named runs."""
     found: list[dict[str, tuple[float, float]]] = []
     accuracies, count = [], 0
     for predictor in map(vitral.load, runs) if runs else _trained(options):
@@ -330,16 +325,16 @@ def truth(options: Options, runs: Sequence[str] = ()) -> Table:
     rows = [
         {
             "method": name, "kind": "routing" if name in METHODS and METHODS[name].routing else "of a class",
-            "pictures": count, "n": len(found), "hits": statistics.mean(one[name][0] for one in found),
+            "images": count, "n": len(found), "hits": statistics.mean(one[name][0] for one in found),
             "least": min(one[name][0] for one in found), "mass": statistics.mean(one[name][1] for one in found),
         }
         for name in found[0]
     ]  # fmt: skip
     columns = {
-        "method": "method", "kind": "what it shows", "pictures": "pictures|d", "n": "runs|d", "hits": "hits|.1%",
+        "method": "method", "kind": "what it shows", "images": "images|d", "n": "runs|d", "hits": "hits|.1%",
         "least": "least|.1%", "mass": "mean mass|.1%",
     }  # fmt: skip
-    caption = f"The planted patch, found; {statistics.mean(accuracies):.1%} of the test pictures are answered rightly"
+    caption = f"The planted patch, found; {statistics.mean(accuracies):.1%} of the test images are answered rightly"
     return Table(caption, columns, rows, name="planted")
 
 
@@ -355,14 +350,14 @@ def _trained(options: Options) -> Iterator[Predictor]:
 
 
 def score(predictor: Predictor, options: Options) -> tuple[dict[str, tuple[float, float]], float, int]:
-    """Method → share of hits and mean mass; accuracy on the pictures looked at; how many counted."""
+    """Return method → share of hits and mean mass, the accuracy, and the number of images that counted."""
     split = load_data("planted")["test"]
-    split = split.select(range(6 if options.quick else PICTURES))
+    split = split.select(range(6 if options.quick else IMAGES))
     mask_of = planted.masks_for(split)
     network: nn.Module = predictor.model.float()
     device = next(network.parameters()).device
     pixels = torch.stack([predictor.prepare(split.image(i)) for i in range(len(split))])
-    images = predictor.preprocessing.standardise(pixels.to(device)).float()
+    images = predictor.preprocessing.standardize(pixels.to(device)).float()
     names = [planted.CLASSES[label] for label in split.labels]
     targets = torch.tensor([predictor.classes.index(name) for name in names], device=device)[:, None]
     with torch.no_grad():
@@ -384,8 +379,8 @@ def score(predictor: Predictor, options: Options) -> tuple[dict[str, tuple[float
 
 
 def hits_and_mass(maps: Tensor, masks: Tensor) -> tuple[float, float]:
-    """Of maps (B, rows, columns) and masks (B, H, W): the share whose maximum lies on a patch of the mask, and the mean
-    share of positive values there; a map without positive values has none.
+    """Score maps (B, rows, columns) by masks (B, H, W): the share whose maximum lies on a patch of the mask, and the
+    mean share of positive values there, 0 for a map without positive values.
     """
     inside = on_grid(masks.float(), maps.shape[-2:]).flatten(1) > 0  # type: ignore[arg-type]
     values = maps.flatten(1)

@@ -1,17 +1,16 @@
-"""Fewer operations for the same accuracy: Nano/4 on CIFAR-10 by the default recipe, with a share of each picture's
-patches left out (`--patch-dropout`), with pictures that grow (`--start-size`), with a teacher (`--teacher`), and, the
-other way round, with AdamW instead of Muon at two rates.
+"""Fewer FLOPs for the same accuracy: Nano/4 on CIFAR-10 by the default recipe, with patch dropout (`--patch-dropout`),
+progressive resizing (`--start-size`), distillation (`--teacher`), and AdamW instead of Muon at two learning rates.
 
-Each way is trained twice: for as many epochs as the plain run, and for as many as come nearest to the plain run's
-seconds (by its own seconds an epoch, seed 0), because a schedule that is cut off in the middle tells nothing. Seconds
-are training and validation, without reading the data and the report; those of the teacher's own training are counted.
-Networks see a tenth of the training pictures; `python -m benchmarks fewer full` takes all of them and the recipe's own
-epochs. Test pictures are looked at once, at the end of each run; with more than one seed, figures are means. With
-`--keep FOLDER` runs stay there, and the same command later takes those that are finished as they are.
+Each variant is trained twice: for as many epochs as the baseline, and for the number of epochs closest to its seconds
+(by the variant's own seconds per epoch, seed 0), because a truncated schedule shows nothing. Seconds are training and
+validation, without reading the data and the report; the teacher's training is included. Networks are trained on a tenth
+of the training images; `python -m benchmarks fewer full` uses all of them and the recipe's number of epochs. Test
+images are used once, at the end of each run; with more than one seed, figures are means. With `--keep FOLDER` runs stay
+there, and the same command later reuses finished ones.
 
-`python -m benchmarks fewer frozen` is about a backbone that does not learn: the network of `vitral demo`, which knows
-CIFAR-10, on a tenth of MNIST's training digits. All layers are trained, the head alone by steps, and the head on
-features that are computed once (`--recipe linear-probe`), then once more, with features that are kept from before.
+`python -m benchmarks fewer frozen` measures a frozen backbone: the network of `vitral demo`, trained on CIFAR-10, on a
+tenth of MNIST's training digits. All layers are trained, then the head alone by steps, then the head on features that
+are computed once (`--recipe linear-probe`), and the same again with cached features.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from unittest.mock import patch
 import vitral
 from benchmarks.results import Options, Table
 from vitral.console import command_line
-from vitral.recipes.execute import command
-from vitral.training.run import RunFolder
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.saving import command
 
-# name → the options of a way; the teacher's is the run folder, which is there once it is trained
+# name → the options of a variant; the teacher is a run folder, which exists once it is trained
 WAYS: dict[str, dict[str, Any]] = {
     "drop-25": {"patch_dropout": 0.25},
     "drop-50": {"patch_dropout": 0.5},
@@ -61,7 +60,7 @@ QUICK_FROZEN: dict[str, Any] = {"data": "digits", "init": "demo", "train_share":
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that is done: what it came to, and in how many seconds, the teacher's with them."""
+    """A finished run: accuracy, epochs and seconds, including the teacher's."""
 
     accuracy: float
     epochs: int
@@ -69,9 +68,9 @@ class Trained:
 
 
 def run(options: Options) -> list[Table]:
-    """The ways that are named, by default all of them, beside the plain run."""
+    """Measure the named variants, by default all, and the plain run."""
     if unknown := [name for name in options.names if name not in (*WAYS, "full", "frozen")]:
-        raise SystemExit(f"no way '{unknown[0]}'; there are {', '.join(WAYS)}, full for all the pictures, and frozen")
+        raise SystemExit(f"no variant '{unknown[0]}'; there are {', '.join(WAYS)}, full for all images, and frozen")
     if "frozen" in options.names:
         if len(options.names) > 1:
             raise SystemExit("frozen is measured alone")
@@ -90,18 +89,18 @@ def run(options: Options) -> list[Table]:
 
 
 class _Bench:
-    """Runs on the same data, seed by seed; the teacher of a seed is trained where it is first asked for."""
+    """Runs on the same data, seed by seed; the teacher of a seed is trained at its first use."""
 
     def __init__(self, options: Options, base: Mapping[str, Any], folder: Path):
         self.options, self.base, self.folder = options, base, folder
         self.teachers: dict[int, Trained] = {}
 
     def train(self, changes: Mapping[str, Any]) -> list[Trained]:
-        """One run for each seed."""
+        """Train one run for each seed."""
         return [self._train(changes, seed) for seed in range(self.options.seeds)]
 
     def teacher(self, seed: int) -> Trained:
-        """The teacher of this seed, in `self.folder`; it has the same training pictures."""
+        """Train the teacher of this seed in `self.folder`, on the same training images."""
         if seed not in self.teachers:
             model = QUICK_TEACHER if self.options.quick else TEACHER
             self.teachers[seed] = self.fit(model, seed, self.folder / f"teacher-{seed}")
@@ -118,7 +117,7 @@ class _Bench:
         return Trained(found.accuracy, found.epochs, found.seconds + before)
 
     def fit(self, changes: Mapping[str, Any], seed: int, out: Path) -> Trained:
-        """One run."""
+        """Train one run."""
         options = self.options
         result = vitral.train(
             **{**self.base, **changes}, seed=seed, data_root=str(options.data_root), out=str(out),
@@ -133,7 +132,7 @@ def _table(bench: _Bench, ways: Sequence[Mapping[str, Any]], name: str) -> Table
     rows = [{"way": "plain", **_means(plain), **_nothing()}]
     for way in ways:
         same = bench.train(way)
-        row = {"way": _shown(way), **_means(same), **_nothing()}
+        row = {"way": _flags(way), **_means(same), **_nothing()}
         if epochs := _fitting(bench, way, plain[0], same[0]):
             fitting = same if epochs == same[0].epochs else bench.train({**way, "epochs": epochs})
             row |= {f"fit_{key}": value for key, value in _means(fitting).items()}
@@ -150,7 +149,7 @@ def _table(bench: _Bench, ways: Sequence[Mapping[str, Any]], name: str) -> Table
 
 
 def _frozen(options: Options) -> list[Table]:
-    """What a backbone that does not learn saves."""
+    """Measure the savings of a frozen backbone."""
     base = QUICK_FROZEN if options.quick else FROZEN
     if not options.quick and not options.data("mnist"):
         return []
@@ -170,7 +169,7 @@ def _frozen(options: Options) -> list[Table]:
 
 
 def _fitting(bench: _Bench, way: Mapping[str, Any], plain: Trained, same: Trained) -> int:
-    """Epochs of a way that fit into the plain run's seconds; 0 where the teacher's training leaves no time."""
+    """Count the epochs of a variant that fit into the plain run's seconds; 0 if the teacher's training leaves none."""
     before = bench.teacher(0).seconds if "teacher" in way else 0.0
     return max(0, round((plain.seconds - before) / ((same.seconds - before) / same.epochs)))
 
@@ -186,12 +185,12 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(("fit_epochs", "fit_seconds", "fit_accuracy"))
 
 
-def _shown(changes: Mapping[str, Any]) -> str:
-    """ "--start-size 16 --patch-dropout 0.25"."""
+def _flags(changes: Mapping[str, Any]) -> str:
+    """Format as "--start-size 16 --patch-dropout 0.25"."""
     return _typed({name: value or "RUN" for name, value in changes.items()})
 
 
 def _typed(options: Mapping[str, Any]) -> str:
-    """Options as they are typed; nothing where there are none."""
+    """Format options as typed; empty if there are none."""
     words = command_line("train", [], options).removeprefix("vitral train").strip()
     return f"`{words}`" if words else ""

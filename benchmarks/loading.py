@@ -1,9 +1,9 @@
-"""A file of ViT-B/16's weights with timm's names, 346 MB of fp32, from the path to a network that can compute.
+"""Load ViT-B/16's weights with timm's names, 346 MB of fp32, from a file to a ready network.
 
-The reference is `load_state_dict(safetensors.torch.load_file(path))` on a network that was built before, which costs
-nothing here. Ours is all that `vitral.load` does: detect the format, infer the configuration, build the network, take
-the tensors, look at every value for NaN and account for every tensor. Both read the file from the system's cache.
-Peak memory is that of a process of its own, above what it had after importing: resident pages of the file count.
+The reference is `load_state_dict(safetensors.torch.load_file(path))` on a network built before, which costs nothing
+here. Ours is all of `vitral.load`: detect the format, infer the configuration, build the network, take the tensors,
+check every value for NaN and report on every tensor. Both read the file from the system's cache. Peak memory is that of
+a separate process, relative to the memory after importing; resident pages of the file count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.results import Options, Table
-from vitral.bench.timing import alternate, ratio
+from vitral.bench.harness import alternate, ratio
 from vitral.model import create
 from vitral.weights.load import read
 
@@ -46,8 +46,8 @@ print(status("VmHWM") - before)
 
 
 def run(options: Options) -> list[Table]:
-    """Seconds and peak memory of both ways."""
-    name = "mu/16" if options.quick else "B/16"
+    """Measure time and peak memory of both."""
+    name = "Ti/16" if options.quick else "B/16"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         model = create(name)
@@ -80,6 +80,6 @@ def run(options: Options) -> list[Table]:
 
 
 def _peak(way: str, path: Path) -> int:
-    """Bytes that a fresh process needed at most, above what it had before."""
-    asked = [sys.executable, "-c", _PEAK, way, str(path)]
-    return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    """Measure the peak memory of a new process, in bytes above its memory before."""
+    command = [sys.executable, "-c", _PEAK, way, str(path)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

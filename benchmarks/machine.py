@@ -1,4 +1,4 @@
-"""The repository that is measured: its root, and the commit."""
+"""The measured repository: its root and commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str:
-    """The commit that was measured, marked where the code on disk differs from it."""
+    """Return the measured commit, marked if the code on disk differs from it."""
     try:
         short = _git("rev-parse", "--short=10", "HEAD")
         changed = _git("status", "--porcelain", "--", "src", "benchmarks/*.py")

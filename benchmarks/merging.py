@@ -1,8 +1,8 @@
-"""Token merging (arXiv 2210.09461) as `vitral predict --merge` does it: pictures per second with 0, 4, 8 and 16 tokens
-fewer after each block, in turn in one process, from uint8 pictures to probabilities in batches of 16.
+"""Token merging (arXiv 2210.09461) as in `vitral predict --merge`: images per second with 0, 4, 8 and 16 tokens fewer
+after each block, in alternating rounds in one process, from uint8 images to probabilities in batches of 16.
 
-`python -m benchmarks merging S/16 RUN …` measures networks by name, with random weights, of which speed alone can be
-told, weights files, and runs with their accuracy on their own held-out pictures; without a name it is S/16.
+`python -m benchmarks merging S/16 RUN …` measures networks by name (random weights, speed only), weights files, and
+runs with their accuracy on their own held-out images; the default is S/16.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 
 import vitral
 from benchmarks.results import Options, Table
-from vitral.bench.subject import of_config, subject
-from vitral.bench.timing import alternate, ratio
+from vitral.bench.harness import alternate, ratio
+from vitral.bench.models import model_under_test, of_config
 from vitral.device import choose
+from vitral.inference.predictor import Predictor
+from vitral.inference.tome import tokens_left
 from vitral.model import ViTConfig
-from vitral.model.merging import tokens_left
-from vitral.predict import Predictor
-from vitral.training.run import RunFolder
-from vitral.weights.references import is_weights
+from vitral.training.run_folder import RunFolder
+from vitral.weights.read.references import is_weights
 
 COUNTS = (0, 4, 8, 16)
 QUICK = ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=1, mlp_dim=128)
 
 
 def run(options: Options) -> list[Table]:
-    """A table for each network."""
+    """Make a table for each network."""
     return [_table(name, options) for name in options.names or ("S/16",)]
 
 
@@ -43,7 +43,7 @@ def _table(name: str, options: Options) -> Table:
     config: Any = first.model.config
     batch = 2 if options.quick else 16
     pixels = torch.randint(0, 256, (batch, channels, *size), dtype=torch.uint8)
-    programs = {str(count): partial(predictor._forward, pixels) for count, predictor in predictors.items()}
+    programs = {str(count): partial(predictor.rows, pixels) for count, predictor in predictors.items()}
     found = alternate(programs, rounds=1 if options.quick else 9, device=options.device)
     rows = [
         {
@@ -55,17 +55,17 @@ def _table(name: str, options: Options) -> Table:
     ]  # fmt: skip
     columns = {
         "merged": "merged in a block|d", "tokens": "tokens in the last|d", "n": "n|d", "median": "ms|.1f",
-        "least": "least|.1f", "greatest": "greatest|.1f", "rate": "pictures/s|.1f", "faster": "× without|.2f",
+        "least": "least|.1f", "greatest": "greatest|.1f", "rate": "images/s|.1f", "faster": "× without|.2f",
         "accuracy": "accuracy|.2%",
     }  # fmt: skip
-    what = _told(name) if is_weights(name) else f"{'A tiny network' if options.quick else name} with random weights"
+    what = _label(name) if is_weights(name) else f"{'A tiny network' if options.quick else name} with random weights"
     precision = first.machine.precision
     caption = f"{what}, {size[0]}×{size[1]} pixels, {first.engine}, {precision}, batch {batch}"
     return Table(caption, columns, rows)
 
 
-def _told(name: str) -> str:
-    """Weights by their name, a run by what was typed for it: without places but the last part of a path."""
+def _label(name: str) -> str:
+    """Describe weights by their name, a run by its command, with the last part of each path only."""
     if not RunFolder(name).is_run():
         return name
     words = shlex.split(json.loads(RunFolder(name).config.read_text("utf-8"))["command"])
@@ -74,20 +74,20 @@ def _told(name: str) -> str:
 
 
 _PLACES = {"--data-root", "--out", "--device"}
-"""Options that say where, not what."""
+"""Options that name locations or devices."""
 
 
 def _predictor(name: str, count: int, options: Options) -> Predictor:
     if is_weights(name):
         return vitral.load(name, device=options.device, merge=count)
-    network = of_config(name, QUICK) if options.quick else subject(name)
+    network = of_config(name, QUICK) if options.quick else model_under_test(name)
     torch.manual_seed(0)
     machine = choose(options.device)
     return Predictor(network.build(), network.preprocessing, network.classes, machine=machine, merge=count)
 
 
 def _accuracy(name: str, count: int, options: Options) -> float | None:
-    """Of a run, on its own pictures."""
+    """Evaluate a run on its own images; None for other weights."""
     if not RunFolder(name).is_run():
         return None
     return vitral.evaluate(name, device=options.device, merge=count).accuracy

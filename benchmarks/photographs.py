@@ -1,31 +1,30 @@
-"""From scratch on few photographs, at equal time: ours with nothing but the data, and what two other libraries advise,
-with as many epochs as fit into the seconds that ours took. `python -m benchmarks photographs cifar10` takes the first
-50 training pictures of each class of CIFAR-10, in a folder that it makes, and judges by the first 100 test pictures of
-each; a path takes other data.
+"""Training from scratch on few photographs, at equal time: vitral with its defaults, and the recipes of two other
+libraries with as many epochs as fit into vitral's seconds. `python -m benchmarks photographs cifar10` takes the first
+50 training images of each class of CIFAR-10, in a folder that it makes, and tests on the first 100 test images of each;
+a path takes other data.
 
-Ours is `vitral train DATA`; its seconds are training and validation, without reading the data and the report. The
+vitral is `vitral train DATA`; its seconds are training and validation, without reading the data and the report. The
 others:
 
 - timm: the defaults of its training script (`train.py` of pytorch-image-models at aa4b585), rebuilt from the package's
   own parts: SGD with Nesterov momentum 0.9, weight decay 2e-5, learning rate 0.1 × batch / 256, batches of 128 without
   the incomplete one, 5 epochs of warm-up from 1e-5, then a cosine, stepped once an epoch; crops of 8 to 100 %, mirror,
-  colour jitter 0.4, label smoothing 0.1. The network is vit_tiny_patch16_224; the script's own default is a ResNet.
+  color jitter 0.4, label smoothing 0.1. The network is vit_tiny_patch16_224; the script's own default is a ResNet.
 - vit-pytorch: its ViT for small data sets (`vit_for_small_dataset`) in the sizes of its README, with the training of
   its example `cats_and_dogs.ipynb`: Adam, learning rate 3e-5, batches of 64, torchvision's RandomResizedCrop and
-  mirror. The example makes a StepLR of 0.7 and never steps it, so the rate stays; it judges with dropout on, here it
-  is off.
+  mirror. The example makes a StepLR of 0.7 and never steps it, so the rate is constant; it evaluates with dropout on,
+  here it is off.
 
-Their patches are 16 pixels wide, 4 where pictures are below 64 pixels. They get what ours has: its image size, its
-precision by `torch.autocast`, the same pictures decoded once and kept in memory, as many threads and as many loader
-processes, and on a CPU the process keeps freed memory. Two epochs of a network that is thrown away start the loader and
-tell how many epochs fit; these count for nothing, nor does validation. Where the time is over sooner, the training ends
-with the epoch that has begun.
+Their patches are 16 pixels wide, 4 for images below 64 pixels. They get the same conditions: image size, precision by
+`torch.autocast`, images decoded once and kept in memory, as many threads and as many loader processes, and on a CPU a
+process that keeps freed memory. Two epochs of a discarded network start the loader and measure how many epochs fit;
+they are not counted, nor is validation. If the time is over earlier, training ends with the current epoch.
 
-Accuracy is that after the last epoch, for all: no training chooses by the pictures that judge. But the batch of 16 in
-our recipe was once compared with 64 on these very ants and bees, and our defaults for small pictures were chosen on
-CIFAR-10, of which these are a part (docs/log.md); nothing of the others' was. The interval is 95 % (Wilson) of seed 0:
-all seeds are judged by the same pictures, so that pooled they would not be independent. With `--keep FOLDER` what is
-done is there when the same command is typed again, on the same machine, with nothing changed.
+Accuracy is that after the last epoch, for all: no training selects by the test images. But the batch size of 16 in our
+recipe was once compared with 64 on these very ants and bees, and our defaults for small images were chosen on CIFAR-10,
+of which these are a part (docs/log/accuracy.md); nothing of the others' was. The interval is 95 % (Wilson) of seed 0:
+all seeds are tested on the same images, so that pooled they would not be independent. With `--keep FOLDER` finished
+parts are reused when the same command is repeated on the same machine with nothing changed.
 """
 
 from __future__ import annotations
@@ -56,18 +55,20 @@ from torchvision import transforms
 import vitral
 from benchmarks.accuracy import History, course, read_history
 from benchmarks.results import Options, Table
+from vitral.atomic import write_text
+from vitral.bench.harness import timed
 from vitral.bench.peers import PEERS
-from vitral.bench.timing import timed
 from vitral.data import Split
-from vitral.device import Machine, cores, synchronise
+from vitral.device import Machine, synchronize
 from vitral.evaluation.metrics import wilson_interval
-from vitral.recipes.planning import Job, plan_run
-from vitral.training.run import RunFolder
-from vitral.weights.files import write_text
+from vitral.system import cores
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.job import Job
+from vitral.workflows.plan import plan_run
 
 SET, SMALL = "hymenoptera.tar", "cifar10"
 KEPT = {"train": ("train", 50), "val": ("test", 100)}
-"""Of the small set: split → which it is cut from, and how many pictures of each class are taken."""
+"""Split of the small set → its source split, and the number of images of each class."""
 OURS = "vitral"
 
 Transform = Callable[[Image.Image], Tensor]
@@ -75,9 +76,9 @@ Transform = Callable[[Image.Image], Tensor]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the others are told."""
+    """Settings of the other libraries."""
 
-    side: int  # of the pictures, in pixels
+    side: int  # of the images, in pixels
     classes: int
     epochs: int
     quick: bool
@@ -90,7 +91,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Script:
-    """A training as its authors have it."""
+    """A training as its authors run it."""
 
     name: str  # of the network
     model: nn.Module
@@ -105,7 +106,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that is done."""
+    """A finished training."""
 
     model: str
     parameters: int
@@ -116,7 +117,7 @@ class Trained:
 
 
 def run(options: Options) -> list[Table]:
-    """Two tables for each data set: all of them side by side, and the course of ours."""
+    """Make two tables for each data set: the comparison, and the learning curve of vitral."""
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             return _measure(_noise(Path(folder) / "noise"), "", options)
@@ -130,14 +131,14 @@ def run(options: Options) -> list[Table]:
 
 
 def _found(name: str, folder: Path, options: Options) -> Path | None:
-    """The data that a name stands for; None where they are absent."""
+    """Find the data of a name; None if absent."""
     if not name:
         return options.data(SET)
     return _small(folder, options) if name == SMALL else Path(name)
 
 
 def _small(folder: Path, options: Options) -> Path | None:
-    """The small set, cut into `folder` where it is not there yet."""
+    """Extract the small set into `folder` unless it is there."""
     source, target = options.data(f"{SMALL}.tar"), folder / f"{SMALL}-500"
     if source is None:
         return None
@@ -181,7 +182,7 @@ def _add(runs: dict[str, list[Trained]], who: str, seed: int, found: Trained) ->
 
 
 def _installed(*, say: bool) -> list[str]:
-    """The others that can be measured, and a line for each that cannot."""
+    """List the installed libraries, and print a line for each missing one."""
     for name in OTHERS:
         if say and not PEERS[name].is_installed:
             print(f"not installed, left out: {name} (pip install {PEERS[name].install})")
@@ -190,7 +191,7 @@ def _installed(*, say: bool) -> list[str]:
 
 @contextlib.contextmanager
 def _folder(options: Options, data: Path, seed: int) -> Iterator[Path]:
-    """Where the trainings of a seed leave what they found: under `--keep`, or only for the moment."""
+    """Open the folder for the results of a seed: under `--keep`, or temporary."""
     if options.keep and not options.quick:
         folder = options.keep / f"photographs-{data.stem}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +202,7 @@ def _folder(options: Options, data: Path, seed: int) -> Iterator[Path]:
 
 
 def _kept(path: Path, train: Callable[[], Trained]) -> Trained:
-    """What a training came to, from the file where that is told already."""
+    """Run a training, or read its result if the file exists."""
     if not path.exists():
         write_text(path, json.dumps(asdict(train())))
     return Trained(**json.loads(path.read_text("utf-8")))
@@ -265,7 +266,7 @@ def _vit_pytorch(setting: Setting) -> Script:
 
 
 OTHERS: dict[str, Callable[[Setting], Script]] = {"timm": _timm, "vit-pytorch": _vit_pytorch}
-"""Name in `PEERS` → its training; every call begins a new one."""
+"""Name in `PEERS` → its training; every call makes a new one."""
 
 
 class Photographs(Dataset[tuple[Tensor, int]]):
@@ -277,7 +278,7 @@ class Photographs(Dataset[tuple[Tensor, int]]):
         self.transform: Transform = transforms.ToTensor()
 
     def through(self, transform: Transform) -> Photographs:
-        """The same pictures, not copied, by another transform."""
+        """Share the images with another transform."""
         other = copy.copy(self)
         other.transform = transform
         return other
@@ -291,7 +292,7 @@ class Photographs(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class Contest:
-    """What the others get: pictures, machine and time."""
+    """Conditions of the other libraries: images, machine and time."""
 
     training: Photographs
     judging: Photographs
@@ -304,7 +305,7 @@ class Contest:
 
     @classmethod
     def of(cls, job: Job, seconds: float, options: Options) -> Contest:
-        """What our run had, and the seconds that it took."""
+        """Take the conditions of our run, and its seconds."""
         height, width = job.run.image_size
         patch = Setting(height, 2, 1, options.quick).patch
         if height != width or height % patch:
@@ -315,7 +316,7 @@ class Contest:
         )  # fmt: skip
 
     def train(self, build: Callable[[Setting], Script], seed: int) -> Trained:
-        """One training within the time."""
+        """Train once within the time."""
         script = self._begin(build, 1, seed)
         loader = self._loader(script)
         planned = 1 if self.quick else self._fitting(script, loader)
@@ -339,18 +340,18 @@ class Contest:
         )  # fmt: skip
 
     def _fitting(self, script: Script, loader: DataLoader[tuple[Tensor, int]]) -> int:
-        """Epochs that fit into the time, by the second of two: the first starts the workers."""
+        """Estimate the epochs that fit into the time from the second of two: the first starts the workers."""
         self._epoch(script, loader)
         return max(1, int(self.seconds / timed(lambda: self._epoch(script, loader), self.machine.device.type)))
 
     def _fit(self, script: Script, loader: DataLoader[tuple[Tensor, int]], planned: int) -> tuple[int, float]:
-        """Epochs done and the seconds that they took; none begins when the time is over."""
+        """Train, and return the epochs done and their seconds; no epoch begins when the time is over."""
         device, started, seconds, epoch = self.machine.device.type, time.perf_counter(), 0.0, 0
         while epoch < planned and (seconds < self.seconds or not epoch):
             self._epoch(script, loader)
             epoch += 1
             script.after_epoch(epoch)
-            synchronise(device)
+            synchronize(device)
             seconds = time.perf_counter() - started
         return epoch, seconds
 
@@ -376,7 +377,7 @@ class Contest:
 
 
 def _workers(options: Options) -> int:
-    """As many loader processes as our own run has."""
+    """Number of loader processes, as in our run."""
     return 0 if options.quick else max(1, min(cores() - 1, 16))
 
 
@@ -384,9 +385,9 @@ def _table(data: str, job: Job, runs: Mapping[str, Sequence[Trained]], name: str
     train, val = len(job.dataset["train"]), len(job.dataset["val"])
     size = "×".join(map(str, job.run.image_size))
     caption = (
-        f"`vitral train {data}`, and the others in its seconds: {train:,} pictures to learn from, {val:,} to judge by; "
+        f"`vitral train {data}`, and the others in its seconds: {train:,} images to learn from, {val:,} to judge by; "
         f"for all {size} pixels, {job.machine.precision}, threads: {torch.get_num_threads()}, loader processes: "
-        f"{_workers(options)}, pictures decoded once and kept in memory"
+        f"{_workers(options)}, images decoded once and kept in memory"
     )
     columns = {
         "who": "", "model": "network", "parameters": "parameters|,d", "n": "seeds|d", "seconds": "seconds|.0f",
@@ -409,12 +410,12 @@ def _row(who: str, found: Sequence[Trained], images: int) -> dict[str, Any]:
 
 
 def _span(counts: Sequence[int]) -> int | str:
-    """12, or where seeds differ "11 – 13"."""
+    """Return 12, or "11 – 13" if seeds differ."""
     return counts[0] if len(set(counts)) == 1 else f"{min(counts)} – {max(counts)}"
 
 
 def _noise(folder: Path) -> Path:
-    """Two classes of random pictures as large as photographs: enough to show that it works."""
+    """Make two classes of random images as large as photographs, for a smoke test."""
     generator = np.random.default_rng(0)
     for split, label, number in itertools.product(("train", "val"), ("a", "b"), range(4)):
         pixels = generator.integers(0, 256, (100, 120, 3), dtype=np.uint8)

@@ -1,5 +1,5 @@
 """A training step (forward, cross-entropy, backward, AdamW) of small networks in fp32 and under bf16 autocast.
-"Choice" is what `vitral.device.choose` takes by itself: bf16 from a width of `BF16_MIN_DIM_ON_CPU` on.
+"Choice" is the default of `vitral.device.choose`: bf16 from a width of `BF16_MIN_DIM_ON_CPU` on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 import vitral
 from benchmarks.results import Options, Table
-from vitral.bench.timing import alternate, ratio
+from vitral.bench.harness import alternate, ratio
 from vitral.device import BF16_MIN_DIM_ON_CPU, choose
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
+from vitral.training.options import Run
 
 # name, image size, channels, batch
 NETWORKS = (
@@ -28,7 +28,7 @@ NETWORKS = (
 
 
 def run(options: Options) -> list[Table]:
-    """One table, a row for each network."""
+    """Make one table with a row for each network."""
     rows = []
     for name, size, channels, batch in NETWORKS[:1] if options.quick else NETWORKS:
         batch = 4 if options.quick else batch
@@ -53,7 +53,7 @@ def run(options: Options) -> list[Table]:
 
 
 def training_step(name: str, size: int, channels: int, batch: int, precision: str, device: str) -> Callable[[], object]:
-    """One step of the network on random pictures, with the library's own precision and optimizer."""
+    """Make a training step on random images, with the library's precision and optimizer."""
     torch.manual_seed(0)
     machine = choose(device, precision)
     model = vitral.create(name, image_size=size, channels=channels, classes=10).to(machine.device).train()

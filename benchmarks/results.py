@@ -18,19 +18,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked of a program."""
+    """Options of a program."""
 
     command: str
-    names: tuple[str, ...] = ()  # what of it, where a program has parts (accuracy), or of what (peers)
-    quick: bool = False  # tiny shapes, few rounds: shows that the program works, is not kept
+    names: tuple[str, ...] = ()  # parts of the program (accuracy), or networks (peers)
+    quick: bool = False  # tiny shapes, few rounds: a smoke test, not saved
     device: str = "cpu"
     seeds: int = 1
-    rounds: int | None = None  # how often everything takes its turn (peers); else as the program has it
+    rounds: int | None = None  # alternating rounds (peers); default of the program if None
     data_root: Path = ROOT.parent / "shared" / "data"
-    keep: Path | None = None  # where whole runs stay (accuracy, fewer, photographs)
+    keep: Path | None = None  # folder for whole runs (accuracy, fewer, photographs)
 
     def data(self, name: str) -> Path | None:
-        """A file or folder of the real data; None, and a line that says so, where it is absent."""
+        """Find a file or folder of the real data; print a line and return None if it is absent."""
         path = self.data_root / name
         if path.exists():
             return path
@@ -45,18 +45,18 @@ class Table:
     caption: str
     columns: Mapping[str, str]
     rows: Sequence[Row]
-    name: str = ""  # results of one program that are measured apart are kept apart: NAME-name.json
+    name: str = ""  # tables measured separately are saved separately: NAME-name.json
 
     def markdown(self) -> str:
-        """A Markdown table."""
+        """Format as a Markdown table."""
         headings = [heading.partition("|")[0] for heading in self.columns.values()]
         formats = [heading.partition("|")[2] for heading in self.columns.values()]
         lines = [headings, ["---:" if form else "---" for form in formats]]
-        lines += [[_shown(row.get(k), f) for k, f in zip(self.columns, formats, strict=True)] for row in self.rows]
+        lines += [[_formatted(row.get(k), f) for k, f in zip(self.columns, formats, strict=True)] for row in self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _shown(value: Any, form: str) -> str:
+def _formatted(value: Any, form: str) -> str:
     if value is None:
         return "–"
     return format(value, form) if form and not isinstance(value, str) else str(value)
@@ -64,7 +64,7 @@ def _shown(value: Any, form: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What a program measured, and on what."""
+    """Tables of a program, with the machine they were measured on."""
 
     program: str
     command: str
@@ -77,11 +77,16 @@ class Result:
 
     @property
     def place(self) -> str:
-        """What it was measured on: the GPU where there is one, else the processor and its cores."""
-        return str(self.machine.get("gpu") or _processor(self.machine))
+        """Name of the machine: its GPU, else the CPU and its cores."""
+        return str(self.machine.get("gpu") or _cpu(self.machine))
+
+    @property
+    def folder(self) -> str:
+        """Name of the machine's folder."""
+        return "-".join(re.findall(r"[a-z0-9]+", self.place.lower().replace("(r)", "")))
 
     def save(self, folder: Path = FOLDER) -> list[Path]:
-        """Write one file for each name among the tables, replacing the older measurement of the same on the same."""
+        """Write one file per table name, replacing the older measurement on the same machine."""
         paths = []
         for name, path in self.paths(folder).items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,25 +97,25 @@ class Result:
         return paths
 
     def paths(self, folder: Path = FOLDER) -> dict[str, Path]:
-        """Where the tables of each name belong."""
-        own = folder / "-".join(re.findall(r"[a-z0-9]+", self.place.lower().replace("(r)", "")))
+        """Return the path for the tables of each name."""
+        own = folder / self.folder
         names = dict.fromkeys(table.name for table in self.tables)
         return {name: own / f"{'-'.join(filter(None, (self.program, name)))}.json" for name in names}
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """What `save` wrote."""
+        """Read a file of `save`."""
         data = json.loads(path.read_text("utf-8"))
         return cls(**{**data, "tables": [Table(**table) for table in data["tables"]]})
 
     def markdown(self) -> str:
-        """The tables, each under its caption, and below them where they come from."""
+        """Format the tables, each under its caption, and their origin below."""
         parts = [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
         return "\n\n".join([*parts, self._origin()])
 
     def _origin(self) -> str:
         machine = self.machine
-        place = f"{_processor(machine)} ({', '.join(machine['instructions'])})"
+        place = f"{_cpu(machine)} ({', '.join(machine['instructions'])})"
         place = f"{machine['gpu']}; {place}" if "gpu" in machine else place
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         load = " → ".join("?" if one is None else f"{one:.1f}" for one in self.load_average)
@@ -120,5 +125,6 @@ class Result:
         )
 
 
-def _processor(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cpu']}, {machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"
+def _cpu(machine: Mapping[str, Any]) -> str:
+    name = machine["cpu"].replace(" Processor", "")
+    return f"{name}, {machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"

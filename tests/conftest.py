@@ -1,11 +1,14 @@
-"""What the tests of several parts share: real data where they lie, and small folders of pictures."""
+"""Fixtures shared by several parts: real data, if present, and small folders of images."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,20 +16,44 @@ import torch
 from PIL import Image
 
 import vitral
-from pictures import MakePictures, noise
+from images import MakeImages, noise
 from running import TINY
+from vitral.folders import cache_folder
+from vitral.workflows import execute
 
 # Networks this small lose many times more to waiting for a second thread than it does for them.
 os.environ["OMP_NUM_THREADS"] = "1"
+KERNELS = cache_folder("kernels")
+# Packages that tests fetch are kept in the cache of whoever runs them.
+os.environ.setdefault("VITRAL_TESTS_CACHE", os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser()))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="vitral-tests-")  # features that are kept
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+with contextlib.suppress(OSError):  # compiled kernels stay in the user's cache: else each process compiles its own
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    cache_folder("kernels").parent.mkdir()
+    cache_folder("kernels").symlink_to(KERNELS)
 torch.set_num_threads(1)
+# Autograd looks for devices at the first backward of a process. After torch.compile it finds one, starts its threads,
+# and no process forked later may go backward, as children of tests do. Before it, it finds none.
+torch.ones(1, requires_grad=True).sum().backward()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job in the background of a script; Ctrl-C is tested
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; a closed terminal is tested
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs write no report, which takes longer than they do, except in tests marked `report`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("report") is None:
+            patch.setattr(execute, "_report", lambda *parts: None)
+        yield
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data beside the checkout; the test is skipped where there is none."""
+    """The folder of real data beside the checkout; the test is skipped if there is none."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the real data in {folder} (mnist/, cifar10.tar, hymenoptera.tar)")
@@ -34,10 +61,10 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def make_pictures(tmp_path: Path) -> MakePictures:
-    """make_pictures({"train/cat": 3, "train/dog": 2}, size=(H, W), extension=".png") -> the folder that holds them.
+def make_images(tmp_path: Path) -> MakeImages:
+    """make_images({"train/cat": 3, "train/dog": 2}, size=(H, W), extension=".png") -> the folder that holds them.
 
-    Every picture is different: random pixels, the same for the same folder contents.
+    Every image is different: random pixels, the same for the same folder contents.
     """
 
     def make(
@@ -56,7 +83,7 @@ def make_pictures(tmp_path: Path) -> MakePictures:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> vitral.TrainedRun:
-    """A finished run on grey pictures of 8 × 10: light ones are "day", dark ones "night". Not to be changed."""
+    """A finished run on gray images of 8 × 10: light ones are "day", dark ones "night". Do not modify it."""
     root = tmp_path_factory.mktemp("trained")
     for label, level in (("day", 215), ("night", 40)):
         for split, count in (("train", 12), ("val", 4), ("test", 6)):

@@ -1,34 +1,57 @@
-"""Tiny runs for tests, and what is compared of them."""
+"""Helpers of many tests: tiny runs, commands and their output, child processes."""
 
 from __future__ import annotations
 
+import faulthandler
+import itertools
+import json
+import math
 import os
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 import torch
 
 import vitral
+from vitral.cli.main import main
+from vitral.errors import Interrupted
 from vitral.weights.files import read_tensors
+from vitral.workflows import execute
+
+T = TypeVar("T")
+
+PATIENCE = 150.0
+"""Seconds that a child may take."""
 
 TINY: dict[str, Any] = {
     "model": "mu/4", "dim": 8, "depth": 2, "heads": 2, "mlp_dim": 8, "image_size": 8, "epochs": 3, "batch_size": 4,
     "crop": "none", "augment": "none", "flip": False, "optimizer": "adamw", "lr": 5e-3, "warmup": 1.0, "ema": 0.0,
     "drop_path": 0.0, "device": "cpu", "precision": "fp32",
 }  # fmt: skip
-"""Options of a run that takes some milliseconds an epoch on a dozen pictures."""
+"""Options of a run that takes some milliseconds an epoch on a dozen images."""
+
+
+def mostly_slow(values: Iterable[Any], every: int) -> list[Any]:
+    """Values for `parametrize`: every n-th one is for `make test`, all others are for `make test-all`. A tuple has the
+    values of several parameters.
+    """
+    rows = [one if isinstance(one, tuple) else (one,) for one in values]
+    return [pytest.param(*row, marks=[pytest.mark.slow] * (i % every > 0)) for i, row in enumerate(rows)]
 
 
 def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:
-    """A run of `TINY` and these options, a fifth of its pictures for validation."""
+    """Train a run with `TINY` and these options, and a fifth of its images for validation."""
     return vitral.train(str(data), out=str(out), quiet=True, **{**TINY, "val_fraction": 0.2, **options})
 
 
 def as_words(options: dict[str, Any]) -> list[str]:
-    """The options as they are typed."""
+    """Format options as typed."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -39,19 +62,96 @@ def as_words(options: dict[str, Any]) -> list[str]:
     return words
 
 
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    """Run a command that ends with `code`; return its standard output and standard error."""
+    capsys.readouterr()
+    assert main(list(words)) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
+    return captured.out, captured.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    """Run a command with `--format json`; return what it printed."""
+    out, _ = printed(capsys, *words, "--format", "json", code=code)
+    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def call_at_batch(
+    monkeypatch: pytest.MonkeyPatch, number: int, what: Callable[[], None], *, across_runs: bool = False
+) -> None:
+    """Call `what` during the `number`-th batch (from 0) of each of the next runs, or of all of them together."""
+    original, together = execute.objective_of, itertools.count()
+
+    def objective_of(*args: Any, **more: Any) -> Any:
+        objective, count = original(*args, **more), together if across_runs else itertools.count()
+
+        def counted(model: Any, batch: Any) -> Any:
+            if next(count) == number:
+                what()
+            return objective(model, batch)
+
+        return counted
+
+    monkeypatch.setattr(execute, "objective_of", objective_of)
+
+
+def check_resumed(data: object, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Check that a run that Ctrl-C stops at its seventh batch, resumed, has the bits and metrics of a whole one."""
+    whole = train(data, folder / "whole", **options)
+    call_at_batch(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        train(data, folder / "cut", **options)
+    monkeypatch.undo()
+    again = vitral.train(out=str(folder / "cut"), resume=True, quiet=True)
+    assert same_bits(weights_of(whole.folder), weights_of(again.folder))
+    assert recorded(whole.folder) == recorded(again.folder)
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_second", "waited")} for line in lines]
+
+
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a run's model.safetensors."""
+    """Load the tensors of a run's model.safetensors."""
     return read_tensors(Path(folder) / "model.safetensors")[0]
 
 
 def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two sets of tensors are equal, name by name and bit by bit."""
+    """True if two sets of tensors are equal, name by name and bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def soak(full: T, short: T) -> T:
+    """Return `full` if VITRAL_SOAK is set, for a machine that has an hour; else `short`, for every change."""
+    return full if os.environ.get("VITRAL_SOAK") else short
+
+
 def in_child(work: Callable[[], int]) -> int:
-    """Run `work` in a process of its own, in a group of its own, and return its exit code (minus the signal that ended
-    it). A fork: no time is lost to importing torch again.
+    """Run `work` in a new process and process group, and return its exit code (minus the signal that ended it).
+
+    A child that hangs is asked where, and killed.
+    """
+    child, until = fork(work), time.monotonic() + PATIENCE
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGUSR2)
+            time.sleep(1)
+            os.killpg(child, signal.SIGKILL)
+            until = math.inf
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Start `work` in a new process and process group, and return its number. A fork, so that torch is not imported
+    again. Its exit code is what `work` returns, 99 after an exception.
+
+    Trap: a fork has none of its parent's threads. If torch has computed on two threads here, `work` waits forever for
+    them as soon as it computes on two. So tests that set the number of threads do so in a child. SIGUSR2 prints the
+    stacks of a child.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,6 +160,7 @@ def in_child(work: Callable[[], int]) -> int:
         code = 99
         try:
             os.setsid()
+            faulthandler.register(signal.SIGUSR2, sys.__stderr__)  # capsys replaces sys.stderr by one without a file
             code = work()
         except BaseException:
             traceback.print_exc()
@@ -67,4 +168,4 @@ def in_child(work: Callable[[], int]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child

@@ -19,7 +19,7 @@ from vitral import train
 from vitral.bench.peers import Peer
 from vitral.data import Split
 from vitral.device import choose
-from vitral.recipes import features
+from vitral.workflows import features
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds it in the working folder
@@ -27,15 +27,16 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds
 from benchmarks import PROGRAMS, USUAL, photographs, results  # noqa: E402
 from benchmarks.__main__ import main, measure  # noqa: E402
 from benchmarks.accuracy import RUNS, draw  # noqa: E402
-from benchmarks.page import PAGE, page  # noqa: E402
+from benchmarks.page import PAGE, pages  # noqa: E402
 from benchmarks.results import Options, Result, Table  # noqa: E402
-from benchmarks.summary import summary  # noqa: E402
+from benchmarks.summary import headlines, summary  # noqa: E402
 
 # What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits, fewer the
 # way that takes a run more than the others.
 PARTS = {"peers": ("torchvision",), "accuracy": ("digits",), "fewer": ("teacher",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
 def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_path: Path) -> None:
@@ -55,6 +56,7 @@ def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_p
     assert str(ROOT.parent) not in written
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
 def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
     result = measure("peers", Options("", ("Ti/16@384", "torchvision", "S/16"), quick=True))
@@ -67,13 +69,14 @@ def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
     assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16@384.json", "peers.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_frozen_backbone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "nowhere to be written")
-    computed, read = [], features.read_by_head
-    monkeypatch.setattr(features, "read_by_head", lambda *given: computed.append(1) or read(*given))
+    computed, read = [], features.head_features
+    monkeypatch.setattr(features, "head_features", lambda *given: computed.append(1) or read(*given))
     rows = measure("fewer", Options("", ("frozen",), quick=True)).tables[0].rows
-    assert len(computed) == 3, "two batches of training pictures, one of validation, and nothing again"
+    assert len(computed) == 3, "two batches of training images, one of validation, and nothing again"
     assert [row["way"] for row in rows] == ["all layers", "the head, by steps", "the head, on features", "again"]
     assert rows[3]["accuracy"] == rows[2]["accuracy"]
     assert rows[1]["typed"] == "`--freeze '[!h]*'`"
@@ -85,42 +88,41 @@ def test_the_usual_programs_are_programs() -> None:
     assert all(importlib.import_module(f"benchmarks.{name}").__doc__ for name in PROGRAMS)
 
 
-def test_the_page_follows_from_the_files_alone(tmp_path: Path) -> None:
+def test_pages_follow_from_the_files_alone(tmp_path: Path) -> None:
     for program in ("decode", "attention"):
         _result(program).save(tmp_path)
-    first = page(tmp_path)
-    assert first == page(tmp_path)
-    assert first.index(PROGRAMS["decode"]) < first.index(PROGRAMS["attention"]), "the order is that of the programs"
-    assert "| torchvision | 3 | 1,234.5 |" in first
-    assert "| vitral | 3 | – |" in first, "a figure that is missing is shown as such"
+    first = pages(tmp_path)
+    assert first == pages(tmp_path)
+    machine = next(text for path, text in first.items() if path.name == "README.md")
+    assert machine.index(PROGRAMS["decode"]) < machine.index(PROGRAMS["attention"]), "the order of the programs"
+    assert "| torchvision | 3 | 1,234.5 |" in machine
+    assert "| vitral | 3 | – |" in machine, "a missing figure is shown as such"
 
 
 def test_a_new_measurement_replaces_the_old_one_and_no_other(tmp_path: Path) -> None:
     _result("accuracy", "mnist").save(tmp_path)
     _result("accuracy", "digits").save(tmp_path)
     _result("accuracy", "mnist").save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-processor-2-cores"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-cpu-2-cores"]
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["accuracy-digits.json", "accuracy-mnist.json"]
 
 
-def test_measurements_of_two_machines_stand_side_by_side(tmp_path: Path) -> None:
+def test_each_machine_has_its_own_page(tmp_path: Path) -> None:
     here, there = _result("decode"), _result("decode")
     there = replace(there, machine={**there.machine, "gpu": "NVIDIA H200"})
-    assert here.save(tmp_path) == [tmp_path / "a-processor-2-cores" / "decode.json"]
-    assert "### a processor" not in page(tmp_path), "one machine needs no heading"
+    assert here.save(tmp_path) == [tmp_path / "a-cpu-2-cores" / "decode.json"]
     assert there.save(tmp_path) == [tmp_path / "nvidia-h200" / "decode.json"]
-    told = page(tmp_path)
-    assert told.count(f"## {PROGRAMS['decode']}\n") == 1
-    assert told.index("### a processor") < told.index("### NVIDIA H200")
-    assert told.count("| torchvision | 3 | 1,234.5 |") == 2
-    _result("attention").save(tmp_path)
-    assert page(tmp_path).count("### ") == 2, "what one machine alone has measured"
     wider = replace(here, machine={**here.machine, "cores": 64})
-    assert wider.save(tmp_path) == [tmp_path / "a-processor-64-cores" / "decode.json"], "of it there may be more"
+    assert wider.save(tmp_path) == [tmp_path / "a-cpu-64-cores" / "decode.json"]
+    (tmp_path / "withdrawn.json").write_text('{"NVIDIA H200": "measured before a change"}')
+    made = pages(tmp_path)
+    assert len(made) == 4
+    assert all(f"(results/{path.parent.name}/README.md)" in made[Path("RESULTS.md")] for path in list(made)[1:])
+    assert [path.parent.name for path, text in made.items() if "before a change" in text] == ["nvidia-h200"]
 
 
 def _raced(caption: str, *rows: tuple[str, str, float]) -> Table:
-    """What `peers` tells of a network: name, precision and milliseconds of each."""
+    """Result of `peers` for a network: name, precision and milliseconds of each contender."""
     told = [
         {"name": name, "precision": precision, "median": ms, "rate": 8000 / ms, "share": 1 / ms}
         for name, precision, ms in rows
@@ -148,13 +150,13 @@ def test_the_page_begins_with_how_many_times_as_fast_as_the_others() -> None:
     read = _raced("S/16 at 224×224, training from photos.tar", ("vitral", "fp32", 20), *everyone)
     here = replace(_result("peers"), tables=[predicted, trained], commit="0123456789 with changes")
     there = replace(here, machine={**here.machine, "gpu": "NVIDIA H200"}, date="2026-01-01", tables=[read])
-    told = summary([there, here, replace(here, tables=[compiled], commit="abcdefabcd")])
-    first, second = told.partition("### a processor, 2 cores")[2].split("### NVIDIA H200")
+    told = headlines([there, here, replace(here, tables=[compiled], commit="abcdefabcd")], {}, networks=())
+    first, second = told.partition("### a CPU, 2 cores")[2].split("### NVIDIA H200")
     assert _lines(first) == [
-        "network | batch | precision | pictures/s | of the matrix rate | commit",
+        "network | batch | precision | images/s | of the matrix rate | commit",
         "S/16 | 8 | bf16 | 200.0 | 2% | 0123456+",
-        "network | batch | precision | pictures/s | of the matrix rate | others | × timm | fastest other | × | "
-        "compiled: pictures/s | either way: × | their default: × | int8: × | OpenVINO's: × | commit",
+        "network | batch | precision | images/s | of the matrix rate | others | × timm | fastest other | × | "
+        "compiled: images/s | either way: × | their default: × | int8: × | OpenVINO's: × | commit",
         "B/16 at 384 | 8 | bf16 | 800.0 | 10% | timm, torchvision | 2.00 | torchvision | 1.50 | – | – | 6.00 | 3.00 | "
         "2.50 | 0123456+",
         "B/16 at 384 | 8 | bf16 | 800.0 | 10% | timm, vit-pytorch | 2.10 | vit-pytorch-flash | 1.30 | 1,000.0 | 1.62 | "
@@ -167,7 +169,7 @@ def test_the_page_begins_with_how_many_times_as_fast_as_the_others() -> None:
 
 
 def _runs(caption: str, **accuracies: tuple[int, float]) -> Table:
-    """What `accuracy` tells of runs: pictures → seeds and accuracy."""
+    """Result of `accuracy` for runs: images → seeds and accuracy."""
     rows = [
         {"what": what, "n": n, "accuracy": found, "least": found, "greatest": found}
         for what, (n, found) in accuracies.items()
@@ -176,9 +178,9 @@ def _runs(caption: str, **accuracies: tuple[int, float]) -> Table:
 
 
 def test_the_page_begins_with_whole_runs_too() -> None:
-    one, two = "5 pictures/s in training on AMD EPYC, 1 thread", "9 pictures/s in training on AMD EPYC, 2 threads"
+    one, two = "5 images/s in training on AMD EPYC, 1 thread", "9 images/s in training on AMD EPYC, 2 threads"
     cifar10 = f"`vitral train cifar10`: Nano/4, 9 parameters, bf16, 9 s, {one} (seeds 0, 1); 7 s, {two} (seeds 2); best"
-    mnist = "`vitral train mnist`: Ti/4, 9 parameters, 2 epochs, bf16, 1,234 s, 5 pictures/s in training; best epoch 1"
+    mnist = "`vitral train mnist`: Ti/4, 9 parameters, 2 epochs, bf16, 1,234 s, 5 images/s in training; best epoch 1"
     seeds = {"test": (1, 0.89), "test, seeds 0, 1 and 2": (3, 0.875)}
     tables = [
         _runs(cifar10, **{"val": (1, 0.9), **seeds, "test, --tta mirror": (1, 0.91)}),
@@ -196,8 +198,9 @@ def test_the_page_begins_with_whole_runs_too() -> None:
 
 def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
     def cells(place: str, table: str, heading: str, *subject: str) -> list[str]:
-        """What stands under a heading of a machine's table, in the lines of a network."""
-        section = page().partition(f"### {place}\n")[2].partition(f"**{table}**")[2].partition("**")[0]
+        """Cells under a heading of a machine's table, in the lines of a network."""
+        text = pages()[Path("RESULTS.md")]
+        section = text.partition(f"### {place}\n")[2].partition(f"**{table}**")[2].partition("**")[0]
         head, *rows = (line.split(" | ") for line in _lines(section))
         return [row[head.index(heading)] for row in rows if row[: len(subject)] == [*subject]]
 
@@ -206,22 +209,18 @@ def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
     again, trained = sorted(cells(zen4, "Training", "×", "S/16", "32", "bf16"))
     fewest, most = sorted(cells(zen4, "Inference", "×", "S/16", "32", "bf16"))
     (integers,) = {*cells(zen4, "Inference", "int8: ×", "S/16", "32", "bf16")} - {"–"}
-    (compiled,) = {*cells(zen4, "Training", "either way: ×", "S/16", "32", "bf16")} - {"–"}
-    small, large = (cells("NVIDIA H200", "Training", "either way: ×", name)[0] for name in ("S/16", "L/16"))
-    told = (
-        f"S/16 trains {trained} times as fast as the fastest of timm, transformers, torchvision and vit-pytorch in "
-        f"bf16 ({again} in another run, {compiled} where it may be compiled), and {default} times as fast as the "
-        f"fastest of them in fp32, which is their default. In batches of 32 it predicts {fewest} and {most} times as "
-        f"many pictures a second, in 8-bit integers {integers} times as many as they do in bf16. On an NVIDIA H200, "
-        f"both compiled, it trains {small} times as fast as timm, L/16 {large} times."
+    commits = sorted({*cells(zen4, "Training", "commit", "S/16", "32", "bf16")})
+    written = (
+        f"training {again} and {trained} in bf16 ({default} beside their default, fp32), prediction {fewest} and "
+        f"{most} in batches of 32, {integers} in 8-bit integers (commits {' and '.join(commits)})"
     )
-    assert told in " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert written in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
-def test_the_page_in_the_repository_is_up_to_date() -> None:
-    if not PAGE.is_file():
-        pytest.skip("nothing was measured yet: python -m benchmarks")
-    assert PAGE.read_text("utf-8") == page(), "python -m benchmarks report"
+def test_the_pages_in_the_repository_are_up_to_date() -> None:
+    for path, text in pages().items():
+        assert (PAGE.parent / path).read_text("utf-8") == text, "python -m benchmarks report"
+    assert len(PAGE.read_text("utf-8").splitlines()) <= 150
 
 
 def test_each_measurement_in_the_repository_lies_where_the_next_one_replaces_it() -> None:
@@ -229,14 +228,14 @@ def test_each_measurement_in_the_repository_lies_where_the_next_one_replaces_it(
         assert [*Result.read(path).paths().values()] == [path]
 
 
-def test_data_that_is_absent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_data_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = Options("", ("mnist",), data_root=tmp_path)
     assert importlib.import_module("benchmarks.accuracy").run(options) == []
     assert "left out: there is no mnist" in capsys.readouterr().out
     assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
 
 
-def test_merging_tells_of_a_run_what_was_typed_for_it_and_how_accurate_it_is(tmp_path: Path) -> None:
+def test_merging_reports_command_and_accuracy_of_a_run(tmp_path: Path) -> None:
     made = train("digits", epochs=1, model="mu/2", train_share=0.2, out=str(tmp_path / "a run"), quiet=True)
     table = measure("merging", Options("", (str(made.folder),), quick=True)).tables[0]
     assert table.caption.startswith("`vitral train digits --epochs 1 --model mu/2 --train-share 0.2`, 8×8 pixels")
@@ -244,6 +243,7 @@ def test_merging_tells_of_a_run_what_was_typed_for_it_and_how_accurate_it_is(tmp
     assert str(tmp_path) not in table.caption
 
 
+@pytest.mark.slow
 def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
     options = Options("", ("digits",), quick=True, keep=tmp_path)
     accuracy = importlib.import_module("benchmarks.accuracy")
@@ -263,13 +263,13 @@ def test_the_same_history_draws_the_same_curve(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seconds", "epochs"), [(1e9, 3), (0.0, 1)])
 def test_no_epoch_of_the_others_begins_when_the_time_is_over(seconds: float, epochs: int) -> None:
     split = Split(("a", "b"), np.array([0, 1]), lambda i: np.full((16, 16, 3), 255 * i, dtype=np.uint8))
-    pictures = photographs.Photographs(split)
-    contest = photographs.Contest(pictures, pictures, 2, 16, choose("cpu", "fp32"), 0, seconds, quick=False)
+    images = photographs.Photographs(split)
+    contest = photographs.Contest(images, images, 2, 16, choose("cpu", "fp32"), 0, seconds, quick=False)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16 * 16 * 3, 2))
     done: list[int] = []
     script = photographs.Script(
         "linear", model, torch.optim.SGD(model.parameters(), lr=1e-2), torch.nn.CrossEntropyLoss(), done.append, 2,
-        drop_last=True, training=pictures.transform, judging=pictures.transform,
+        drop_last=True, training=images.transform, judging=images.transform,
     )  # fmt: skip
     assert contest._fit(script, contest._loader(script), planned=3)[0] == epochs
     assert done == list(range(1, epochs + 1))
@@ -308,7 +308,7 @@ def test_a_training_that_is_kept_is_not_done_again(tmp_path: Path) -> None:
     assert len(done) == 1
 
 
-def test_the_small_set_has_the_first_pictures_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_set_has_the_first_images_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tarfile.open(tmp_path / "cifar10.tar", "w") as tar:
         for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(3)):
             content = f"{split} {label} {number}".encode()
@@ -337,6 +337,6 @@ def test_photographs_are_trained_on_three_times_where_nothing_is_said(
 
 def _result(program: str, name: str = "") -> Result:
     rows = [{"way": "torchvision", "n": 3, "median": 1234.5}, {"way": "vitral", "n": 3, "median": None}]
-    table = Table("Pictures a second", {"way": "by", "n": "n|d", "median": "pictures/s|,.1f"}, rows, name)
-    machine = {"cpu": "a processor", "cores": 2, "instructions": ["avx2"], "system": "Linux"}
+    table = Table("Images a second", {"way": "by", "n": "n|d", "median": "images/s|,.1f"}, rows, name)
+    machine = {"cpu": "a CPU", "cores": 2, "instructions": ["avx2"], "system": "Linux"}
     return Result(program, "python -m benchmarks", machine, (0.5, None), "abc", "2026-01-02", {"torch": "2"}, [table])

@@ -5,25 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitral import device
-from vitral.device import choose, cores, derive_seed, memory_bytes, seed_everything, seeded
+from vitral import device, system
+from vitral.device import choose, derive_seed, seed_everything, seeded
 from vitral.errors import UsageError
+from vitral.system import cores, memory_bytes
 
 
 @pytest.mark.parametrize(("flags", "said"), [({"avx2"}, "slower than fp32"), ({"bf16"}, ""), ((), "")])
 def test_bf16_that_is_slow_says_so(monkeypatch, flags, said):
-    monkeypatch.setattr(device, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
     machine = choose("cpu", "bf16")
     assert said in machine.caution
     assert bool(machine.caution) == bool(said)
-    assert machine.reason == "you asked" + f"; {machine.caution}" * bool(said)
+    assert machine.reason == "requested" + f"; {machine.caution}" * bool(said)
 
 
-def test_what_was_asked_for_is_chosen(monkeypatch):
-    monkeypatch.setattr(device, "_cpu_flags", lambda: frozenset({"bf16"}))
+def test_the_requested_precision_is_chosen(monkeypatch):
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"bf16"}))
     for precision in ("fp32", "bf16"):
         machine = choose("cpu", precision, dim=8)
-        assert (machine.device.type, machine.precision, machine.reason) == ("cpu", precision, "you asked")
+        assert (machine.device.type, machine.precision, machine.reason) == ("cpu", precision, "requested")
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,10 @@ def test_what_was_asked_for_is_chosen(monkeypatch):
     [({"avx512_bf16"}, 64, "bf16"), ({"amx_bf16"}, None, "bf16"), ({"avx2"}, 64, "fp32"), ({"avx512_bf16"}, 8, "fp32")],
 )
 def test_auto_takes_bf16_only_where_it_gains(monkeypatch, flags, dim, precision):
-    monkeypatch.setattr(device, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
     machine = choose("cpu", "auto", dim=dim)
     assert machine.precision == precision
-    assert machine.reason != "you asked"
+    assert machine.reason != "requested"
 
 
 @pytest.mark.parametrize(
@@ -91,50 +92,50 @@ def test_the_limit_of_a_container_is_the_memory_there_is(monkeypatch, tmp_path):
     whole = memory_bytes()
     for text, expected in (("max\n", whole), (f"{5 << 20}\n", 5 << 20), (f"{1 << 62}\n", whole)):
         (tmp_path / "memory.max").write_text(text)
-        monkeypatch.setattr(device, "_LIMITS", (tmp_path / "none", tmp_path / "memory.max"))
+        monkeypatch.setattr(system, "_LIMITS", (tmp_path / "none", tmp_path / "memory.max"))
         assert memory_bytes() == expected
 
 
-def a_busy_machine(monkeypatch, others: float, own: float = 2.0, there: int = 2, threads: int = 2) -> device.OthersWork:
-    """One on which so many of its cores were busy in the two seconds since the object was made."""
+def a_busy_machine(monkeypatch, others: float, own: float = 2.0, there: int = 2, threads: int = 2) -> system.HostLoad:
+    """A machine on which so many cores were busy in the two seconds since the object was made."""
     told = iter([(10.0, 100.0, 5.0), (12.0, 100.0 + 2 * others + own, 5.0 + own)])
-    monkeypatch.setattr(device, "_work", lambda: next(told))
-    monkeypatch.setattr(device, "cores", lambda: there)
+    monkeypatch.setattr(system, "_work", lambda: next(told))
+    monkeypatch.setattr(system, "cores", lambda: there)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    return device.OthersWork()
+    return system.HostLoad()
 
 
-def test_busy_neighbours_are_told_with_what_to_type(monkeypatch):
-    told = device.crowded(a_busy_machine(monkeypatch, others=1.0)) or ""
+def test_cpu_contention_is_reported_with_a_hint(monkeypatch):
+    told = system.cpu_contention(a_busy_machine(monkeypatch, others=1.0)) or ""
     assert "keep 1.0 of 2 cores busy" in told
     assert "OMP_NUM_THREADS=1 " in told
-    assert "OMP_NUM_THREADS=6 " in (device.crowded(a_busy_machine(monkeypatch, 2.4, there=8, threads=8)) or "")
-    assert "OMP_NUM_THREADS=5 " in (device.crowded(a_busy_machine(monkeypatch, 2.5, there=8, threads=6)) or "")
-    assert "OMP_NUM_THREADS=1 " in (device.crowded(a_busy_machine(monkeypatch, 2.0)) or ""), "never none at all"
+    assert "OMP_NUM_THREADS=6 " in (system.cpu_contention(a_busy_machine(monkeypatch, 2.4, there=8, threads=8)) or "")
+    assert "OMP_NUM_THREADS=5 " in (system.cpu_contention(a_busy_machine(monkeypatch, 2.5, there=8, threads=6)) or "")
+    assert "OMP_NUM_THREADS=1 " in (system.cpu_contention(a_busy_machine(monkeypatch, 2.0)) or ""), "never none at all"
 
 
 @pytest.mark.parametrize(
     ("others", "there", "threads"), [(0.3, 2, 2), (0.0, 2, 2), (1.0, 2, 1), (1.0, 8, 4), (2.0, 16, 8)]
 )
-def test_where_there_is_room_nothing_is_said(monkeypatch, others, there, threads):
-    assert device.crowded(a_busy_machine(monkeypatch, others, there=there, threads=threads)) is None
+def test_without_contention_nothing_is_reported(monkeypatch, others, there, threads):
+    assert system.cpu_contention(a_busy_machine(monkeypatch, others, there=there, threads=threads)) is None
 
 
 def test_the_work_of_others_is_that_of_our_cores_without_our_own(monkeypatch, tmp_path):
-    """Ticks of a hundredth of a second; waiting for a disk is no work, a time that the host stole is."""
+    """Ticks of a hundredth of a second; waiting for a disk does not count as load, time stolen by the host does."""
     stat, clock, own = tmp_path / "stat", [50.0], [1.0]
-    monkeypatch.setattr(device, "_STAT", stat)
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
-    monkeypatch.setattr(device.os, "sysconf", lambda _: 100, raising=False)
-    monkeypatch.setattr(device.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(device.time, "process_time", lambda: own[0])
+    monkeypatch.setattr(system, "_STAT", stat)
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
+    monkeypatch.setattr(system.os, "sysconf", lambda _: 100, raising=False)
+    monkeypatch.setattr(system.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(system.time, "process_time", lambda: own[0])
     head = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 5000 0 0 0 0 0 0 0 0 0\n"
     stat.write_text(head + "cpu1 100 1 10 7 7 1 1 1 50 0\ncpu3 0 0 0 500 0 0 0 0 0 0\ncpu11 7 7 7 7 7 7 7 7 7 7\n")
-    others = device.OthersWork()
+    others = system.HostLoad()
     assert others.cores() is None, "no time has passed"
     clock[0], own[0] = 52.0, 2.5  # two seconds: 350 ticks of work, 150 of them ours
     stat.write_text(head + "cpu1 300 1 10 99 99 1 1 1 90 0\ncpu3 100 0 0 600 0 0 10 40 0 0\n")
     assert others.cores() == pytest.approx(1.0)
-    monkeypatch.setattr(device, "_STAT", tmp_path / "none")
+    monkeypatch.setattr(system, "_STAT", tmp_path / "none")
     assert others.cores() is None
-    assert device.crowded(device.OthersWork()) is None
+    assert system.cpu_contention(system.HostLoad()) is None

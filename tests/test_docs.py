@@ -1,19 +1,26 @@
-"""What the pages tell to type is typed, and every link leads somewhere.
+"""Commands on the pages run, and every link has a target.
 
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
-two classes, `cat.jpg`, `labels.csv`, and weights under the names of published ones, with as many tensors but narrow and
-random. The hub is a folder of these too: nothing is fetched. Training is cut to one epoch, of a network of width 8
-unless it goes on from weights, and the generated set to a few pictures, of which methods of attribution are
-measured on two; nothing else is changed. What a page shows of `vitral convert` must be what it prints.
+two classes, `other/` with none, `cat.jpg`, `labels.csv`, `tags.csv`, `ages.csv`, and weights with the names of
+published ones and as many tensors, but narrow and random. The hub is a folder of these too, and the runtime of a web
+page a stand-in: nothing is fetched. Training is cut to one epoch, of a network of width 8 unless it starts from
+weights, and the generated set to a few images, of which two measure the attribution methods; a server takes a free port
+and ends when it listens. Nothing else is changed. The output of `vitral convert` must be as the page shows it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import pkgutil
 import re
+import runpy
 import shlex
 import shutil
+import signal
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +28,82 @@ import pytest
 import torch
 from PIL import Image
 
-from pictures import noise
-from vitral.cli import COMMANDS, main
+import vitral
+from images import noise
+from npmpackages import pretend_runtime
+from textlines import write_lines
+from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
-from vitral.evaluation import report
 from vitral.explanation import benchmark
-from vitral.model import ViT, ViTConfig, quantized
-from vitral.recipes import planning
-from vitral.weights import convert, hub, labels
+from vitral.inference import int8
+from vitral.model import ViT, ViTConfig
+from vitral.model.variants import config_fields
+from vitral.serving import server, workers
+from vitral.weights import convert, labels
 from vitral.weights.files import write_plain
 from vitral.weights.formats import FORMATS
 from vitral.weights.formats.format import translated
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import DEFAULTS
+from vitral.weights.preprocessing_configs import DEFAULTS
+from vitral.weights.read import hub
+from vitral.workflows import execute
+from vitral.workflows import plan as planning
+from vitral.workflows.draft import Draft
+from vitral.workflows.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+ENTRY = ROOT / "docs/index.md"
+TRANSLATED = sorted(ROOT.glob("docs/index.??.md"))
+"""The entry page in other languages: its commands are those of the English one, which run."""
 RUN = {"console", "sh", "bash", "python"}
 
+SLOW = [
+    "bench", "compare", "demo", "elsewhere", "explain", "export", "inference", "labels", "recipes", "serve", "shards",
+    "study", "text", "use", "weights", "README", "index", "pack", "pretrain", "scale", "tracking",
+]  # fmt: skip
+"""Pages with commands that take more than a few seconds together."""
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow)
+
 NOT_RUN = {
-    r"make( |$)": "sets up an environment, or runs these very tests",
+    r"make( |$)": "sets up an environment, or runs these tests",
     r"(python -m )?pip ": "installs",
     r"git ": "works on the repository",
-    r"(source|cd|ls|export) ": "belongs to the shell that it is typed in",
-    r"(\S*/)?python\d? ": "runs a program of its own, in minutes",
-    r"(\S*/)?(pytest|ruff|mypy)\b": "is what runs here",
-    r"torchrun ": "needs several processes",
-    r"[A-Z_]+=": "sets the environment of a process of its own",
+    r"(source|cd|ls|export) ": "changes the user's shell",
+    r"(\S*/)?python\d? ": "runs a separate program, for minutes",
+    r"(\S*/)?(pytest|ruff|mypy)\b": "runs already",
+    r"torchrun |vitral (train|evaluate|predict) .*--nproc": "needs several processes; tests/distributed has them",
+    r"curl ": "asks a server; tests/serving does so",
+    r"openssl ": "is a program of the system",
+    r"[A-Z_]+=": "sets the environment of another process",
 }
 """Commands that are not run here, and why."""
 
-ABSENT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "places365", "imagenet", "../shared/data")
-"""Data that a test does not download: a command on them is planned as far as the refusal to find them."""
+
+def _named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+ABSENT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "places365", "imagenet", "digit-lines", "../shared/data")
+"""Data that a test does not download: a command on them is planned until they are missing."""
+
+
+RUNS = ("train", "pretrain")
+"""Commands that make a run."""
 
 
 HUB = {
     "timm/vit_small_patch16_224.augreg_in21k_ft_in1k": "vit_small",
     "google/vit-base-patch16-224": "vit-base-patch16-224",
 }
-"""Repositories that pages fetch from → the folder here that is served in their place."""
+"""Repositories on the pages → the local folder that replaces them."""
 COMMIT = "2f7a1b9c" * 5
 
 
 def network(family: str, **changes: Any) -> Weights:
-    """Twelve blocks like those of a published network, narrow and with random numbers."""
-    shape = {"image_size": 224, "patch_size": 16, "classes": 1000, "dim": 64, "depth": 12, "heads": 2, "mlp_dim": 96}
+    """Make twelve blocks like those of a published network, as wide as Ti/16 and with random values."""
+    shape = {"image_size": 224, "patch_size": 16, "classes": 1000, "dim": 192, "depth": 12, "heads": 3, "mlp_dim": 768}
     config = ViTConfig(**{**shape, **changes})
     torch.manual_seed(0)
     state = {name: tensor.normal_(std=0.02) for name, tensor in ViT(config).state_dict().items()}
@@ -74,24 +111,27 @@ def network(family: str, **changes: Any) -> Weights:
 
 
 def publish(root: Path) -> None:
-    """Files and folders of weights, called as their makers call them."""
+    """Write files and folders of weights under their published names."""
     authors = network("jax", activation="gelu-tanh", pre_logits=True, classes=21843)
     convert.write(authors, root / "ViT-B_16.npz", "jax")
     convert.write(network("timm-augreg"), root / "vit_small", "timm")
     convert.write(network("huggingface-vit", norm_eps=1e-12), root / "vit-base-patch16-224", "hf")
-    torch.save(translated(FORMATS["torchvision"], network("torchvision")), root / "vit_b_16-c867db91.pth")
+    wide = network("torchvision", dim=768, heads=12, mlp_dim=3072, depth=1)  # no narrower one is published
+    torch.save(translated(FORMATS["torchvision"], wide), root / "vit_b_16-c867db91.pth")
     torch.save({"model": dict(network("deit").state)}, root / "deit_base_patch16_224-b5f2ef4d.pth")
     torch.save({"teacher": dict(network("deit", classes=0).state)}, root / "dino_deitsmall16_pretrain.pth")
-    write_plain(root / "odd.safetensors", network("timm-augreg", dim=48).state)  # a width that no published size has
+    write_plain(
+        root / "odd.safetensors", network("timm-augreg", dim=48, mlp_dim=96).state
+    )  # a width that no published size has
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of each fenced block, in order."""
+    """List language and text of each fenced block, in order."""
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def commands(kind: str, text: str) -> Iterator[str]:
-    """The commands of a block: in a `console` block the lines after a `$`, else all; without comments and wraps."""
+    """List the commands of a block: in a `console` block the lines after a `$`, else all; no comments or wraps."""
     for line in text.replace("\\\n", " ").splitlines():
         typed = line.strip()
         if kind == "console":
@@ -103,55 +143,85 @@ def commands(kind: str, text: str) -> Iterator[str]:
             yield typed
 
 
-def shown(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a `console` block with the words that the block shows as its output; none where it shows none."""
+def shown_outputs(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over the commands of a `console` block, each with the words of its output on the page, if any."""
     for part in re.split(r"^\$ ", text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output.split()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which a reader could be."""
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a reader before the first command."""
     root = tmp_path_factory.mktemp("reader")
-    rows = ["file,label"]
+    rows, tags, ages = ["file,label"], ["file,labels"], ["file,age"]
     for label in ("cat", "dog"):
         (root / "photos" / label).mkdir(parents=True)
         for number in range(8):
             path = Path("photos", label, f"{number}.jpg")
             Image.fromarray(noise(number + 8 * (label == "dog"), (24, 32))).save(root / path)
             rows.append(f"{path},{label}")
-    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+            tags.append(f"{path},{label}{'|outdoor' * (number % 2)}")
+            ages.append(f"{path},{number + 0.5}")
+    for name, lines in (("labels", rows), ("tags", tags), ("ages", ages)):
+        (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
     Image.fromarray(noise(99, (24, 32))).save(root / "cat.jpg")
+    (root / "other").mkdir()
+    Image.fromarray(noise(98, (24, 32))).save(root / "other" / "tree.jpg")
+    write_lines(root / "lines")
+    (root / "token").write_text(f"{COMMIT}\n")  # as of `openssl rand`
     publish(root)
     return root
 
 
 @pytest.fixture
+def place(prepared: Path, tmp_path: Path) -> Path:
+    """The folder of a reader of this page alone: no page meets runs of another."""
+    return shutil.copytree(prepared, tmp_path / "reader")
+
+
+@pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    """Runs are planned as typed and then cut down; data that are not here are refused, not downloaded."""
+    """Plan runs as typed, then reduce them; missing data are refused, not downloaded."""
     monkeypatch.chdir(place)
+    pretend_runtime(monkeypatch, Path(os.environ["XDG_CACHE_HOME"]))
     original, load = planning.resolve, planning.load
 
-    def resolve(plan: Any, given: dict[str, Any], dataset: Any) -> Any:
-        original(plan, given, dataset)  # what is typed must make sense as it stands
+    def resolve(draft: Draft) -> Job:
+        original(draft)  # the typed options must make sense as they stand
         small = {"epochs": 1, "device": "cpu", "batch_size": 8, "accumulate": 1}
-        if not given.get("init"):
+        model = draft.given.get("model", draft.recipe.run.model)
+        if not draft.given.get("init") and config_fields(model)[0] is ViTConfig:
             small |= {"dim": 8, "depth": 3, "heads": 2, "mlp_dim": 8}
-        return original(plan, {**given, **small}, dataset)
+        given = {name: value for name, value in draft.given.items() if name != "minutes"}
+        return original(dataclasses.replace(draft, given={**given, **small}))
 
     monkeypatch.setattr(planning, "resolve", resolve)
-    monkeypatch.setattr(planning, "load", lambda data, root="data": load(data, root=root, download=False))
-    monkeypatch.setattr(report, "write_report", lambda path, content: path.write_text("a page"))
+    monkeypatch.setattr(planning, "load", lambda data, **more: load(data, **more, download=False))
+    monkeypatch.setattr(execute, "_report", lambda running, *parts: running.folder.report.write_text("a page"))
     monkeypatch.setattr(planted, "SIZES", {"train": 96, "val": 24, "test": 24})
     measure = benchmark.benchmark
     monkeypatch.setattr(benchmark, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))
     monkeypatch.setattr(hub, "resolve", served)
+    serve_on, supervise = server.serve_on, workers.supervise
+
+    def serve_briefly(*given: Any, grace: float, started: Any, beat: Any = None) -> int:
+        return serve_on(*given, grace=1, started=started if beat else end_by_signal, beat=beat)
+
+    monkeypatch.setattr(server, "serve_on", serve_briefly)
+    monkeypatch.setattr(
+        workers, "supervise", lambda *given, grace, started: supervise(*given, grace=1, started=end_by_signal)
+    )
     monkeypatch.setenv("COLUMNS", "160")
 
 
+def end_by_signal() -> None:
+    """End a server that has just begun to listen."""
+    signal.raise_signal(signal.SIGTERM)
+
+
 def served(reference: str) -> hub.Fetched:
-    """A hub that has what is in `HUB`, under a commit."""
+    """Resolve a reference to the folders of `HUB`, under a commit."""
     repository, _ = hub.parse(reference)
     return hub.Fetched(Path(HUB[repository]), f"{reference.split('@')[0]}@{COMMIT}", COMMIT)
 
@@ -161,14 +231,16 @@ def type_in(command: str) -> None:
     if any(re.match(pattern, command) for pattern in NOT_RUN):
         return
     words = shlex.split(command)
-    assert re.fullmatch(r"(\S*/)?vitral", words[0]), f"neither run nor on the list of what is not: {command}"
+    assert re.fullmatch(r"(\S*/)?vitral", words[0]), f"neither run nor listed in NOT_RUN: {command}"
     if "--resume" in words and "--out" in words:
         folder = Path(words[words.index("--out") + 1])
         (folder / "result.json").unlink(missing_ok=True)  # so that there is something to go on with
-    elif "--out" not in words and words[1] == "train":
+    elif "--out" not in words and words[1] in RUNS:
         words.append("--overwrite")
-    if words[1:2] == ["train"] and not {"--help", "-h"} & set(words):
+    if words[1] in RUNS and not {"--help", "-h"} & set(words):
         words.append("--quiet")
+    if words[1:2] == ["serve"] or "--serve" in words:
+        words += ["--port", "0"]
     try:
         code = main(words[1:] if "--debug" in words else [*words[1:], "--debug"])
     except SystemExit as stop:
@@ -176,19 +248,23 @@ def type_in(command: str) -> None:
     except DataError:
         assert any(word in ABSENT or word.startswith(ABSENT[-1]) for word in words), command
         return
-    except UsageError as refused:  # integers, on a processor that gets them wrong
-        if not (quantized.lacking() and "int8 cannot be computed here" in str(refused)):
+    except UsageError as refused:  # integers, on a CPU that gets them wrong
+        if not (int8.unavailable_reason() and "int8 cannot be computed here" in str(refused)):
             raise
         return
     assert code == 0, command
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_says_runs(page, capsys):
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=MARKS.get(page.stem, ())) for page in PAGES if page not in TRANSLATED],
+    ids=_named,
+)
+def test_commands_of_a_page_run(page, capsys):
     for kind, text in blocks(page):
         if kind in ("console", "sh", "bash"):
-            outputs = [output for _, output in shown(text)] if kind == "console" else []
+            outputs = [output for _, output in shown_outputs(text)] if kind == "console" else []
             for number, command in enumerate(commands(kind, text)):
                 type_in(command)
                 said = capsys.readouterr().out.split()
@@ -201,8 +277,8 @@ def test_what_a_page_says_runs(page, capsys):
                 exec(compile(text, f"{page.name}", "exec"), {"__name__": "reader"})  # noqa: S102 - our own pages
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page):
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_links_of_a_page_have_targets(page):
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -216,6 +292,45 @@ def test_links_of_a_page_lead_somewhere(page):
             assert anchor in slugs, f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", TRANSLATED, ids=_named)
+def test_a_translation_is_in_step(page):
+    """Code, commands within sentences, sections and links are those of the English page."""
+    text, original = (one.read_text("utf-8") for one in (page, ENTRY))
+    assert blocks(page) == blocks(ENTRY)
+    for pattern in (r"(?<!`)`([^`\n]+)`(?!`)", r"^(#+) ", r"\]\((?!index)([^)]+)\)"):
+        assert re.findall(pattern, text, re.MULTILINE) == re.findall(pattern, original, re.MULTILINE), pattern
+    others = {one.name for one in (*TRANSLATED, ENTRY)} - {page.name}
+    assert others == set(re.findall(r"\]\((index[^)]*)\)", text))
+
+
+def test_the_entry_page_is_in_three_languages():
+    assert [page.name for page in TRANSLATED] == ["index.ja.md", "index.ko.md"]
+    for page, script in zip(TRANSLATED, ("[\u3040-\u30ff]", "[\uac00-\ud7a3]"), strict=True):
+        sentences = [line for line in page.read_text("utf-8").splitlines() if line.endswith(("다.", "。", "요."))]
+        assert len(sentences) >= 7
+        assert all(re.search(script, line) for line in sentences)
+
+
+def test_every_page_has_its_place_in_the_navigation():
+    site = runpy.run_path(str(ROOT / "docs/site/navigation.py"))
+    placed = {site["START"]}.union(*site["NAVIGATION"].values())
+    for page in PAGES:
+        name = page.relative_to(ROOT).with_suffix("").as_posix()
+        below = any(fnmatch(name, pattern) for pattern in site["CHILDREN"].values())
+        assert name in placed or below, f"give {name} a line in NAVIGATION of docs/site/navigation.py"
+    assert {name for name in placed if not list(ROOT.glob(f"{name}.*"))} == set()
+
+
+def test_every_name_of_the_reference_exists():
+    text = (ROOT / "docs/site/python.rst").read_text("utf-8")
+    names = re.findall(r"^\.\. auto(?:function|class|module):: (\S+)$", text, re.MULTILINE)
+    assert len(names) == len(set(names))
+    for name in names:
+        pkgutil.resolve_name(name)
+    missing = {f"vitral.{name}" for name in vitral.__all__} - set(names)
+    assert missing == set(), "give them a place in docs/site/python.rst"
+
+
 def test_the_readme_lists_every_command():
     section = (ROOT / "README.md").read_text("utf-8").split("\n## Commands\n")[1].split("\n## ")[0]
     assert [found.split(" ")[0] for found in re.findall(r"^\| `vitral ([^`]+)`", section, re.MULTILINE)] == [
@@ -224,7 +339,7 @@ def test_the_readme_lists_every_command():
 
 
 def test_blocks_are_found():
-    """Were the pattern above wrong, nothing would be run and all would pass."""
+    """With a wrong pattern nothing would run and everything would pass."""
     text = (
         "x\n```console\n$ vitral models  # all\nMu ...\n$ vitral train a \\\n  --epochs 3\n```\n```python\nx = 1\n```\n"
     )

@@ -1,4 +1,4 @@
-"""What only a GPU can show: its own paths against the plain ones. Skipped where there is none."""
+"""GPU code paths against the plain ones. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import torch
 from torch import nn
 
 import vitral
-from pictures import MakePictures
+from images import MakeImages
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
-from vitral.model import fused, network
+from vitral.inference.predictor import Predictor
+from vitral.kernels import fused, reference_ops
+from vitral.model import network
 from vitral.model.variants import config
-from vitral.model.vit import MLP, Attention, PatchEmbed
-from vitral.predict import Predictor
 from vitral.training.compiling import CompiledObjective
 from vitral.training.loop import Averaged
-from vitral.training.objective import Classification
+from vitral.training.objectives.classification import Classification
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
-from vitral.training.step import RecordedStep, Step, Unwatched
+from vitral.training.options import Run
+from vitral.training.step import CapturedStep, NoMonitor, Step
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -65,7 +66,7 @@ def learned(make: Any, run: Run, name: str, precision: str, compile: bool = Fals
     averaged, losses = Averaged(model, 0.9), []
     for number in range(8):
         seed_everything(1, number)
-        loss, _ = step(a_batch(number), Unwatched(), lr=0.003)
+        loss, _ = step(a_batch(number), NoMonitor(), lr=0.003)
         averaged.update_parameters(model)
         losses.append(loss)
     return averaged.module, [float(loss) for loss in losses]
@@ -76,7 +77,7 @@ def learned(make: Any, run: Run, name: str, precision: str, compile: bool = Fals
 def test_recorded_steps_are_the_plain_ones(optimizer, name):
     run = Run(optimizer=optimizer, clip=1.0)
     plain, losses = learned(Step, run, name, "fp32")
-    recorded, again = learned(RecordedStep, run, name, "fp32")
+    recorded, again = learned(CapturedStep, run, name, "fp32")
     np.testing.assert_allclose(again, losses, rtol=2e-3)
     for ours, theirs in zip(recorded.parameters(), plain.parameters(), strict=True):
         assert (ours - theirs).norm() <= 0.02 * theirs.norm() + 1e-3
@@ -85,7 +86,7 @@ def test_recorded_steps_are_the_plain_ones(optimizer, name):
 def test_compiled_and_recorded_steps_learn_alike():
     run = Run(optimizer="muon", clip=1.0)
     _, losses = learned(Step, run, "C+mu/4", "bf16", compile=True)
-    _, again = learned(RecordedStep, run, "C+mu/4", "bf16", compile=True)
+    _, again = learned(CapturedStep, run, "C+mu/4", "bf16", compile=True)
     np.testing.assert_allclose(again, losses, rtol=0.05)
 
 
@@ -95,7 +96,7 @@ def waiting_is_an_error() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("make", [Step, RecordedStep])
+@pytest.mark.parametrize("make", [Step, CapturedStep])
 @pytest.mark.parametrize("augment", ["none", "affine", "trivialaugment", "randaugment"])
 def test_steps_do_not_wait(make, augment, waiting_is_an_error):
     run = Run(optimizer="muon", clip=1.0, label_smoothing=0.1)
@@ -110,14 +111,14 @@ def test_steps_do_not_wait(make, augment, waiting_is_an_error):
         if number == 5:  # by then it is recorded, which waits
             torch.cuda.set_sync_debug_mode("error")
         seed_everything(1, number)
-        step(batch, Unwatched(), lr=0.001)
+        step(batch, NoMonitor(), lr=0.001)
 
 
 @torch.no_grad()
-def test_patches_by_a_product_are_those_of_the_convolution(monkeypatch):
+def test_patches_by_a_product_are_those_of_the_convolution():
     model, images = a_network("mu/4").eval(), torch.randn(4, 3, 32, 32, device="cuda")
     found = model.patch_embed(images)
-    monkeypatch.setattr(PatchEmbed, "plain", True)
+    reference_ops(model)
     torch.testing.assert_close(found, model.patch_embed(images), rtol=1e-2, atol=2e-3)  # cuDNN's may be in TF32
 
 
@@ -126,7 +127,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("tanh", [False, True])
-def test_gelu_and_its_way_back_are_torchs(tanh):
+def test_gelu_and_its_backward_are_torchs(tanh):
     x, gradient = (torch.randn(1000, 200, device="cuda", dtype=torch.bfloat16) * 2 for _ in range(2))
     there = x.double().requires_grad_()
     wanted = torch.nn.functional.gelu(there, approximate="tanh" if tanh else "none")
@@ -146,11 +147,11 @@ def test_attention_with_its_gradients_side_by_side_is_torchs(tokens):
     there, ours = qkv.double().requires_grad_(), qkv.requires_grad_()
     q, k, v = there.permute(2, 0, 3, 1, 4).unbind()
     wanted = ((q @ k.mT * 0.125).softmax(-1) @ v).transpose(1, 2).flatten(2)
-    found = fused.attention(ours, 0.125)
+    found = fused.qkv_attention(ours, 0.125)
     assert relative(found, wanted) < 5e-3
     each = [torch.autograd.grad(*pair)[0] for pair in ((found, ours, gradient), (wanted, there, gradient.double()))]
     assert relative(*each) < 5e-3
-    again = torch.autograd.grad(fused.attention(ours, 0.125), ours, gradient)[0]
+    again = torch.autograd.grad(fused.qkv_attention(ours, 0.125), ours, gradient)[0]
     assert torch.equal(again, each[0])  # nothing is added in another order
 
 
@@ -158,21 +159,21 @@ def test_attention_with_its_gradients_side_by_side_is_torchs(tokens):
 def test_a_fused_network_learns_what_the_plain_one_does(compiled, monkeypatch):
     images = torch.randn(8, 3, 144, 144, device="cuda")
     asked, found = set(), {}
-    for name in ("linear_gelu", "attention"):
+    for name in ("linear_gelu", "qkv_attention"):
         own = getattr(fused, name)
         monkeypatch.setattr(fused, name, lambda *given, name=name, own=own: asked.add(name) or own(*given))
     for plain in (False, True):
-        monkeypatch.setattr(MLP, "plain", plain)
-        monkeypatch.setattr(Attention, "plain", plain)
         seed_everything(0)
         model = network(config("mu/12", image_size=144, dim=128, heads=2, depth=3, mlp_dim=512, pool="mean")).cuda()
         nn.init.normal_(model.head.weight, std=0.1)
+        if plain:
+            reference_ops(model)
         forward = torch.compile(model, backend="aot_eager") if compiled else model
         with torch.autocast("cuda", torch.bfloat16):
             forward(images).square().mean().backward()
         found[plain] = torch.cat([each.grad.flatten() for each in model.parameters()])
     hopper = torch.cuda.get_device_capability() == fused.HOPPER
-    assert asked == ({"linear_gelu", "attention"} if hopper else {"linear_gelu"})
+    assert asked == ({"linear_gelu", "qkv_attention"} if hopper else {"linear_gelu"})
     assert relative(found[False], found[True]) < 0.03
 
 
@@ -183,7 +184,7 @@ def test_tokens_in_bf16_are_near_those_in_fp32():
     model.float()
     apart = {}
     for wide in (True, False):
-        model.wide = wide
+        model.fp32_residual = wide
         with torch.autocast("cuda", dtype=torch.bfloat16):
             apart[wide] = float((model(images) - exact).norm() / exact.norm())
     assert apart[False] < 0.02
@@ -203,9 +204,9 @@ def test_graphed_predictions_are_the_plain_ones(precision):
             assert torch.equal(graphed.logits(images), plain.logits(images))
 
 
-def test_a_run_on_a_gpu(make_pictures: MakePictures, tmp_path):
-    """As a person starts it."""
-    photos = make_pictures({"train/dark": 24, "train/light": 24, "val/dark": 8, "val/light": 8}, size=(32, 32))
+def test_a_run_on_a_gpu(make_images: MakeImages, tmp_path):
+    """Train by the command line."""
+    photos = make_images({"train/dark": 24, "train/light": 24, "val/dark": 8, "val/light": 8}, size=(32, 32))
     run = vitral.train(photos, out=tmp_path / "run", epochs=3, batch_size=8, quiet=True)
     assert run.result["device"] == torch.cuda.get_device_name()
     assert run.predictor(next(photos.rglob("*.png"))).label in ("dark", "light")

@@ -6,7 +6,7 @@
     predictor("cat.jpg").top(5)
     vitral.explain(predictor, "cat.jpg")[0].save("why.png")
 
-Names are imported when they are first used: `import vitral` alone does not import torch.
+Names are imported on first use: `import vitral` alone does not import torch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitral.data import DataSet
     from vitral.data import load as load_data
-    from vitral.data.check import check as check_data
-    from vitral.data.transforms import Preprocessing
+    from vitral.data.preprocessing import Preprocessing
+    from vitral.data.validate import check as check_data
     from vitral.errors import VitralError
     from vitral.evaluation.metrics import Evaluation
     from vitral.explanation.explain import explain
     from vitral.explanation.heatmap import Heatmap
+    from vitral.inference.predictions import Prediction
+    from vitral.inference.predictor import Predictor, load
     from vitral.model import BiT, BiTConfig, ViT, ViTConfig, create, summarize
-    from vitral.predict import Prediction, Predictor, load
-    from vitral.recipes.evaluation import evaluate
-    from vitral.recipes.execute import TrainedRun, train
-    from vitral.recipes.inspection import inspect
-    from vitral.training.run import Run
+    from vitral.training.options import Run
     from vitral.weights.convert import convert
+    from vitral.workflows.evaluate import evaluate
+    from vitral.workflows.execute import TrainedRun
+    from vitral.workflows.inspect import inspect
+    from vitral.workflows.pretrain import pretrain
+    from vitral.workflows.train import train
+    from vitral.workflows.verify import verify
 
-__version__ = "0.1.0"
+from vitral._version import __version__ as __version__
 
 __all__ = [
     "BiT",
@@ -55,8 +59,10 @@ __all__ = [
     "inspect",
     "load",
     "load_data",
+    "pretrain",
     "summarize",
     "train",
+    "verify",
 ]
 
 _HOME = {
@@ -65,26 +71,28 @@ _HOME = {
     "DataSet": "vitral.data",
     "Evaluation": "vitral.evaluation.metrics",
     "Heatmap": "vitral.explanation.heatmap",
-    "Prediction": "vitral.predict",
-    "Predictor": "vitral.predict",
-    "Preprocessing": "vitral.data.transforms",
-    "Run": "vitral.training.run",
-    "TrainedRun": "vitral.recipes.execute",
+    "Prediction": "vitral.inference.predictions",
+    "Predictor": "vitral.inference.predictor",
+    "Preprocessing": "vitral.data.preprocessing",
+    "Run": "vitral.training.options",
+    "TrainedRun": "vitral.workflows.execute",
     "ViT": "vitral.model",
     "ViTConfig": "vitral.model",
     "VitralError": "vitral.errors",
-    "check_data": "vitral.data.check:check",
+    "check_data": "vitral.data.validate:check",
     "convert": "vitral.weights.convert",
     "create": "vitral.model",
-    "evaluate": "vitral.recipes.evaluation",
+    "evaluate": "vitral.workflows.evaluate",
     "explain": "vitral.explanation.explain",
-    "inspect": "vitral.recipes.inspection",
-    "load": "vitral.predict",
+    "inspect": "vitral.workflows.inspect",
+    "load": "vitral.inference.predictor",
     "load_data": "vitral.data:load",
+    "pretrain": "vitral.workflows.pretrain",
     "summarize": "vitral.model",
-    "train": "vitral.recipes.execute",
+    "train": "vitral.workflows.train",
+    "verify": "vitral.workflows.verify",
 }
-"""Public name → module, with `:name` where it has another name there."""
+"""Public name → module, with `:name` where the module uses another name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""`python -m vitral`, where the shell does not find `vitral`."""
+"""Run the command line as `python -m vitral`, for shells that do not find `vitral`."""
 
 import sys
 
-from vitral.cli import main
+from vitral.cli.main import main
 
 sys.exit(main())

@@ -1,40 +1,105 @@
-"""How vitral prints: results to standard output, everything else to standard error, tables in one style."""
+"""Consoles, tables and command lines: results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
+import contextlib
+import html
+import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+
+def printable(text: str) -> str:
+    """Escape invisible characters that a terminal acts on: control characters except line breaks and tabs, marks that
+    change the text direction, and bytes of file names that are not text.
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class _Console(Console):
+    """A console that escapes control characters in file and class names."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def stdout() -> Console:
-    """Where results go."""
-    return Console()
+    """Return the console for results."""
+    return _Console()
 
 
 def stderr(*, quiet: bool = False) -> Console:
-    """Where a person looks: progress, plans, errors. Names of files are no markup."""
-    return Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    """Return the console for progress, plans and errors. It does not interpret markup, which file names may contain."""
+    return _Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+
+
+def draws(console: Console) -> bool:
+    """True if a bar can be drawn again and again: on a terminal. Color may be forced elsewhere, as in notebooks."""
+    return console.is_terminal and console.file.isatty()
 
 
 def table(title: str | None = None, *, header: bool = True) -> Table:
-    """A table without lines: a dim header, two spaces between columns."""
+    """Return an empty table without lines: a dim header, two spaces between columns."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
         header_style="dim", show_header=header,
     )  # fmt: skip
 
 
+def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a small table for notebooks. The last cell of each row is HTML; all other text is escaped."""
+    body = ""
+    for *texts, markup in rows:
+        body += f"<tr>{''.join(f'<td>{html.escape(printable(text))}</td>' for text in texts)}<td>{markup}</td></tr>"
+    return f"<table><caption>{html.escape(printable(title))}</caption><tbody>{body}</tbody></table>"
+
+
+class Described:
+    """A class whose objects are a line at the Python prompt, not all their arrays, and a table in notebooks."""
+
+    def described(self) -> Mapping[str, str]:
+        """Name → value of the facts to show."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return printable(f"{type(self).__name__}({', '.join(self.described().values())})")
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            type(self).__name__, [(name, html.escape(printable(value))) for name, value in self.described().items()]
+        )
+
+
+def duration(seconds: float) -> str:
+    """3725 → "1 h 2 min", 105 → "1 min 45 s", 3.2 → "3.2 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def flag(name: str) -> str:
-    """What is typed for an option that Python calls `lr_batch`."""
+    """Return the flag of an option: `--lr-batch` for `lr_batch`."""
     return f"--{name.replace('_', '-')}"
 
 
 def command_line(command: str, arguments: Iterable[object], options: Mapping[str, Any]) -> str:
-    """What to type for these, fit for a shell; `options` by Python's names."""
+    """Return a command line, quoted for a shell; `options` are keyed by their Python names."""
     words = ["vitral", command, *map(str, arguments)]
     for name, value in options.items():
         if isinstance(value, bool):
@@ -42,3 +107,23 @@ def command_line(command: str, arguments: Iterable[object], options: Mapping[str
         else:
             words += [flag(name), *map(str, value if isinstance(value, (tuple, list)) else [value])]
     return shlex.join(words)
+
+
+@contextlib.contextmanager
+def progress(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for work on `total` images, with images a second and the time left; yields the function to call with the
+    number that were just done. It vanishes in the end, and is silent if the console is no terminal.
+    """
+    from rich import progress as bars  # `vitral --help` does not wait for it
+
+    class Rate(bars.ProgressColumn):
+        def render(self, task: bars.Task) -> Text:
+            return Text(f"{task.speed:,.0f} images/s" if task.speed else "", "dim")
+
+    columns = (
+        bars.SpinnerColumn(), bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+        Rate(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=console, transient=True, disable=not draws(console)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)

@@ -1,15 +1,19 @@
-"""Everything that vitral refuses to do, and how it says so.
+"""Errors for the user.
 
     VitralError                 what, where, why, what to type; exit code 2
-    ├── UsageError              the request makes no sense: unknown name, option or size
-    ├── DataError               the data are not what they should be
-    │   └── ImageError          one picture cannot be read; `.name` says which
-    ├── WeightsError            a weights file is damaged, foreign or does not fit
-    ├── RunError                a run folder exists, is missing or is not one
-    ├── TrainingError           training cannot go on (non-finite loss, disk full)
-    └── MissingExtraError       an optional package is not installed
+    ├── UsageError              invalid request: unknown name, option or size
+    ├── DataError               invalid data
+    │   └── ImageError          one image cannot be read; `.name` is its name
+    ├── WeightsError            a weights file is damaged, of an unknown format, or does not fit the model
+    ├── RunError                a run folder exists, is missing, or is not one
+    ├── TrainingError           training cannot continue (non-finite loss, out of memory)
+    ├── WriteError              a file cannot be written (disk full, no permission)
+    ├── MissingExtraError       an optional package is not installed
+    ├── RankError               one of several ranks failed; the message names it
+    └── ExportError             an export does not compute what its network computes; exit code 1
 
-`Interrupted` stands beside the tree: a person pressed Ctrl-C, the state is saved, exit code 130.
+`Interrupted` is not a `VitralError`: the user pressed Ctrl-C and the state is saved; exit code 130. Nor is `Elsewhere`:
+another rank reports the error.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from collections.abc import Iterable, Mapping
 
 
 class VitralError(Exception):
-    """One mistake in at most five lines: what, where, why, what to type.
+    """An error message of at most five lines: what, where, why, what to type.
 
-    `what` is a short clause without a full stop; the other parts are optional, one line each.
+    `what` is a short clause without a period. The other parts are optional, one line each.
     """
 
     exit_code = 2
@@ -29,82 +33,107 @@ class VitralError(Exception):
     def __init__(self, what: str, *, where: object = None, why: str | None = None, hint: str | None = None):
         self.what, self.where, self.why, self.hint = what, where, why, hint
         parts = (("where", where), ("why", why), ("try", hint))
-        # A part never breaks the line: a file name may hold a newline, a library's message often does.
+        # Each part stays on one line: file names may contain newlines, and messages of libraries often do.
         lines = [what, *(f"  {label}: {part}" for label, part in parts if part is not None)]
         super().__init__("\n".join(" ".join(line.splitlines()) for line in lines))
 
 
 class UsageError(VitralError, ValueError):
-    """The request makes no sense as it stands."""
+    """The request is invalid."""
 
 
 class DataError(VitralError, ValueError):
-    """The data are not what they should be."""
+    """The data are invalid."""
 
 
 class ImageError(DataError):
-    """One picture cannot be read; `name` says which."""
+    """One image cannot be read; `name` identifies it."""
 
     def __init__(self, name: str, why: str, *, hint: str | None = None):
         self.name = name
-        super().__init__("cannot read picture", where=name, why=why, hint=hint)
+        super().__init__("cannot read image", where=name, why=why, hint=hint)
 
 
 class WeightsError(VitralError, ValueError):
-    """A weights file is damaged, of another kind, or does not fit the model."""
+    """A weights file is damaged, of an unknown format, or does not fit the model."""
 
 
 class RunError(VitralError):
-    """A run folder exists already, is missing, or is not one."""
+    """A run folder already exists, is missing, or is not one."""
 
 
 class TrainingError(VitralError, RuntimeError):
-    """Training cannot go on; what was saved before stays."""
+    """Training cannot continue; the saved state is kept."""
+
+
+class WriteError(VitralError, OSError):
+    """A file cannot be written; an existing one is unchanged."""
 
 
 class MissingExtraError(VitralError, ImportError):
     """An optional package is not installed."""
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """A person pressed Ctrl-C; `command` goes on from the state that is `saved`, or begins anew where none is."""
+class ExportError(VitralError):
+    """The exported network computes something else than its source; nothing was written."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: object, why: str, hint: str, proof: object):
+        self.proof = proof
+        """`vitral.export.proof.Proof`: the figures of the comparison."""
+        super().__init__(what, where=where, why=why, hint=hint)
+
+
+class RankError(VitralError, RuntimeError):
+    """One of several ranks failed; the message begins with its number, machine and position."""
+
+
+class Elsewhere(Exception):  # noqa: N818 - not an error
+    """This rank ends because another one failed, which reports the error."""
+
+    exit_code = 2
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """The user pressed Ctrl-C. `command` resumes from the saved state, or restarts the run if nothing was saved."""
 
     exit_code = 130
 
     def __init__(self, command: str, *, saved: bool = True):
         self.command, self.saved = command, saved
-        super().__init__(command)
+        super().__init__(f"stopped{' and saved' * saved}; to go on: {command}")
 
 
 def unknown(
     kind: str, name: object, known: Iterable[str], hint: str | None = None, elsewhere: Mapping[str, str] | None = None
 ) -> UsageError:
-    """The error for a name that is in no table, with the nearest names that are. `elsewhere` has names that other
-    programs give to what is in the table.
+    """Return the error for an unknown name, with the nearest known names. `elsewhere` maps names in other programs to
+    known names.
     """
     names = sorted(known)
     meant = {**(elsewhere or {}), **{one: one for one in names}}
     near = dict.fromkeys(meant[one] for one in nearest(str(name), meant))
     listed = f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
-    shown = [f"nearest: {', '.join(near)}"] if near else []
-    shown += [listed] if len(near) < len(names) <= _FEW or not near else []
-    return UsageError(f"unknown {kind} '{name}'", why="; ".join(shown), hint=hint)
+    reasons = [f"nearest: {', '.join(near)}"] if near else []
+    reasons += [listed] if len(near) < len(names) <= _FEW or not near else []
+    return UsageError(f"unknown {kind} '{name}'", why="; ".join(reasons), hint=hint)
 
 
 def empty(what: str, hint: str) -> UsageError:
-    """The error for a path or a name without a letter: `Path("")` would be the current folder."""
-    return UsageError(f"{what} is empty", why="a variable of the shell that is not set leaves such a word", hint=hint)
+    """Return the error for an empty path or name: `Path("")` would be the current folder."""
+    return UsageError(f"{what} is empty", why="an unset shell variable expands to an empty word", hint=hint)
 
 
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
-    """Up to three known names that look like this one, the most alike first; none that is far behind it. Capitals do
-    not count. `least` is the likeness, 0 to 1, below which a name is no candidate.
+    """Return up to three known names similar to `name`, best first, dropping those much less similar than the best.
+    Case is ignored. `least` is the minimum similarity, 0 to 1.
     """
     lower = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=least)
-    alike = [difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in found]  # in this order: it matters
-    return [lower[one] for one, ratio in zip(found, alike, strict=True) if ratio >= alike[0] - _FAR_BEHIND]
+    matches = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=least)
+    ratios = [difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in matches]  # not symmetric: keep order
+    return [lower[one] for one, ratio in zip(matches, ratios, strict=True) if ratio >= ratios[0] - _FAR_BEHIND]
 
 
 _FAR_BEHIND = 0.15
-_FEW = 8  # names that are all told, beside the nearest
+_FEW = 8  # up to this many known names are all listed after the nearest

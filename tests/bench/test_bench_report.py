@@ -1,4 +1,4 @@
-"""What is told of a measurement follows from what was measured, and survives a file."""
+"""Reports of a measurement follow from its rows, and survive a file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vitral.bench.report import COLUMNS, Report, Row
 
 ROW = Row(
     model="S/16", image_size=(224, 224), what="training", who="timm", compiled=False, precision="bf16", via="",
-    batch=32, pictures=32, seconds=(0.5, 0.4, 0.9), ours=0.25, flops=10**9, matrix_rate=8e9, memory=3_000_000,
+    batch=32, images=32, seconds=(0.5, 0.4, 0.9), reference=0.25, flops=10**9, matrix_rate=8e9, memory=3_000_000,
     first=None,
 )  # fmt: skip
 OURS = dataclasses.replace(ROW, who="vitral", seconds=(0.25, 0.2, 0.3))
-MACHINE = {"cpu": "a processor", "cores": 2, "instructions": ["avx2"], "system": "Linux", "memory_gib": 4}
+MACHINE = {"cpu": "a CPU", "cores": 2, "instructions": ["avx2"], "system": "Linux", "memory_gib": 4}
 
 
 def report(*rows: Row) -> Report:
@@ -80,12 +80,12 @@ def test_seconds_of_the_first_call_are_shown_where_there_are_some() -> None:
     assert "first s: the first call" in text
 
 
-def test_few_rounds_are_said_to_be_few() -> None:
+def test_few_rounds_are_reported() -> None:
     assert "--rounds 7" not in printed(report(OURS, ROW))
     assert "n is 1: such medians" in printed(report(OURS, dataclasses.replace(ROW, seconds=(0.5,))))
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_values_are_a_dash() -> None:
     assert printed(report(dataclasses.replace(OURS, memory=None))).splitlines()[2].split()[-1] == "–"
     found = report(OURS, dataclasses.replace(OURS, who="vitral (int8)", precision="int8", matrix_rate=None))
     assert printed(found).splitlines()[3].split()[-2:] == ["–", "3.0"]
@@ -108,10 +108,10 @@ def test_each_network_has_its_table_and_each_batch_its_paragraph() -> None:
     assert text.splitlines()[4].strip() == "", "between the batches"
 
 
-def test_where_the_figures_come_from_is_told() -> None:
+def test_the_origin_of_the_figures_is_printed() -> None:
     text = printed(report(OURS, dataclasses.replace(ROW, matrix_rate=9e9)))
     for part in (
-        "a processor, 2 cores, 1 of torch's threads",
+        "a CPU, 2 cores, 1 torch threads",
         "bf16 8 to 9 GFLOP/s",
         "load average 0.5 → ?",
         "torch 2",

@@ -1,4 +1,4 @@
-"""Our engines beside the one that is taken by itself: who takes part, from which network, beside which row."""
+"""Engines other than the default: availability, shared network, reference row."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitral import openvino
 from vitral.bench import engines, measure
 from vitral.bench.engines import ENGINES, chosen
 from vitral.bench.measure import Case
-from vitral.bench.report import OURS
-from vitral.bench.subject import of_config
+from vitral.bench.models import of_config
+from vitral.bench.report import VITRAL
 from vitral.device import choose
 from vitral.errors import MissingExtraError, UsageError
-from vitral.model import BiTConfig, Network, ViTConfig, quantized
+from vitral.inference import int8, openvino
+from vitral.model import BiTConfig, Network, ViTConfig
 
 SUBJECT = of_config("tiny", ViTConfig(image_size=32, patch_size=16, dim=16, depth=2, heads=2, mlp_dim=32, classes=5))
 RESNET = of_config("resnet", BiTConfig(image_size=32, classes=5, layers=(1, 1)))
 
 INSTALLED = importlib.util.find_spec("openvino") is not None
-INTEGERS = not quantized.lacking()
+INTEGERS = not int8.unavailable_reason()
 LACKING = [name for name, there in [
-    ("int8", INTEGERS), ("openvino", INSTALLED), ("openvino-int8", INSTALLED and not openvino.lacking()),
+    ("int8", INTEGERS), ("openvino", INSTALLED), ("openvino-int8", INSTALLED and not openvino.unavailable_reason()),
 ] if not there]  # fmt: skip
 HERE = tuple(name for name in ENGINES if name not in LACKING)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own rate is of no interest here, nor is a figure that is steady."""
+    """Skip the machine's matrix-product rate and the repetitions, which these tests do not need."""
     monkeypatch.setattr(measure, "SMALL_MATRIX", 16)
-    monkeypatch.setattr(measure, "_MOST", 1)
+    monkeypatch.setattr(measure, "_MAX_REPEATS", 1)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_engines_by_name() -> None:
 def test_names_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match=r"unknown engine 'int9'\n.*nearest: int8"):
         chosen(["int9"], SUBJECT, "cpu")
-    with pytest.raises(UsageError, match="--engines all stands alone"):
+    with pytest.raises(UsageError, match="--engines all excludes other names"):
         chosen(["all", "plain"], SUBJECT, "cpu")
 
 
@@ -79,22 +79,22 @@ def test_without_openvino_all_leaves_it_out_and_its_name_says_what_to_install() 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "plain"])
 def test_on_a_gpu_there_is_the_network_alone(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name} computes on a processor, not on cuda\n.*try: --device cpu"):
+    with pytest.raises(UsageError, match=rf"^{name} runs on a CPU, not on cuda\n.*try: --device cpu"):
         chosen([name], SUBJECT, "cuda")
     assert chosen(["all"], SUBJECT, "cuda")[0] == ("plain",)
 
 
 def test_a_resnet_has_no_integers() -> None:
     for name in ("int8", "openvino-int8"):
-        with pytest.raises(UsageError, match=r"only a ViT computes in int8\n.*resnet\n.*--engines all"):
+        with pytest.raises(UsageError, match=r"int8 is available for a ViT only\n.*resnet\n.*--engines all"):
             chosen([name], RESNET, "cpu")
     found, notes = chosen(["all"], RESNET, "cpu")
     assert found == tuple(name for name in HERE if not ENGINES[name].integers)
-    assert "left out: engine int8: only a ViT computes in int8" in notes
+    assert "left out: engine int8: int8 is available for a ViT only" in notes
 
 
 def test_a_torch_without_the_operators_has_no_integers_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "lacking", lambda: "no such instructions")
+    monkeypatch.setattr(int8, "unavailable_reason", lambda: "no such instructions")
     with pytest.raises(UsageError, match=r"no such instructions\n.*engine int8\n.*--engines all"):
         chosen(["int8"], SUBJECT, "cpu")
     found, notes = chosen(["all"], SUBJECT, "cpu")
@@ -105,30 +105,32 @@ def test_a_torch_without_the_operators_has_no_integers_of_ours(monkeypatch: pyte
 # ---------------------------------------------------------------- rows
 
 
+@pytest.mark.slow
 def test_each_engine_is_a_row_of_each_precision_and_integers_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "choose", lambda device, precision="bf16", dim=None: choose(device, precision, dim))
     rows, notes = measure.measure(case(*HERE, precisions=("fp32", "bf16")), rounds=2)
     assert notes == []
-    expected = [(f"{OURS} ({name})", "int8" if ENGINES[name].integers else precision)
+    expected = [(f"{VITRAL} ({name})", "int8" if ENGINES[name].integers else precision)
                 for precision in ("fp32", "bf16") for name in HERE
                 if precision == "bf16" or not ENGINES[name].integers]  # fmt: skip
-    assert [(row.who, row.precision) for row in rows if row.who != OURS] == expected
-    ours = {row.precision: row for row in rows if row.who == OURS}
+    assert [(row.who, row.precision) for row in rows if row.who != VITRAL] == expected
+    ours = {row.precision: row for row in rows if row.who == VITRAL}
     for row in rows:
         beside = ours["bf16" if row.precision == "int8" else row.precision]
-        assert row.ours == beside.sample.median
+        assert row.reference == beside.sample.median
         assert row.matrix_rate == (None if row.precision == "int8" else beside.matrix_rate)
-        assert (row.first is None) == (row.who == OURS), "what an engine prepares is told"
+        assert (row.first is None) == (row.who == VITRAL), "what an engine prepares is reported"
         assert row.memory is None or "openvino" not in row.who, "it keeps its workspace"
 
 
-@pytest.mark.skipif(not INTEGERS, reason=quantized.lacking())
+@pytest.mark.slow
+@pytest.mark.skipif(not INTEGERS, reason=int8.unavailable_reason())
 def test_integers_stand_beside_the_first_precision_where_the_usual_one_is_not_measured() -> None:
     usual = choose("cpu", dim=16).precision
     other = "fp32" if usual == "bf16" else "bf16"
     rows, _ = measure.measure(case("int8", precisions=(other,)), rounds=1)
-    assert [(row.who, row.precision) for row in rows] == [(OURS, other), (f"{OURS} (int8)", "int8")]
-    assert rows[1].ours == rows[0].sample.median
+    assert [(row.who, row.precision) for row in rows] == [(VITRAL, other), (f"{VITRAL} (int8)", "int8")]
+    assert rows[1].reference == rows[0].sample.median
     assert case(precisions=(other, usual)).usual == usual
 
 
@@ -140,33 +142,34 @@ def test_all_engines_compute_from_one_network_what_it_says() -> None:
         return built[-1]
 
     found = case(*HERE, subject=dataclasses.replace(SUBJECT, build=build))
-    answers = {way.who: way.program() for way in measure.inference(found)}
+    answers = {contender.who: contender.program() for contender in measure.inference(found)}
     assert len(built) == 1
     assert len(answers) == 1 + len(HERE)
     for who, answer in answers.items():
-        np.testing.assert_allclose(answer, answers[OURS], atol=0.02, err_msg=who)
+        np.testing.assert_allclose(answer, answers[VITRAL], atol=0.02, err_msg=who)
 
 
 def test_an_engine_is_made_once_and_by_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     make = engines.predictor_by
     monkeypatch.setattr(measure, "predictor_by", lambda engine, *more: made.append(engine.name) or make(engine, *more))
-    _, way = measure.inference(case("plain"))
+    _, contender = measure.inference(case("plain"))
     assert made == []
-    way.program()
-    way.program()
+    contender.program()
+    contender.program()
     assert made == ["plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="OpenVINO is not installed")
 def test_what_openvino_keeps_for_others_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows, _ = measure.measure(case("openvino"), rounds=1)
-    assert [row.who for row in rows] == [OURS, f"{OURS} (openvino)"]
+    assert [row.who for row in rows] == [VITRAL, f"{VITRAL} (openvino)"]
     assert list(tmp_path.rglob("*.blob")) == []
     assert os.environ["XDG_CACHE_HOME"] == str(tmp_path)
 
 
 def test_training_has_no_engines() -> None:
     rows, _ = measure.measure(case("plain", what="training"), rounds=1)
-    assert [row.who for row in rows] == [OURS]
+    assert [row.who for row in rows] == [VITRAL]

@@ -1,4 +1,4 @@
-"""The other libraries build the network that ours is, and those that cannot are named."""
+"""Peers build the same network as ours, and those that cannot are named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_on_a_gpu_timm_is_channels_last(device: str) -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_learns(name: str) -> None:
-    """A step of theirs is one: the loss on one batch falls."""
+    """A peer's step trains: the loss on one batch falls."""
     pytest.importorskip(PEERS[name].package)
     torch.manual_seed(0)
     model = PEERS[name].build(TINY).train()
@@ -69,7 +69,7 @@ def test_peers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_no_peers_shows_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"unknown peer 'tim'\n.*nearest: timm"):
         chosen(["tim"], TINY)
-    with pytest.raises(UsageError, match="stand alone"):
+    with pytest.raises(UsageError, match="exclude other names"):
         chosen(["all", "timm"], TINY)
 
 
@@ -87,7 +87,7 @@ def test_a_network_of_another_kind_has_no_peers(changes, monkeypatch: pytest.Mon
     monkeypatch.setattr(Peer, "is_installed", True)
     found, notes = chosen(["all"], dataclasses.replace(TINY, **changes))
     assert found == {}
-    assert "the plain ViT alone" in notes[0]
+    assert "the plain ViT only" in notes[0]
 
 
 def test_sizes_leave_a_network_plain() -> None:
@@ -96,9 +96,9 @@ def test_sizes_leave_a_network_plain() -> None:
     assert not is_plain(vitral.model.config("BiT-R50x1"))
 
 
-def test_pictures_that_a_peer_cannot_take_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_a_peer_cannot_take_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Peer, "is_installed", True)
     for changes in ({"image_size": (32, 48)}, {"channels": 1}, {"patch_size": (16, 8)}):
         found, notes = chosen(["all"], dataclasses.replace(TINY, **changes))
         assert set(PEERS) - set(found) == {"torchvision"}
-        assert notes == ["left out: torchvision, for square pictures of three channels alone"]
+        assert notes == ["left out: torchvision, which support square images of three channels only"]

@@ -1,4 +1,4 @@
-"""Turns, medians and memory. Nothing here depends on how fast the machine is."""
+"""Alternating rounds, medians and memory, independent of the machine's speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitral.bench import memory
-from vitral.bench.timing import Sample, alternate, matrix_product, ratio, repeated
+from vitral.bench.harness import Sample, alternate, matrix_product, ratio, repeated
 
 
 @pytest.mark.parametrize(("names", "turns"), [("ab", ["ba", "ab", "ba", "ab"]), ("abc", ["cab", "abc", "bca", "cab"])])
@@ -54,7 +54,7 @@ def test_memory_is_what_a_call_needs_on_top() -> None:
 
 
 def test_memory_that_was_freed_before_is_seen_again() -> None:
-    """Taken from what the allocator holds in reserve, a second call would look as if it needed nothing."""
+    """Without a release of the allocator's reserve a second call would seem to need nothing."""
     blocks = lambda: [torch.ones(1 << 14) for _ in range(1 << 10)]  # noqa: E731 - 64 MiB in pieces that are not mapped
     blocks()
     found = memory.growth(blocks, "cpu")

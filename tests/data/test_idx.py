@@ -42,7 +42,7 @@ def test_idx_files_gzip_or_not(tmp_path: Path, suffix: str, sign: str) -> None:
     assert dataset["test"].names[4] == "mine/test[4]"
     assert np.array_equal(dataset["train"].image(2)[..., 0], PIXELS[2])
     assert np.array_equal(pickle.loads(pickle.dumps(dataset["train"])).image(5, 3)[..., 1], PIXELS[5])  # noqa: S301
-    dataset["train"].image(0)[:] = 0  # a picture belongs to whoever asked for it
+    dataset["train"].image(0)[:] = 0  # an image belongs to whoever asked for it
     assert np.array_equal(dataset["train"].image(0)[..., 0], PIXELS[0])
 
 
@@ -52,13 +52,13 @@ def test_more_than_ten_classes_are_sorted_by_number(tmp_path: Path) -> None:
     assert load(tmp_path).classes == ("1", "2", "10")
 
 
-def test_colour_and_a_wrapping_folder_and_both_spellings(tmp_path: Path) -> None:
-    colour = np.arange(N * H * W * 3, dtype=np.uint8).reshape(N, H, W, 3)
+def test_color_and_a_wrapping_folder_and_both_spellings(tmp_path: Path) -> None:
+    color = np.arange(N * H * W * 3, dtype=np.uint8).reshape(N, H, W, 3)
     folder = tmp_path / "set/raw"
-    write(folder / "train-images-idx4-ubyte", idx_bytes(colour))
+    write(folder / "train-images-idx4-ubyte", idx_bytes(color))
     write(folder / "train-images-idx4-ubyte.gz", b"rubbish that is not read")
     write(folder / "train-labels-idx1-ubyte", idx_bytes(LABELS))
-    assert np.array_equal(load(tmp_path / "set")["train"].image(1), colour[1])
+    assert np.array_equal(load(tmp_path / "set")["train"].image(1), color[1])
 
 
 def test_a_named_set_under_the_root_or_in_it(tmp_path: Path) -> None:
@@ -85,17 +85,17 @@ GOOD = idx_bytes(PIXELS)
 @pytest.mark.parametrize(
     ("images", "labels", "why"),
     [
-        (b"", idx_bytes(LABELS), "does not start with the mark"),
-        (b"\0\0\x08", idx_bytes(LABELS), "does not start with the mark"),
-        (idx_bytes(PIXELS, kind=13), idx_bytes(LABELS), "does not start with the mark"),
-        (idx_bytes(LABELS), idx_bytes(LABELS), "does not start with the mark"),
-        (GOOD[:10], idx_bytes(LABELS), "its header says"),
-        (GOOD[:-1], idx_bytes(LABELS), "its header says 120 bytes, but there are 119"),
+        (b"", idx_bytes(LABELS), "does not start with the magic number"),
+        (b"\0\0\x08", idx_bytes(LABELS), "does not start with the magic number"),
+        (idx_bytes(PIXELS, kind=13), idx_bytes(LABELS), "does not start with the magic number"),
+        (idx_bytes(LABELS), idx_bytes(LABELS), "does not start with the magic number"),
+        (GOOD[:10], idx_bytes(LABELS), "its header states"),
+        (GOOD[:-1], idx_bytes(LABELS), "its header states 120 bytes, but there are 119"),
         (GOOD + b"\0", idx_bytes(LABELS), "but there are more"),
-        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3), idx_bytes(LABELS), "its header says"),
-        (struct.pack(">HBB3I", 0, 8, 3, 0, 4, 5), idx_bytes(LABELS), "its header says 0"),
-        (GOOD, idx_bytes(LABELS[:-1]), "6 pictures but 5 labels"),
-        (GOOD, idx_bytes(PIXELS), "does not start with the mark"),
+        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3), idx_bytes(LABELS), "its header states"),
+        (struct.pack(">HBB3I", 0, 8, 3, 0, 4, 5), idx_bytes(LABELS), "its header states 0"),
+        (GOOD, idx_bytes(LABELS[:-1]), "6 images but 5 labels"),
+        (GOOD, idx_bytes(PIXELS), "does not start with the magic number"),
     ],
 )
 def test_damaged_idx_files_are_refused(tmp_path: Path, suffix: str, images: bytes, labels: bytes, why: str) -> None:

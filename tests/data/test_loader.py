@@ -1,4 +1,4 @@
-"""Batches: the same pixels however they are kept, an order that is a function of seed and epoch."""
+"""Batches: the same pixels for every residency, an order that is a function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import pytest
 import torch
 from PIL import Image
 
-from pictures import noise
+from images import noise
 from vitral.data import Split
-from vitral.data.intake import read_image
-from vitral.data.loader import Batches, _Pictures
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.augmentation import Augmentation
+from vitral.data.decode import read_image
+from vitral.data.images import Images
+from vitral.data.loader import Batches
+from vitral.data.preprocessing import Preprocessing
 
 CPU = torch.device("cpu")
 
 
 class Mixed:
-    """Pictures of many sizes, some much larger than what is read."""
+    """Images of many sizes, some much larger than the network's."""
 
     def __call__(self, i: int) -> np.ndarray:
         if i == 5 and self.broken:
@@ -40,9 +42,9 @@ def split(count: int = 23, broken: bool = False) -> Split:
     return Split([f"p{i}.png" for i in range(count)], np.arange(count) % 3, Mixed(broken))
 
 
-def batches(pictures: Split | None = None, size: tuple[int, int] = (8, 12), **options) -> Batches:
+def batches(images: Split | None = None, size: tuple[int, int] = (8, 12), **options) -> Batches:
     given = {"batch_size": 4, "device": CPU, "workers": 0, **options}
-    return Batches(pictures or split(), Preprocessing(size), **given)
+    return Batches(images or split(), Preprocessing(size), **given)
 
 
 def all_of(found: Batches, epoch: int = 0, start: int = 0) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
@@ -63,8 +65,8 @@ def test_pixels_do_not_depend_on_where_they_are_kept(crop, monkeypatch):
         "workers": batches(augmentation=augmentation, residency="stream", workers=2),
     }
     if crop != "random-resized":  # too large for one tensor at this size, small enough as they are
-        pictures = split()
-        decoded = sum(pictures.image(i).nbytes for i in range(len(pictures)))
+        images = split()
+        decoded = sum(images.image(i).nbytes for i in range(len(images)))
         monkeypatch.setattr("vitral.data.loader.MEMORY_SHARE", 1.0)
         monkeypatch.setattr("vitral.data.loader.memory_bytes", lambda: decoded * 1.5)
         found = {k: batches(size=(64, 64), augmentation=augmentation, residency=k) for k in ("stream", "memory")}
@@ -79,7 +81,7 @@ def test_pixels_do_not_depend_on_where_they_are_kept(crop, monkeypatch):
         assert all(np.array_equal(a[8:], b) for a, b in zip(first, all_of(other, epoch=3, start=2), strict=True))
 
 
-def test_evaluation_sees_every_picture_once_in_order():
+def test_evaluation_sees_every_image_once_in_order():
     images, labels, indices = all_of(batches())
     assert indices.tolist() == list(range(23))
     assert labels.tolist() == [i % 3 for i in range(23)]
@@ -87,7 +89,7 @@ def test_evaluation_sees_every_picture_once_in_order():
     assert len(batches()) == 6
 
 
-def test_training_leaves_out_an_incomplete_batch_only_where_there_is_a_whole_one():
+def test_training_drops_an_incomplete_batch_unless_it_is_the_only_one():
     train = batches(augmentation=Augmentation())
     assert len(train) == 5
     assert len(all_of(train)[2]) == 20
@@ -106,28 +108,28 @@ def test_order_is_a_function_of_seed_and_epoch():
     assert len(set(orders)) == 6
 
 
-def test_random_geometry_is_a_function_of_seed_epoch_and_picture():
+def test_random_geometry_is_a_function_of_seed_epoch_and_image():
     a = batches(augmentation=Augmentation(crop="random-resized"), seed=4)
     first = all_of(a, epoch=1)
     torch.manual_seed(99)
     assert torch.equal(first[0], all_of(a, epoch=1)[0])
     later = all_of(a, epoch=2)
-    picture = int(later[2][0])
-    place = list(first[2]).index(picture) if picture in first[2] else None
+    image = int(later[2][0])
+    place = list(first[2]).index(image) if image in first[2] else None
     assert place is None or not torch.equal(first[0][place], later[0][0])
 
 
 def test_balanced_sampling_draws_classes_equally():
     labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    pictures = Split([str(i) for i in range(1000)], labels, lambda i: np.zeros((4, 4, 3), np.uint8))
+    images = Split([str(i) for i in range(1000)], labels, lambda i: np.zeros((4, 4, 3), np.uint8))
     weights = (1 / np.bincount(labels))[labels]
-    found = batches(pictures, size=(4, 4), augmentation=Augmentation(), weights=weights, batch_size=100)
+    found = batches(images, size=(4, 4), augmentation=Augmentation(), weights=weights, batch_size=100)
     drawn = np.bincount(labels[np.concatenate([found.order(e) for e in range(5)])]) / 5000
     assert drawn == pytest.approx([1 / 3] * 3, abs=0.03)
 
 
 @pytest.mark.parametrize("residency", ["memory", "stream"])
-def test_unreadable_pictures_are_gathered_not_raised(residency):
+def test_unreadable_images_are_collected_not_raised(residency):
     found = batches(split(broken=True), residency=residency)
     assert [(index, error.name, error.why) for index, error in found.unreadable] == [(5, "p5.png", "gone")]
 
@@ -137,7 +139,7 @@ def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypa
     pixels = np.stack([255 * x / 400, 255 * y / 256, 128 + 60 * np.sin(x / 9)], -1).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=95)
-    pictures = Split(["large.jpg"], np.zeros(1, np.int64), lambda i: file.getvalue())
+    images = Split(["large.jpg"], np.zeros(1, np.int64), lambda i: file.getvalue())
     sizes = []
 
     def seen(*args, **options):
@@ -149,7 +151,7 @@ def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypa
 
     def decoded(crop: str, scaled: bool = True) -> torch.Tensor:
         sizes.clear()
-        return _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop=crop, scaled=scaled)).decode(0)
+        return Images(images, Preprocessing((16, 24), 3), Augmentation(crop=crop, scaled=scaled)).decode(0)
 
     small = decoded("random-resized")
     assert sizes == [(32, 50)], "an eighth, which is still twice what is read"
@@ -161,13 +163,13 @@ def test_large_jpegs_that_are_cropped_are_decoded_no_larger_than_needed(monkeypa
     assert sizes == [(256, 400)], "the plain way, where it is asked for"
     assert (small.float() - full.float()).abs().mean() < 1.5
     settings = [
-        _Pictures(pictures, Preprocessing((16, 24), 3), Augmentation(crop="random-resized", scaled=scaled)).settings
+        Images(images, Preprocessing((16, 24), 3), Augmentation(crop="random-resized", scaled=scaled)).settings
         for scaled in (True, False)
     ]
     assert settings[0] != settings[1], "the cache must not mistake one for the other"
 
 
-def test_progress_counts_every_picture():
+def test_progress_counts_every_image():
     done = []
     batches(split(23), progress=done.append)
     assert sum(done) == 23
@@ -193,7 +195,7 @@ def workers_now() -> set[int | None]:
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])
-def test_workers_live_from_epoch_to_epoch_and_end_with_their_batches(end):
+def test_workers_persist_across_epochs_and_end_with_their_batches(end):
     assert not workers_now()
     found, alone = streamed(), streamed(workers=0)
     seen = []
@@ -211,7 +213,7 @@ def test_workers_live_from_epoch_to_epoch_and_end_with_their_batches(end):
     assert not workers_now()
 
 
-def test_an_epoch_that_was_left_does_not_disturb_the_next():
+def test_an_abandoned_epoch_does_not_disturb_the_next():
     found, wanted = streamed(), all_of(streamed(workers=0), 1)
     left = found.epoch(0)
     next(left)
@@ -221,7 +223,7 @@ def test_an_epoch_that_was_left_does_not_disturb_the_next():
     found.close()
 
 
-def test_the_trainers_generator_is_left_alone():
+def test_the_global_generator_is_not_used():
     found = streamed(workers=0)
     torch.manual_seed(3)
     wanted = torch.rand(2)
@@ -242,9 +244,10 @@ print(*(process.pid for process in multiprocessing.active_children()), flush=Tru
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["return", "error", "interrupt", "kill"])
 def test_workers_end_with_the_program(end):
-    """However it ends, and in the middle of an epoch, with the batches in a global name."""
+    """For every kind of end, in the middle of an epoch, with the batches in a global variable."""
     rest = {"return": "", "error": "1 / 0"}.get(end, "import time; time.sleep(60)")
     here = os.path.dirname(__file__)
     program = PROGRAM.format(tests=os.path.dirname(here), here=here, rest=rest)
@@ -258,7 +261,7 @@ def test_workers_end_with_the_program(end):
     assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2
-    if end == "interrupt":  # as a terminal does it: to the whole group
+    if end == "interrupt":  # as from a terminal: to the whole process group
         os.killpg(process.pid, signal.SIGINT)
     elif end == "kill":
         process.kill()

@@ -1,4 +1,4 @@
-"""`planted`: the same pictures everywhere, the class in the masked cell and nowhere else."""
+"""`planted`: the same images everywhere, the class in the masked cell and nowhere else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitral.data import DataSet, load
 from vitral.data.sources import planted
 from vitral.data.sources.planted import (
     CELL,
-    COLOURS,
+    COLORS,
     GRID,
     GROUND,
     NOISE,
@@ -33,7 +33,7 @@ from vitral.errors import DataError
 TRAIN, TEST = 3000, 1000
 CHANCE = 1 / 6
 FOUR_SIGMA = 4 * np.sqrt(CHANCE * (1 - CHANCE) / TEST)
-ACCIDENT = 1e-4  # p below which a dependence is believed; the pictures are always the same, so this never flickers
+ACCIDENT = 1e-4  # p-value below which a dependence counts; the images are fixed, so the result is deterministic
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,12 @@ def test_sizes_classes_and_balance(dataset: DataSet) -> None:
     assert load("Planted").classes == dataset.classes
 
 
-def test_the_same_pictures_on_every_machine(dataset: DataSet, pixels: dict[str, np.ndarray]) -> None:
+def test_the_same_images_on_every_machine(dataset: DataSet, pixels: dict[str, np.ndarray]) -> None:
     assert pixels["test"].shape == (TEST, SIDE, SIDE, 3)
     assert pixels["test"].dtype == np.uint8
     found = hashlib.sha256(pixels["test"][:100].tobytes()).hexdigest()
     assert found == GOLDEN
-    for i in (0, 7, 999):  # of a picture's number alone, not of what was drawn before
+    for i in (0, 7, 999):  # of an image's number alone, not of what was drawn before
         assert np.array_equal(dataset["test"].image(i), pixels["test"][i])
         again = pickle.loads(pickle.dumps(dataset["test"].fetch))  # noqa: S301  workers get it so
         assert np.array_equal(again(i), pixels["test"][i])
@@ -78,7 +78,7 @@ def test_the_same_pictures_on_every_machine(dataset: DataSet, pixels: dict[str, 
 GOLDEN = "f2d7cc8267e73d35980c99236133a9e562f3bc24f4e0a650c40ecaec015b6ffa"
 
 
-def test_no_picture_twice(dataset: DataSet) -> None:
+def test_no_image_twice(dataset: DataSet) -> None:
     seen = {hashlib.sha256(split.image(i).tobytes()).digest() for split in dataset.splits.values() for i in range(1000)}
     assert len(seen) == 3000
 
@@ -104,14 +104,15 @@ def test_the_class_can_be_read_in_the_masked_cell(
 def test_the_class_cannot_be_read_in_the_rest(
     dataset: DataSet, pixels: dict[str, np.ndarray], masks: dict[str, np.ndarray]
 ) -> None:
-    """With the planted cell replaced by plain ground: what each cell shows, counted, is all that there is to know; the
-    same counts of the whole picture give the class away."""
+    """With the planted cell replaced by background, counts of the shapes and colors do not predict the class; with it,
+    they do.
+    """
     blank = {name: np.where(masks[name][..., None], np.uint8(GROUND), pixels[name]) for name in pixels}
-    for shown, telling in ((pixels, True), (blank, False)):
-        counts = {name: kinds(shown[name]) for name in shown}
+    for images, predictive in ((pixels, True), (blank, False)):
+        counts = {name: combination_counts(images[name]) for name in images}
         model = LogisticRegression(max_iter=300).fit(counts["train"], dataset["train"].labels[:TRAIN])
         accuracy = model.score(counts["test"], dataset["test"].labels)
-        assert accuracy > 0.99 if telling else abs(accuracy - CHANCE) < FOUR_SIGMA, accuracy
+        assert accuracy > 0.99 if predictive else abs(accuracy - CHANCE) < FOUR_SIGMA, accuracy
     flat = {name: blank[name].reshape(len(blank[name]), -1) / 255 for name in blank}
     model = LogisticRegression(max_iter=20, tol=0.1).fit(flat["train"][:1000], dataset["train"].labels[:1000])
     assert abs(model.score(flat["test"], dataset["test"].labels) - CHANCE) < FOUR_SIGMA
@@ -133,12 +134,12 @@ def test_neither_places_nor_distractors_depend_on_the_class() -> None:
     others = {kind for d in drawings for kind in d.kinds[1:]}
     named = {tuple(reversed(name.split())) for name in planted.CLASSES}
     assert not others & named
-    assert others | named == {(shape, colour) for shape in SHAPES for colour in COLOURS}
+    assert others | named == {(shape, color) for shape in SHAPES for color in COLORS}
     assert {d.kinds[0] for d in drawings} == named
 
 
 def test_shapes_differ_by_their_arrangement_alone() -> None:
-    """Else the mean colour of a cell would tell the shape, and mirrored pictures would be others."""
+    """Otherwise the mean color of a cell would reveal the shape, and mirroring would change shapes."""
     drawn = [np.array([[c == "#" for c in row] for row in rows]) for rows in SHAPES.values()]
     assert all(one.shape == (CELL, CELL) and one.sum() == 8 for one in drawn)
     assert all(np.array_equal(one, one[:, ::-1]) for one in drawn)
@@ -163,19 +164,19 @@ def test_masks_follow_a_split_that_was_cut_and_ordered(dataset: DataSet) -> None
     "name", ["cat/1.jpg", "planted/test", "planted/test[x]", "planted/test[1000]", "planted/odd[1]"]
 )
 def test_other_names_have_no_mask(name: str) -> None:
-    with pytest.raises(DataError, match=r"planted|picture"):
+    with pytest.raises(DataError, match=r"planted|image"):
         mask_of(name)
 
 
-def kinds(pictures: np.ndarray) -> np.ndarray:
-    """How often each shape in each colour is in a picture (n, 25), the last being none: by the nearest template."""
+def combination_counts(images: np.ndarray) -> np.ndarray:
+    """Counts of each shape in each color per image (n, 25), the last for none, by the nearest template."""
     templates = [np.full((CELL, CELL, 3), float(GROUND))]
     for rows in SHAPES.values():
-        for colour in COLOURS.values():
+        for color in COLORS.values():
             drawn = np.full((CELL, CELL, 3), float(GROUND))
-            drawn[np.array([[c == "#" for c in row] for row in rows])] = colour
+            drawn[np.array([[c == "#" for c in row] for row in rows])] = color
             templates.insert(0, drawn)
     flat = np.stack(templates).reshape(len(templates), -1)
-    cells = pictures.reshape(-1, GRID, CELL, GRID, CELL, 3).transpose(0, 1, 3, 2, 4, 5).reshape(len(pictures), 64, -1)
+    cells = images.reshape(-1, GRID, CELL, GRID, CELL, 3).transpose(0, 1, 3, 2, 4, 5).reshape(len(images), 64, -1)
     nearest = ((flat**2).sum(1) - 2 * cells.astype(float) @ flat.T).argmin(-1)
     return np.stack([np.bincount(row, minlength=len(flat)) for row in nearest])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import MakePictures, noise
+from images import MakeImages, noise
 from vitral.data import SOURCES, DataSet, load
 from vitral.data.dataset import natural, shown
 from vitral.data.sources.layout import LAYOUTS
@@ -23,7 +23,7 @@ SPLIT_FOLDERS = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1, "te
 
 
 def refusal(data: object, **options: object) -> str:
-    """The message with which this is refused, after the checks that every refusal must pass."""
+    """The message of the refusal, after the checks that every refusal must pass."""
     with pytest.raises(VitralError) as caught:
         load(data, **{"download": False, "root": "nowhere", **options})  # type: ignore[arg-type]
     assert not isinstance(caught.value, ImageError)
@@ -72,8 +72,8 @@ def same(a: DataSet, b: DataSet) -> bool:
 # ---------------------------------------------------------------- class folders
 
 
-def test_class_folders_without_splits_are_train(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"dog": 2, "cat": 3})
+def test_class_folders_without_splits_are_train(make_images: MakeImages) -> None:
+    folder = make_images({"dog": 2, "cat": 3})
     dataset = load(folder)
     assert (dataset.name, dataset.classes, dataset.source) == ("photos", ("cat", "dog"), str(folder))
     assert list(dataset.splits) == ["train"]
@@ -87,47 +87,47 @@ def test_class_folders_without_splits_are_train(make_pictures: MakePictures) -> 
     ("train", "val", "test"),
     [("train", "val", "test"), ("training", "validation", "testing"), ("Train", "valid", "TEST")],
 )
-def test_split_folders_by_any_name(make_pictures: MakePictures, train: str, val: str, test: str) -> None:
+def test_split_folders_by_any_name(make_images: MakeImages, train: str, val: str, test: str) -> None:
     counts = {f"{train}/a": 2, f"{train}/b": 2, f"{val}/a": 1, f"{test}/b": 3}
-    dataset = load(make_pictures(counts))
+    dataset = load(make_images(counts))
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 4, "val": 1, "test": 3}
     assert dataset["test"].labels.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("wrapping", ["hymenoptera", "a/b/c", "my photos/data"])
-def test_single_wrapping_folders_are_looked_through(make_pictures: MakePictures, wrapping: str) -> None:
-    dataset = load(make_pictures({f"{wrapping}/{folder}": n for folder, n in SPLIT_FOLDERS.items()}))
+def test_single_wrapping_folders_are_skipped(make_images: MakeImages, wrapping: str) -> None:
+    dataset = load(make_images({f"{wrapping}/{folder}": n for folder, n in SPLIT_FOLDERS.items()}))
     assert dataset.classes == ("cat", "dog")
     assert list(dataset.splits) == ["train", "val", "test"]
-    plain = load(make_pictures({f"{wrapping}/x": 1, f"{wrapping}/y": 1}, name="plain"))
+    plain = load(make_images({f"{wrapping}/x": 1, f"{wrapping}/y": 1}, name="plain"))
     assert plain.classes == ("x", "y")
 
 
-def test_only_a_train_folder(make_pictures: MakePictures) -> None:
-    assert load(make_pictures({"train/a": 1, "train/b": 1})).classes == ("a", "b")
+def test_only_a_train_folder(make_images: MakeImages) -> None:
+    assert load(make_images({"train/a": 1, "train/b": 1})).classes == ("a", "b")
 
 
-def test_a_class_called_train_stays_a_class(make_pictures: MakePictures) -> None:
-    dataset = load(make_pictures({"train": 2, "car": 2, "bus": 1}))
+def test_a_class_called_train_stays_a_class(make_images: MakeImages) -> None:
+    dataset = load(make_images({"train": 2, "car": 2, "bus": 1}))
     assert dataset.classes == ("bus", "car", "train")
-    nested = load(make_pictures({"train/steam": 1, "car": 2, "bus": 1}, name="nested"))
+    nested = load(make_images({"train/steam": 1, "car": 2, "bus": 1}, name="nested"))
     assert nested.classes == ("bus", "car", "train")
 
 
-def test_classes_are_sorted_naturally(make_pictures: MakePictures) -> None:
+def test_classes_are_sorted_naturally(make_images: MakeImages) -> None:
     names = ("1", "2", "10", "a2", "a10", "B", "c")
-    assert load(make_pictures(dict.fromkeys(reversed(names), 1))).classes == names
+    assert load(make_images(dict.fromkeys(reversed(names), 1))).classes == names
     assert natural("9" * 5000) < natural("1" + "0" * 5000)  # more digits than int() takes
 
 
-def test_deeper_folders_belong_to_their_class(make_pictures: MakePictures) -> None:
-    dataset = load(make_pictures({"cat/tabby": 2, "cat/old/siamese": 1, "dog": 1}))
+def test_deeper_folders_belong_to_their_class(make_images: MakeImages) -> None:
+    dataset = load(make_images({"cat/tabby": 2, "cat/old/siamese": 1, "dog": 1}))
     assert dataset.classes == ("cat", "dog")
     assert len(dataset["train"]) == 4
 
 
-def test_hidden_and_foreign_files_are_left_out_and_told(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"cat": 2, "dog": 2, "__MACOSX/cat": 1, ".cache/x": 1})
+def test_hidden_and_foreign_files_are_left_out_and_reported(make_images: MakeImages) -> None:
+    folder = make_images({"cat": 2, "dog": 2, "__MACOSX/cat": 1, ".cache/x": 1})
     (folder / "cat/._0.png").write_bytes(b"resource fork")
     (folder / "cat/notes.txt").write_text("hello")
     (folder / "LICENSE").write_text("hello")
@@ -137,21 +137,21 @@ def test_hidden_and_foreign_files_are_left_out_and_told(make_pictures: MakePictu
     assert dataset.classes == ("cat", "dog")
     assert len(dataset["train"]) == 4
     notes = "\n".join(dataset.notes)
-    assert "1 pictures outside class folders are not used: stray.png" in notes
+    assert "1 images outside class folders are not used: stray.png" in notes
     assert "2 other files are not used: " in notes
     assert ".txt (1)" in notes
     assert "empty folders: owl" in notes
 
 
-def test_pictures_beside_split_folders_are_told(make_pictures: MakePictures) -> None:
-    dataset = load(make_pictures({**SPLIT_FOLDERS, "to predict": 2}))
+def test_images_outside_split_folders_are_reported(make_images: MakeImages) -> None:
+    dataset = load(make_images({**SPLIT_FOLDERS, "to predict": 2}))
     assert dataset.classes == ("cat", "dog")
-    assert "2 pictures outside class folders" in dataset.notes[0]
+    assert "2 images outside class folders" in dataset.notes[0]
 
 
-def test_links_are_followed_but_not_in_circles(make_pictures: MakePictures, tmp_path: Path) -> None:
-    folder = make_pictures({"cat": 1, "dog": 1})
-    elsewhere = make_pictures({"owls": 2}, name="elsewhere")
+def test_links_are_followed_but_not_in_circles(make_images: MakeImages, tmp_path: Path) -> None:
+    folder = make_images({"cat": 1, "dog": 1})
+    elsewhere = make_images({"owls": 2}, name="elsewhere")
     (folder / "owl").symlink_to(elsewhere / "owls")
     (folder / "cat/up").symlink_to(folder)
     (folder / "dog/gone.png").symlink_to(tmp_path / "nothing")
@@ -161,19 +161,19 @@ def test_links_are_followed_but_not_in_circles(make_pictures: MakePictures, tmp_
     assert len(dataset["train"]) == 4
 
 
-def test_a_file_that_vanishes_or_breaks_is_named(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"cat": 2, "dog": 1})
+def test_a_file_that_vanishes_or_breaks_is_named(make_images: MakeImages) -> None:
+    folder = make_images({"cat": 2, "dog": 1})
     split = load(folder)["train"]
     (folder / "cat/0.png").unlink()
-    (folder / "cat/1.png").write_bytes(b"not a picture")
+    (folder / "cat/1.png").write_bytes(b"not an image")
     for i, why in enumerate(("No such file", "not a JPEG")):
         with pytest.raises(ImageError, match=why) as caught:
             split.image(i)
         assert caught.value.name == f"{folder}/cat/{i}.png"
 
 
-def test_strange_names_are_escaped_where_they_are_shown(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"cat": 1, "dog": 1})
+def test_unprintable_names_are_escaped_in_messages(make_images: MakeImages) -> None:
+    folder = make_images({"cat": 1, "dog": 1})
     wild = os.fsencode(folder) + b"/d\xffg\n\x1b[2J"
     os.mkdir(wild)
     with open(wild + b"/1.png", "wb") as file:
@@ -185,7 +185,7 @@ def test_strange_names_are_escaped_where_they_are_shown(make_pictures: MakePictu
     assert shown("Käfer 甲虫 ×") == "Käfer 甲虫 ×"
 
 
-def test_refusals_of_folders(make_pictures: MakePictures, tmp_path: Path) -> None:
+def test_refusals_of_folders(make_images: MakeImages, tmp_path: Path) -> None:
     assert "no such file or folder" in refusal(tmp_path / "photo")
     assert "no such file or folder" in refusal("photos.zip")
     (tmp_path / "empty").mkdir()
@@ -194,16 +194,16 @@ def test_refusals_of_folders(make_pictures: MakePictures, tmp_path: Path) -> Non
     assert "no files" in refusal(tmp_path / "empty")
     (tmp_path / "empty/readme.txt").write_text("x")
     assert ".txt (1)" in refusal(tmp_path / "empty")
-    assert "pictures without class folders" in refusal(make_pictures({"": 3}, name="flat"))
-    assert "pictures without class folders" in refusal(make_pictures({"train": 2, "test": 2}, name="flat splits"))
-    assert "two folders for one split" in refusal(make_pictures({"train/a": 2, "val/a": 1, "valid/a": 1}, name="two"))
-    message = refusal(make_pictures({"train/cat": 1, "train/dog": 1, "val/owl": 1, "val/cat": 1}, name="extra"))
+    assert "images without class folders" in refusal(make_images({"": 3}, name="flat"))
+    assert "images without class folders" in refusal(make_images({"train": 2, "test": 2}, name="flat splits"))
+    assert "two folders for one split" in refusal(make_images({"train/a": 2, "val/a": 1, "valid/a": 1}, name="two"))
+    message = refusal(make_images({"train/cat": 1, "train/dog": 1, "val/owl": 1, "val/cat": 1}, name="extra"))
     assert "the val split has classes that train lacks: owl" in message
-    assert "cannot tell what kind" in refusal(make_pictures({"cat": 1}, name="file") / "cat/0.png")
+    assert "unknown kind of data" in refusal(make_images({"cat": 1}, name="file") / "cat/0.png")
 
 
-def test_an_absent_split_says_which_there_are(make_pictures: MakePictures) -> None:
-    dataset = load(make_pictures({"a": 1, "b": 1}))
+def test_a_missing_split_lists_the_splits(make_images: MakeImages) -> None:
+    dataset = load(make_images({"a": 1, "b": 1}))
     with pytest.raises(DataError, match="found: train"):
         dataset["test"]
 
@@ -219,8 +219,8 @@ def write_table(path: Path, rows: list[list[str]], delimiter: str = ",", encodin
 
 @pytest.mark.parametrize("header", [["file", "label"], ["Filename", " Class "], ["path", "category"]])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_a_table_by_any_column_names(make_pictures: MakePictures, header: list[str], delimiter: str) -> None:
-    folder = make_pictures({"images": 3})
+def test_a_table_by_any_column_names(make_images: MakeImages, header: list[str], delimiter: str) -> None:
+    folder = make_images({"images": 3})
     rows = [header, ["images/0.png", "dog"], ["images/1.png", "cat"], [], [str(folder / "images/2.png"), " dog "]]
     dataset = load(write_table(folder / "labels.csv", rows, delimiter, "utf-8-sig"))
     assert (dataset.name, dataset.classes) == ("labels", ("cat", "dog"))
@@ -230,8 +230,8 @@ def test_a_table_by_any_column_names(make_pictures: MakePictures, header: list[s
     assert np.array_equal(dataset["train"].image(2), noise(2))
 
 
-def test_a_table_with_splits_and_foreign_columns(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"images": 4})
+def test_a_table_with_splits_and_foreign_columns(make_images: MakeImages) -> None:
+    folder = make_images({"images": 4})
     rows = [["id", "split", "label", "file"]]
     rows += [[str(i), s, "ab"[i % 2], f"images\\{i}.png"] for i, s in enumerate(("train", "Train", "valid", "test"))]
     dataset = load(write_table(folder / "labels.csv", rows))
@@ -242,8 +242,8 @@ def test_a_table_with_splits_and_foreign_columns(make_pictures: MakePictures) ->
     }
 
 
-def test_a_table_in_the_working_folder(make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_pictures({"images": 2})
+def test_a_table_in_the_working_folder(make_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_images({"images": 2})
     write_table(folder / "labels.csv", [["file", "label"], ["images/0.png", "a"], ["images/1.png", "b"]])
     monkeypatch.chdir(folder)
     dataset = load("labels.csv")
@@ -252,16 +252,16 @@ def test_a_table_in_the_working_folder(make_pictures: MakePictures, monkeypatch:
     assert np.array_equal(dataset["train"].image(0), noise(0))
 
 
-def test_repeated_and_torn_rows_are_told(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"images": 2})
+def test_repeated_and_contradicting_rows_are_reported(make_images: MakeImages) -> None:
+    folder = make_images({"images": 2})
     rows = [["file", "label"], ["images/0.png", "a"], ["images/1.png", "b"], ["images/0.png", "b"]]
     dataset = load(write_table(folder / "labels.csv", rows))
     assert len(dataset["train"]) == 3
     assert any("more than one label: images/0.png" in note for note in dataset.notes)
 
 
-def test_refusals_of_tables(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"images": 3})
+def test_refusals_of_tables(make_images: MakeImages) -> None:
+    folder = make_images({"images": 3})
     table = folder / "labels.csv"
 
     def refused(*rows: list[str]) -> str:
@@ -288,9 +288,9 @@ def test_refusals_of_tables(make_pictures: MakePictures) -> None:
     refusal(table)
 
 
-def test_a_folder_with_a_table_and_no_class_folders(make_pictures: MakePictures) -> None:
+def test_a_folder_with_a_table_and_no_class_folders(make_images: MakeImages) -> None:
     for where, name in (("", "flat"), ("images", "one")):
-        folder = make_pictures({where: 2}, name=name)
+        folder = make_images({where: 2}, name=name)
         rows = [["file", "label"], *([os.path.join(where, f"{i}.png"), "ab"[i]] for i in (0, 1))]
         write_table(folder / "labels.csv", rows)
         assert load(folder).classes == ("a", "b")
@@ -298,8 +298,8 @@ def test_a_folder_with_a_table_and_no_class_folders(make_pictures: MakePictures)
     assert "2 tables" in refusal(folder)
 
 
-def test_class_folders_come_before_a_table(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"cat": 1, "dog": 1})
+def test_class_folders_come_before_a_table(make_images: MakeImages) -> None:
+    folder = make_images({"cat": 1, "dog": 1})
     write_table(folder / "labels.csv", [["file", "label"], ["cat/0.png", "x"], ["dog/0.png", "y"]])
     assert load(folder).classes == ("cat", "dog")
     assert load(folder / "labels.csv").classes == ("x", "y")
@@ -327,8 +327,8 @@ def pack(request: pytest.FixtureRequest) -> object:
     }[request.param]
 
 
-def test_an_archive_is_the_same_as_the_folder(make_pictures: MakePictures, pack: object) -> None:
-    folder = make_pictures({**SPLIT_FOLDERS, "train/" + "long name " * 9: 1})
+def test_an_archive_is_the_same_as_the_folder(make_images: MakeImages, pack: object) -> None:
+    folder = make_images({**SPLIT_FOLDERS, "train/" + "long name " * 9: 1})
     before = sorted(folder.parent.rglob("*"))
     archive = pack(folder)  # type: ignore[operator]
     dataset = load(archive)
@@ -338,15 +338,15 @@ def test_an_archive_is_the_same_as_the_folder(make_pictures: MakePictures, pack:
     assert sorted(folder.parent.rglob("*")) == sorted([*before, archive])  # nothing was unpacked
 
 
-def test_an_archive_with_a_table(make_pictures: MakePictures, pack: object) -> None:
-    folder = make_pictures({"images": 2})
+def test_an_archive_with_a_table(make_images: MakeImages, pack: object) -> None:
+    folder = make_images({"images": 2})
     write_table(folder / "labels.csv", [["file", "label"], ["images/0.png", "a"], ["./images/1.png", "b"]])
     assert same(load(pack(folder)), load(folder))  # type: ignore[operator]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: torch has threads when we fork
-def test_archives_survive_pickling_threads_and_forks(make_pictures: MakePictures, pack: object) -> None:
-    split = load(pack(make_pictures({"a": 20, "b": 20})))["train"]  # type: ignore[operator]
+def test_archives_survive_pickling_threads_and_forks(make_images: MakeImages, pack: object) -> None:
+    split = load(pack(make_images({"a": 20, "b": 20})))["train"]  # type: ignore[operator]
     wanted = [split.image(i) for i in range(len(split))]
     again = pickle.loads(pickle.dumps(split))  # noqa: S301
     with ThreadPoolExecutor(4) as pool:
@@ -371,7 +371,7 @@ def test_hostile_names_and_links_in_a_tar_are_left_out(tmp_path: Path) -> None:
     dataset = load(tar_of(tmp_path / "evil.tar", *members, (link, b""), (hard, b""), (device, b"")))
     assert [name.split(":")[1] for name in dataset["train"].names] == ["a/0.png", "b/0.png", "b/1.png"]
     notes = "\n".join(dataset.notes)
-    assert "3 files with a path that leads out of the archive: /etc/a/0.png" in notes
+    assert "3 files with a path outside the archive: /etc/a/0.png" in notes
     assert "3 files that are links, devices or sparse" in notes
 
 
@@ -399,7 +399,7 @@ def test_absurd_member_sizes_are_refused(tmp_path: Path) -> None:
         assert "cannot read archive" in refusal(path)
 
 
-def test_a_zip_bomb_makes_no_more_bytes_than_it_says(tmp_path: Path, make_pictures: MakePictures) -> None:
+def test_a_zip_bomb_makes_no_more_bytes_than_it_states(tmp_path: Path, make_images: MakeImages) -> None:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/0.png", bytes(10_000_000))
@@ -416,17 +416,17 @@ def test_a_zip_bomb_makes_no_more_bytes_than_it_says(tmp_path: Path, make_pictur
         load(path)["train"].image(0)
 
 
-def test_a_compressed_tar_has_a_limit(make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitral.data import files
+def test_a_compressed_tar_has_a_limit(make_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitral.data import archives as files
 
-    archive = pack_tar(make_pictures({"a": 2, "b": 2}), "photos.tgz", "w:gz")
-    monkeypatch.setattr(files.HeldTar.__init__, "__defaults__", (1000,))
+    archive = pack_tar(make_images({"a": 2, "b": 2}), "photos.tgz", "w:gz")
+    monkeypatch.setattr(files.InMemoryTar.__init__, "__defaults__", (1000,))
     assert "too large to hold in memory" in refusal(archive)
 
 
 @pytest.mark.parametrize("name", ["photos.tar", "photos.zip", "photos.tar.gz"])
-def test_corrupt_archives_are_refused(make_pictures: MakePictures, name: str, tmp_path: Path) -> None:
-    folder = make_pictures({"a": 5, "b": 5})
+def test_corrupt_archives_are_refused(make_images: MakeImages, name: str, tmp_path: Path) -> None:
+    folder = make_images({"a": 5, "b": 5})
     path = pack_zip(folder) if name.endswith("zip") else pack_tar(folder, name, "w:gz" if name.endswith("gz") else "w")
     data = path.read_bytes()
     for broken in (b"", b"rubbish" * 500, data[: len(data) // 2 + 100]):
@@ -436,8 +436,8 @@ def test_corrupt_archives_are_refused(make_pictures: MakePictures, name: str, tm
         assert str(path) in message
 
 
-def test_a_changed_zip_is_noticed(make_pictures: MakePictures) -> None:
-    path = pack_zip(make_pictures({"a": 2, "b": 2}), compression=zipfile.ZIP_STORED)
+def test_a_changed_zip_is_detected(make_images: MakeImages) -> None:
+    path = pack_zip(make_images({"a": 2, "b": 2}), compression=zipfile.ZIP_STORED)
     split = load(path)["train"]
     data = bytearray(path.read_bytes())
     data[data.index(b"IDAT") + 6] ^= 255
@@ -446,8 +446,8 @@ def test_a_changed_zip_is_noticed(make_pictures: MakePictures) -> None:
         split.image(0)
 
 
-def test_encrypted_files_are_left_out(make_pictures: MakePictures) -> None:
-    path = pack_zip(make_pictures({"a": 2, "b": 2}))
+def test_encrypted_files_are_left_out(make_images: MakeImages) -> None:
+    path = pack_zip(make_images({"a": 2, "b": 2}))
     data = bytearray(path.read_bytes())
     data[data.rindex(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(data)
@@ -456,8 +456,8 @@ def test_encrypted_files_are_left_out(make_pictures: MakePictures) -> None:
     assert any("1 files that are encrypted: photos/b/1.png" in note for note in dataset.notes)
 
 
-def test_a_tar_with_a_damaged_header_does_not_end_quietly(make_pictures: MakePictures) -> None:
-    folder = make_pictures({"a": 3, "b": 3})
+def test_a_tar_with_a_damaged_header_is_an_error(make_images: MakeImages) -> None:
+    folder = make_images({"a": 3, "b": 3})
     path = folder.parent / "photos.tar"
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.add(folder, arcname=folder.name)
@@ -470,8 +470,8 @@ def test_a_tar_with_a_damaged_header_does_not_end_quietly(make_pictures: MakePic
     assert any("cut off" in note for note in load(path).notes)
 
 
-def test_a_folder_that_may_not_be_read_is_named(make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_pictures({"a": 1, "b": 1})
+def test_a_folder_that_may_not_be_read_is_named(make_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_images({"a": 1, "b": 1})
 
     def forbidden(path: str) -> object:
         raise PermissionError(13, "Permission denied", path)
@@ -483,8 +483,8 @@ def test_a_folder_that_may_not_be_read_is_named(make_pictures: MakePictures, mon
 # ---------------------------------------------------------------- splits as views
 
 
-def test_select_is_a_view_in_any_order(make_pictures: MakePictures) -> None:
-    split = load(make_pictures({"a": 3, "b": 3}))["train"]
+def test_select_is_a_view_in_any_order(make_images: MakeImages) -> None:
+    split = load(make_images({"a": 3, "b": 3}))["train"]
     picked = split.select([5, 0, 4]).select(np.array([2, 0]))
     assert picked.labels.tolist() == [1, 1]
     assert list(picked.names) == [split.names[4], split.names[5]]
@@ -509,35 +509,33 @@ def test_digits_are_embedded_with_a_fair_test_split() -> None:
     assert all(np.array_equal(again.image(i), test.image(i)) for i in range(0, 360, 50))
 
 
-def test_names_that_are_in_no_table() -> None:
+def test_unknown_names() -> None:
     assert "nearest: cifar10, cifar100" in refusal("cifar11")
     with pytest.raises(UsageError, match="sets have the names digits, planted, mnist"):
         load("qqq")
 
 
-def test_a_name_without_a_slash_may_be_that_of_a_folder_here(
-    make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(make_pictures({"x": 1, "y": 1}, name="photos").parent)
-    told = refusal("photoss")
-    assert "nearest: photos\n" in told
-    assert "cifar10" not in told  # sets that are nowhere near are not named
+def test_a_name_without_a_slash_may_be_a_local_folder(make_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_images({"x": 1, "y": 1}, name="photos").parent)
+    message = refusal("photoss")
+    assert "nearest: photos\n" in message
+    assert "cifar10" not in message  # names that are not similar are left out
 
 
-def test_a_path_that_exists_wins_over_a_name(make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(make_pictures({"x": 1, "y": 1}, name="digits").parent)
+def test_a_path_that_exists_wins_over_a_name(make_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_images({"x": 1, "y": 1}, name="digits").parent)
     assert load("digits").classes == ("x", "y")
 
 
-def test_a_named_set_is_found_as_folder_or_archive(make_pictures: MakePictures, tmp_path: Path) -> None:
-    folder = make_pictures(SPLIT_FOLDERS, name="cifar10")
+def test_a_named_set_is_found_as_folder_or_archive(make_images: MakeImages, tmp_path: Path) -> None:
+    folder = make_images(SPLIT_FOLDERS, name="cifar10")
     dataset = load("CIFAR-10", root=tmp_path, download=False)
     assert (dataset.name, dataset.source, dataset.classes) == ("cifar10", "CIFAR-10", ("cat", "dog"))
     pack_tar(folder, "cifar100.tar")
     assert len(load("cifar100", root=tmp_path, download=False)["test"]) == 2
 
 
-def test_a_set_that_cannot_be_had_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_is_not_available_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import datasets
 
     for name in ("mnist", "fashion-mnist", "cifar10", "cifar100", "places365", "imagenet"):
@@ -578,7 +576,7 @@ def test_a_download_that_fails_leaves_no_empty_folder(
     assert (tmp_path / "mine").exists(), "it was there before"
 
 
-def test_a_download_does_not_talk_on_standard_output(
+def test_a_download_prints_nothing_on_standard_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from torchvision import datasets
@@ -600,7 +598,7 @@ def test_a_download_does_not_talk_on_standard_output(
     assert capsys.readouterr().out == ""
 
 
-def test_places365_serves_its_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places365_is_its_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import datasets
 
     path = tmp_path / "val.png"
@@ -619,8 +617,8 @@ def test_places365_serves_its_validation_split(tmp_path: Path, monkeypatch: pyte
     assert dataset.classes == ("attic", "barn")
     assert dataset["train"].labels.tolist() == [1, 0]
     assert dataset["train"].image(0).shape == (8, 10, 3)
-    path.unlink()  # an interrupted download: the lists without the pictures
-    assert "its pictures are not" in refusal("places365", root=tmp_path, download=True)
+    path.unlink()  # an interrupted download: the lists without the images
+    assert "but not its images" in refusal("places365", root=tmp_path, download=True)
 
 
 def test_every_source_and_layout_is_complete() -> None:
@@ -631,26 +629,27 @@ def test_every_source_and_layout_is_complete() -> None:
 # ---------------------------------------------------------------- real data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [("mnist", {"train": 60000, "test": 10000}), ("cifar10", {"train": 50000, "test": 10000})],
 )
-def test_named_sets_as_they_lie(shared_data: Path, name: str, wanted: dict[str, int]) -> None:
+def test_named_sets_in_the_shared_folder(shared_data: Path, name: str, wanted: dict[str, int]) -> None:
     dataset = load(name, root=shared_data, download=False)
-    assert {split: len(pictures) for split, pictures in dataset.splits.items()} == wanted
+    assert {split: len(images) for split, images in dataset.splits.items()} == wanted
     assert len(dataset.classes) == 10
     assert np.bincount(dataset["test"].labels).sum() == 10000
     assert dataset["test"].image(123).shape == ((28, 28, 1) if name == "mnist" else (32, 32, 3))
 
 
-def test_mnist_begins_as_it_always_did(shared_data: Path) -> None:
+def test_the_first_images_of_mnist(shared_data: Path) -> None:
     dataset = load(shared_data / "mnist")
     assert dataset["train"].labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert dataset["test"].labels[:5].tolist() == [7, 2, 1, 0, 4]
 
 
-def test_photographs_as_they_lie(shared_data: Path) -> None:
+def test_photographs_in_the_shared_folder(shared_data: Path) -> None:
     dataset = load(shared_data / "hymenoptera.tar")
     # 244 photographs and a GIF that says "image not found"
-    assert {split: len(pictures) for split, pictures in dataset.splits.items()} == {"train": 245, "val": 153}
+    assert {split: len(images) for split, images in dataset.splits.items()} == {"train": 245, "val": 153}
     assert dataset.classes == ("ants", "bees")

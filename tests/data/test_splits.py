@@ -11,7 +11,7 @@ from vitral.errors import DataError, UsageError
 
 
 def made(counts: dict[str, list[int]]) -> DataSet:
-    """A data set with these numbers of pictures a class; each picture is its own number."""
+    """A data set with these numbers of images per class; each image contains its own number."""
     splits = {}
     for name, numbers in counts.items():
         labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(numbers)), numbers)).astype(np.int64)
@@ -35,7 +35,7 @@ def test_a_tenth_of_every_class_by_default() -> None:
     assert list(dataset["test"].names) == list(made({"test": [5, 5, 5]})["test"].names)
 
 
-def test_at_most_2500_by_default_but_any_share_when_asked() -> None:
+def test_at_most_2500_by_default_but_any_share_if_given() -> None:
     large = made({"train": [40_000, 40_000]})
     assert per_class(with_validation(large)["val"], 2) == [1250, 1250]
     assert per_class(with_validation(large, 0.25)["val"], 2) == [10_000, 10_000]
@@ -62,7 +62,7 @@ def test_nothing_is_cut_when_the_share_is_zero() -> None:
     "counts", [[1, 1, 2], [2, 2, 2, 2, 2], [3, 100, 1, 7], [0, 4, 9], [1, 1000], [2, 3, 4, 5, 6] * 30]
 )
 @pytest.mark.parametrize("fraction", [None, 0.01, 0.1, 0.5, 0.9, 0.99])
-def test_every_class_keeps_a_picture_in_train(counts: list[int], fraction: float | None) -> None:
+def test_every_class_keeps_an_image_in_train(counts: list[int], fraction: float | None) -> None:
     dataset = with_validation(made({"train": counts}), fraction)
     train, val = (np.array(per_class(dataset[split], len(counts))) for split in ("train", "val"))
     assert (train + val == counts).all()
@@ -85,13 +85,13 @@ def test_impossible_cuts_are_refused() -> None:
     for fraction in (-0.1, 1.0, 3, float("nan")):
         with pytest.raises(UsageError, match="share"):
             with_validation(made({"train": [5, 5]}), fraction)
-    with pytest.raises(DataError, match="single picture"):
+    with pytest.raises(DataError, match="single image"):
         with_validation(made({"train": [1, 1, 1]}))
     with pytest.raises(DataError, match="no 'train' split"):
         with_validation(made({"test": [5, 5]}))
 
 
-def test_a_subset_of_one_split_gives_two_without_a_common_picture() -> None:
+def test_a_subset_of_one_split_gives_two_without_a_common_image() -> None:
     places = made({"train": [100] * 365})
     dataset = subset(places, 0.10, 0.05, seed=3)
     assert (len(dataset["train"]), len(dataset["val"])) == (3650, 1825)
@@ -109,6 +109,26 @@ def test_a_subset_of_two_splits_takes_from_each() -> None:
 def test_a_subset_without_validation_leaves_the_cut_to_later() -> None:
     dataset = with_validation(subset(load("digits"), 0.5, 0.0))
     assert len(dataset["train"]) + len(dataset["val"]) == 718
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_stratified_shares_are_nested_and_have_every_class(seed: int) -> None:
+    dataset = made({"train": [200, 60, 3], "val": [5, 5, 5]})
+    before: set[str] = set()
+    for share in (0.02, 0.1, 0.25, 0.5, 1.0):
+        part = subset(dataset, share, 1.0, seed, stratified=True)
+        train, names = part["train"], set(part["train"].names)
+        assert len(train) == round(share * 263)
+        assert before <= names, "a smaller share is part of a larger one"
+        counts = np.bincount(train.labels, minlength=3)
+        assert (abs(counts - share * np.array([200, 60, 3])) <= 1.01).all()
+        assert counts.min() >= 1
+        assert list(part["val"].names) == list(dataset["val"].names)
+        before = names
+    other = subset(dataset, 0.1, 1.0, seed + 2, stratified=True)
+    assert set(other["train"].names) != set(subset(dataset, 0.1, 1.0, seed, stratified=True)["train"].names)
+    with pytest.raises(UsageError, match="keeps the validation images"):
+        subset(dataset, 0.1, 0.5, seed, stratified=True)
 
 
 @pytest.mark.parametrize(("train", "val"), [(0.8, 0.3), (0, 0.5), (-1, 0.5), (1.5, 0), (0.0001, 0.1)])

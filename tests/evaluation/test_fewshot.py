@@ -1,4 +1,4 @@
-"""Few-shot least squares against the normal equations, written plainly in float64 numpy."""
+"""Test few-shot least squares against the normal equations in plain float64 numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitral.evaluation.fewshot import few_shot, least_squares
 
 
 def normal_equations(x: np.ndarray, labels: np.ndarray, test: np.ndarray, classes: int, l2: float) -> np.ndarray:
-    """(XᵀX + λI)⁻¹Xᵀy as it stands in the definition, solved without eigenvectors and never in the dual form."""
+    """Solve (XᵀX + λI)⁻¹Xᵀy as defined, without eigenvectors and never in the dual form."""
     mean, std = x.mean(0), x.std(0) + 1e-5
     ones, wide = np.full((len(x), 1), 100.0), np.full((len(test), 1), 100.0)
     x, test = np.hstack([(x - mean) / std, ones]), np.hstack([(test - mean) / std, wide])
@@ -22,14 +22,14 @@ def normal_equations(x: np.ndarray, labels: np.ndarray, test: np.ndarray, classe
 def data(n: int, dim: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = np.arange(n) % classes
-    centres = np.random.default_rng(99).normal(size=(classes, dim))
-    return 5 + 3 * (centres[labels] + rng.normal(size=(n, dim))), labels
+    centers = np.random.default_rng(99).normal(size=(classes, dim))
+    return 5 + 3 * (centers[labels] + rng.normal(size=(n, dim))), labels
 
 
 @pytest.mark.parametrize(("n", "dim"), [(60, 7), (8, 7), (7, 7), (12, 40), (3, 40)])
 @pytest.mark.parametrize("l2", [2.0**10, 1e-2])
 def test_both_forms_equal_the_normal_equations(n, dim, l2):
-    """Up to 7 pictures of 7 features and a constant the dual is solved, from 8 on the primal."""
+    """With 7 features and a constant, the dual form is solved for up to 7 images, the primal form from 8."""
     x, labels = data(n, dim, 3)
     test, _ = data(20, dim, 3, seed=1)
     wanted = normal_equations(x, labels, test, 3, l2)
@@ -37,8 +37,8 @@ def test_both_forms_equal_the_normal_equations(n, dim, l2):
     assert np.abs(found - wanted).max() <= 1e-8 * np.abs(wanted).max()
 
 
-def test_the_pictures_are_those_of_the_authors():
-    """One generator a seed, one permutation a class in the classes' order, the first of it for every shot."""
+def test_the_images_are_those_of_the_authors():
+    """One generator per seed, one permutation per class in class order, and its first images for every shot."""
     x, labels = data(90, 5, 3)
     test, truth = data(40, 5, 3, seed=1)
     found = few_shot(torch.from_numpy(x).float(), labels, torch.from_numpy(test).float(), truth, 3, shots=(1, 5))
@@ -53,7 +53,7 @@ def test_the_pictures_are_those_of_the_authors():
     assert found[0].std == pytest.approx(np.std(found[0].accuracies, ddof=1))
 
 
-def test_classes_with_too_few_pictures_give_all_they_have():
+def test_classes_with_too_few_images_use_all():
     x, labels = data(40, 4, 2)
     kept = np.r_[np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)[:3]]
     test, truth = data(20, 4, 2, seed=1)
@@ -61,10 +61,10 @@ def test_classes_with_too_few_pictures_give_all_they_have():
     assert (one.short, ten.short) == (0, 1)
     assert ten.to_json()["short"] == 1
     lone = few_shot(torch.from_numpy(x[kept]), labels[kept], torch.from_numpy(test), truth, 3, shots=(1,), seeds=1)
-    assert (lone[0].short, lone[0].std) == (1, None)  # the third class has no picture at all
+    assert (lone[0].short, lone[0].std) == (1, None)  # the third class has no image at all
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_sizes_are_refused():
     x, labels = data(10, 4, 2)
     features = torch.from_numpy(x)
     for bad in (

@@ -1,4 +1,4 @@
-"""Figures against values worked out by hand and against scikit-learn."""
+"""Test metrics against values computed by hand and against scikit-learn."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from vitral.evaluation.metrics import DENSE_JSON_CLASSES, wilson_interval
 
 
 def by_hand() -> Evaluation:
-    """Six pictures: cat 3 (2 right, 1 taken for dog), dog 2 (1 right, 1 taken for cat), owl 1 (taken for dog)."""
+    """Six images: 3 cats (2 correct, 1 predicted dog), 2 dogs (1 correct, 1 predicted cat), 1 owl (predicted dog)."""
     probabilities = np.array(
         [
             [0.8, 0.1, 0.1],
@@ -97,7 +97,7 @@ def test_agrees_with_scikit_learn(classes: int):
     assert np.trace(evaluation.confusion) == (predicted == labels).sum()
 
 
-def test_classes_without_pictures_are_in_no_mean():
+def test_classes_without_images_are_in_no_mean():
     probabilities, labels, names = random_case(200, 4)
     alone = measure(probabilities, labels, names)
     padded = np.hstack([probabilities, np.zeros((200, 2))])
@@ -113,7 +113,7 @@ def test_equal_probabilities_fall_to_the_lower_index_in_top1_and_top5():
     assert evaluation.top5 == 0.5
 
 
-def test_one_picture():
+def test_one_image():
     evaluation = measure(np.array([[0.3, 0.7]]), np.array([1]), ["a", "b"])
     assert evaluation.accuracy == 1
     assert evaluation.accuracy_interval == pytest.approx((0.2065, 1.0), abs=1e-4)
@@ -127,7 +127,7 @@ def test_certain_and_wrong_has_a_finite_loss():
     assert evaluation.loss == pytest.approx(-np.log(1e-12))
 
 
-def test_most_confused_orders_by_how_often():
+def test_most_confused_is_sorted_by_frequency():
     probabilities = np.eye(3)[[1, 1, 2, 0, 0, 0, 2]]
     evaluation = measure(probabilities, np.array([0, 0, 0, 1, 1, 1, 2]), ["a", "b", "c"])
     assert evaluation.most_confused() == [("b", "a", 3), ("a", "b", 2), ("a", "c", 1)]
@@ -135,7 +135,7 @@ def test_most_confused_orders_by_how_often():
 
 
 @pytest.mark.parametrize("classes", [2, 7, DENSE_JSON_CLASSES + 1])
-def test_json_there_and_back(classes: int):
+def test_json_round_trip(classes: int):
     evaluation = measure(*random_case(60, classes))
     plain = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     back = Evaluation.from_json(plain)
@@ -165,13 +165,13 @@ def test_damaged_json_is_refused(damage: dict[str, object]):
         (np.array([[np.nan, 0.5, 0.5]]), np.array([0])),
     ],
 )
-def test_nonsense_is_refused(probabilities: np.ndarray, labels: np.ndarray):
+def test_invalid_input_is_refused(probabilities: np.ndarray, labels: np.ndarray):
     with pytest.raises(UsageError):
         measure(probabilities, labels, ["a", "b", "c"])
 
 
-def test_no_pictures_is_refused():
-    with pytest.raises(DataError, match="no pictures"):
+def test_no_images_is_refused():
+    with pytest.raises(DataError, match="no images"):
         measure(np.zeros((0, 2)), np.zeros(0, dtype=int), ["a", "b"])
 
 
@@ -192,19 +192,19 @@ def test_table_for_the_terminal():
 @pytest.mark.parametrize(
     ("answers", "labels", "one"), [([1, 1, 1], [0, 1, 1], "owl"), ([1, 0, 1], [0, 1, 1], None), ([1, 1], [1, 1], None)]
 )
-def test_one_answer_for_everything_is_named(answers, labels, one):
+def test_a_single_predicted_class_is_reported(answers, labels, one):
     found = measure(np.eye(3)[answers], np.array(labels), ["cat", "owl", "fox"])
     assert found.one_answer == one
-    assert ("one answer for every picture: owl" in printed(found)) == (one is not None)
+    assert ("the same class for every image: owl" in printed(found)) == (one is not None)
 
 
-def test_what_pictures_of_one_class_are_taken_for():
+def test_predictions_for_images_of_one_class():
     found = measure(np.eye(2)[[0, 1, 1]], np.zeros(3, dtype=int), ["cat", "owl"])
     assert "owl (2×)" in printed(found)
     assert "owl (" not in printed(measure(np.eye(2)[[0, 0]], np.zeros(2, dtype=int), ["cat", "owl"]))
 
 
-def test_of_pictures_of_one_class_there_is_neither_precision_nor_f1():
+def test_images_of_one_class_have_neither_precision_nor_f1():
     classes = ["cat", "owl"]
     one, several = (measure(np.eye(2)[[0, 1, 1]], np.array(labels), classes) for labels in ([0, 0, 0], [0, 0, 1]))
     assert (one.one_class, several.one_class) == (True, False)
@@ -220,6 +220,6 @@ def test_table_shows_the_worst_and_takes_no_markup_from_names():
     names = ["[red]x[/red]" if k == 3 else name for k, name in enumerate(names)] + ["[/nothing]\x1b[2J"]
     text = printed(measure(probabilities, labels, names), worst=8)
     assert "[red]x[/red]" in text
-    assert "not measured (1): [/nothing]�[2J" in text
+    assert "without images (1): [/nothing]�[2J" in text
     assert "\x1b" not in text
     assert "The 2 worst of 8 classes" in printed(measure(probabilities, labels, names), worst=2)

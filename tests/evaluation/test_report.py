@@ -1,4 +1,4 @@
-"""The page: complete under its conditions, self-contained, safe against hostile names, bounded, the same every time."""
+"""Test the report: conditional sections, self-contained, safe against malicious names, bounded, deterministic."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vitral.errors import TrainingError
+from vitral.errors import WriteError
 from vitral.evaluation import measure
-from vitral.evaluation.report import (
-    Mistake,
-    ReportContent,
-    Sample,
-    amount,
-    compact,
-    count,
-    duration,
-    render,
-    write_report,
-)
+from vitral.evaluation.report import Mistake, ReportContent, render, write_report
+from vitral.evaluation.wording import amount, compact, count, duration
 
 HOSTILE = "<script>alert('1')</script>\"onerror=\"x&amp;"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -37,7 +28,7 @@ class Line:
 
 
 class Page(HTMLParser):
-    """Parses strictly: every element closed in order; keeps ids, attributes and text."""
+    """A strict parser: every element is closed in order; keeps ids, attributes and text."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -99,7 +90,7 @@ def mistakes(number: int, side: int = 8, label: str = "class 0", predicted: str 
     generator = np.random.default_rng(1)
     return [
         Mistake(
-            picture=generator.integers(0, 256, (side, side, 3), dtype=np.uint8),
+            image=generator.integers(0, 256, (side, side, 3), dtype=np.uint8),
             name=f"photos/{i:03d}.jpg",
             label=label,
             predicted=predicted,
@@ -144,11 +135,11 @@ def content() -> ReportContent:
                 "flops": None,
             }
         ],
-        samples=[Sample(np.zeros((8, 8, 1), dtype=np.uint8), "class 2")],
+        samples=[(np.zeros((8, 8, 1), dtype=np.uint8), "class 2")],
     )
 
 
-def test_everything_that_is_known_is_told(content: ReportContent):
+def test_all_known_parts_are_shown(content: ReportContent):
     page = Page(render(content, run="runs/demo"))
     sections = {"result", "findings", "training", "confusion", "classes", "mistakes", "calibration", "plan", "layers"}
     assert sections | {"again", "next"} <= page.ids
@@ -168,7 +159,7 @@ def test_everything_that_is_known_is_told(content: ReportContent):
         "vitral evaluate runs/demo DATA",
         "9.8.7",
         "seed 3",
-        "Epoch 7 was the best; the 2 epochs after it did no better.",
+        "Epoch 7 was the best; the 2 epochs after it did not improve.",
     ):
         assert words in page.text, words
     low, high = content.evaluation.accuracy_interval
@@ -182,7 +173,7 @@ def test_every_link_in_the_page_has_its_target(content: ReportContent):
         assert {a["href"].removeprefix("#") for a in page.of("use")} <= page.ids
 
 
-def test_asks_no_network_and_runs_nothing(content: ReportContent):
+def test_no_network_access_and_no_scripts(content: ReportContent):
     html = render(content, run="r")
     page = Page(html)
     assert not re.search(r"https?:|[\"'(=]//|@import|url\((?!#)", html)
@@ -193,7 +184,7 @@ def test_asks_no_network_and_runs_nothing(content: ReportContent):
     assert policy.startswith("default-src 'none'")
 
 
-def test_pictures_and_figures_say_what_they_show(content: ReportContent):
+def test_images_and_figures_have_descriptions(content: ReportContent):
     page = Page(render(content, run="r"))
     assert all(image["alt"] for image in page.of("img"))
     labels = [attributes["aria-label"] for _, attributes in page.tags if attributes.get("role") == "img"]
@@ -214,7 +205,7 @@ def test_names_are_never_markup(content: ReportContent):
         evaluation=measure(*predictions(300, 8), names),
         mistakes=[replace(mistake, name=HOSTILE) for mistake in mistakes(3, label=HOSTILE, predicted=HOSTILE)],
         layers=[{"name": HOSTILE, "type": HOSTILE, "output_shape": HOSTILE}],
-        samples=[Sample(np.zeros((4, 4), dtype=np.uint8), HOSTILE)],
+        samples=[(np.zeros((4, 4), dtype=np.uint8), HOSTILE)],
     )
     html = render(hostile, run=HOSTILE)
     page = Page(html)
@@ -224,23 +215,24 @@ def test_names_are_never_markup(content: ReportContent):
     assert page.text.count(HOSTILE) > 15
 
 
-def test_names_that_are_no_text_do_not_stop_the_report(content: ReportContent, tmp_path: Path):
+@pytest.mark.slow
+def test_undecodable_names_do_not_stop_the_report(content: ReportContent, tmp_path: Path):
     odd = replace(content, mistakes=[replace(mistakes(1)[0], name="bad\udcff\x00\x1b[2J.jpg")])
     write_report(tmp_path / "report.html", odd)
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "bad?��[2J.jpg" in text
 
 
+@pytest.mark.slow
 def test_figures_and_page_are_the_same_every_time(content: ReportContent):
     before = dict(mpl.rcParams)
     assert render(content, run="r") == render(content, run="r")
     assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.slow
 def test_size_is_bounded(content: ReportContent, tmp_path: Path):
-    many = replace(
-        content, mistakes=mistakes(150, side=700), samples=[Sample(m.picture, "x") for m in mistakes(99, 700)]
-    )
+    many = replace(content, mistakes=mistakes(150, side=700), samples=[(m.image, "x") for m in mistakes(99, 700)])
     write_report(tmp_path / "report.html", many)
     assert (tmp_path / "report.html").stat().st_size < 4e6
     images = list(Page((tmp_path / "report.html").read_text("utf-8")).of("img"))
@@ -255,7 +247,8 @@ def test_gallery_starts_with_the_most_confident(content: ReportContent):
     assert "The first 24 of 30." in page.text
 
 
-def test_small_pictures_keep_their_pixels_and_large_ones_do_not(content: ReportContent):
+@pytest.mark.slow
+def test_small_images_keep_their_pixels_and_large_ones_do_not(content: ReportContent):
     small = [*Page(render(replace(content, mistakes=mistakes(1, side=28)), run="r")).of("img")][-1]
     large = [*Page(render(replace(content, mistakes=mistakes(1, side=300)), run="r")).of("img")][-1]
     assert small["class"] == "pixelated"
@@ -276,20 +269,20 @@ def test_no_evaluation_shows_what_training_recorded(content: ReportContent):
     assert page.text.count("87.7\u202f%") == 2  # title and headline
 
 
-def test_no_mistakes_is_said_with_its_limit():
+def test_no_errors_is_reported_with_a_confidence_bound():
     evaluation = measure(np.eye(2)[[0, 1] * 20], np.array([0, 1] * 20), ["cat", "dog"])
     page = Page(render(ReportContent("x", evaluation=evaluation, evaluated_on="test"), run="r"))
-    assert "Nowhere: all 40 test pictures were recognised." in page.text
+    assert "None: all 40 test images are correct." in page.text
     assert "as low as 91.2\u202f%" in page.text
 
 
-def test_one_picture():
+def test_one_image():
     page = Page(
         render(ReportContent("x", evaluation=measure(np.array([[0.4, 0.6]]), np.array([1]), ["a", "b"])), run="r")
     )
-    assert "1 of 1 validation picture recognised" in page.text
-    assert "no pictures, so not measured" in page.text
-    assert "Too few pictures to judge it" in page.text
+    assert "1 of 1 validation image correct" in page.text
+    assert "not measured, no images" in page.text
+    assert "Too few images to judge calibration" in page.text
 
 
 def test_one_epoch_is_a_table_not_a_curve(content: ReportContent):
@@ -312,10 +305,10 @@ def test_history_with_gaps(content: ReportContent):
     assert "nan" not in page.text.lower()
 
 
-def test_long_history_is_thinned_but_keeps_the_best_and_the_last(content: ReportContent):
+def test_long_history_is_subsampled_but_keeps_the_best_and_the_last(content: ReportContent):
     result = dict(content.result) | {"best_epoch": 998}
     page = Page(render(replace(content, history=history(1000), result=result), run="r"))
-    assert "Thinned out evenly" in page.text
+    assert "Evenly subsampled" in page.text
     assert {"998", "1000"} <= set(re.findall(r"\d+", page.text))
     assert sum(tag == "tr" for tag, _ in page.tags) < 250
 
@@ -343,11 +336,11 @@ def test_writing_replaces_whole_or_not_at_all(tmp_path: Path):
     write_report(path, ReportContent("second"))
     assert "second" in path.read_text("utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(TrainingError, match="cannot write"):
+    with pytest.raises(WriteError, match="cannot write"):
         write_report(path / "below-a-file" / "report.html", ReportContent("x"))
 
 
-def test_values_as_people_read_them():
+def test_values_are_formatted_for_people():
     assert [compact(n) for n in (3, 999, 21_342_218, 999_999, 4.2e9)] == [
         "3",
         "999",
@@ -363,34 +356,34 @@ def test_values_as_people_read_them():
         "2\u202fh 15\u202fmin",
         "2\u202fd 7\u202fh",
     ]
-    assert (count(1, "class", "classes"), count(1200, "picture")) == ("1 class", "1,200 pictures")
+    assert (count(1, "class", "classes"), count(1200, "image")) == ("1 class", "1,200 images")
     assert (amount(None), amount(0), amount(1920)) == ("", "", "1.92\u202fk")
 
 
-def test_a_network_with_one_answer_is_named_as_such(content: ReportContent):
+def test_a_single_predicted_class_is_a_finding(content: ReportContent):
     found = measure(np.eye(2)[[1, 1, 1]], np.array([0, 1, 1]), ["cat", "owl"])
     text = Page(render(replace(content, evaluation=found, mistakes=()), run="r")).text
-    assert "Every picture is taken for “owl”." in text
+    assert "Every image is classified as “owl”." in text
     assert "Hardest class" not in text
 
 
-def test_of_pictures_of_one_class_nothing_is_said_that_takes_several(content: ReportContent):
+def test_images_of_one_class_show_only_what_applies(content: ReportContent):
     pages = [
         Page(render(replace(content, evaluation=measure(np.eye(2)[[0, 1, 1]], labels, ["cat", "owl"])), run="r")).text
         for labels in (np.array([0, 0, 0]), np.array([0, 0, 1]))
     ]
-    for word in ("Precision", "F1", "always answering", "Sorted by", "Hardest class"):
+    for word in ("Precision", "F1", "always predicting", "Sorted by", "Hardest class"):
         assert word not in pages[0]
         assert word in pages[1]
     assert "33.3" in pages[0], "recall"
 
 
-def test_time_of_the_compiler_and_few_pictures_are_told(content: ReportContent):
+def test_compile_time_and_few_images_are_reported(content: ReportContent):
     few = measure(np.eye(2)[[0, 1, 1]], np.array([0, 0, 1]), ["cat", "owl"])
     text = Page(render(replace(content, evaluation=few), run="r")).text
-    assert "mean gap of confidence and accuracy; 3 pictures are too few to tell" in text
+    assert "mean gap between confidence and accuracy; unreliable with only 3 images" in text
     assert "compiling" not in text
     result = {**(content.result or {}), "compile_seconds": 80.9}
     text = Page(render(replace(content, result=result), run="r")).text
     assert "9 epochs, 1\u202fmin 21\u202fs of it compiling" in text
-    assert "too few to tell" not in text
+    assert "unreliable with only" not in text

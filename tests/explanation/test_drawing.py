@@ -1,4 +1,4 @@
-"""Pictures of heat maps: what is strong is seen where it is, in colours that mean the same everywhere."""
+"""Drawings of heat maps: strong values are visible at their position, in consistent colors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 from PIL import Image
 
 from vitral.errors import UsageError
-from vitral.explanation.drawing import SHEET_PICTURES, _limits, _rows, contact_sheet, contrast, overlay, save
-from vitral.explanation.heatmap import Heatmap
+from vitral.explanation.drawing import SHEET_IMAGES, _limits, _rows, contact_sheet, overlay, save
+from vitral.explanation.heatmap import Heatmap, contrast
 
-GREY = np.full((16, 24, 3), 128, np.uint8)
+GRAY = np.full((16, 24, 3), 128, np.uint8)
 
 
 def heatmap(values=None, **changes) -> Heatmap:
     values = np.array([[0, 1, 2], [3, 4, 8]], np.float32) if values is None else np.asarray(values, np.float32)
-    given = {"label": "cat", "probability": 0.75, "method": "attention", "image": GREY, "name": "a/cat.png"} | changes
+    given = {"label": "cat", "probability": 0.75, "method": "attention", "image": GRAY, "name": "a/cat.png"} | changes
     return Heatmap(values, given.pop("target", 3), **given)
 
 
-def colourfulness(pixels: np.ndarray) -> float:
+def colorfulness(pixels: np.ndarray) -> float:
     return float((pixels.max(-1).astype(int) - pixels.min(-1)).max())
 
 
@@ -37,12 +37,12 @@ def test_size_is_readable_by_default_and_as_asked():
         overlay(heatmap(), 0)
 
 
-def test_the_strongest_patch_is_where_it_is_and_the_weakest_lets_the_picture_through():
+def test_the_strongest_patch_is_where_it_is_and_the_weakest_lets_the_image_through():
     drawn = np.asarray(overlay(heatmap(), 240, smooth=False)).astype(int)  # patches of 80 × 80
     saturation = drawn.max(-1) - drawn.min(-1)
     patches = saturation.reshape(2, 80, 3, 80).transpose(0, 2, 1, 3).reshape(6, -1)
-    assert (patches == patches[:, :1]).all()  # each patch one colour on a grey picture
-    assert patches[0, 0] == 0  # the least: the picture in grey, nothing over it
+    assert (patches == patches[:, :1]).all()  # each patch one color on a gray image
+    assert patches[0, 0] == 0  # the least: the image in gray, nothing over it
     brightness = drawn.sum(-1).reshape(2, 80, 3, 80).mean((1, 3)).flatten()
     assert brightness.argmax() == 5
     smooth = np.asarray(overlay(heatmap(), 240)).sum(-1)
@@ -60,23 +60,23 @@ def test_signs_are_red_and_blue_around_zero():
     assert _limits(heatmap([[4, 1], [1, 2]])) == (1, 4)
 
 
-def test_a_map_that_cannot_be_believed_is_grey_and_says_so(tmp_path):
+def test_a_map_that_is_not_believable_is_gray_and_labeled(tmp_path):
     for values in (None, [[4, 0], [-1, -2]]):
         doubted = heatmap(values, checks={"believable": False, "srg": -0.1})
-        assert colourfulness(np.asarray(doubted.overlay(300))) == 0
-        assert colourfulness(np.asarray(heatmap(values, checks={"believable": True}).overlay(300))) > 60
-        plain = heatmap(values, image=GREY, checks={"believable": False})
+        assert colorfulness(np.asarray(doubted.overlay(300))) == 0
+        assert colorfulness(np.asarray(heatmap(values, checks={"believable": True}).overlay(300))) > 60
+        plain = heatmap(values, image=GRAY, checks={"believable": False})
         words = np.asarray(overlay(plain, 300))[-8:]
         assert words.min() < 60  # the dark band with the words
         assert words.max() > 200
     text = tmp_path / "doubted.svg"
     save([doubted], text)
-    assert doubted.note == "no better than a random map on this picture"
+    assert doubted.note == "no better than a random map on this image"
 
 
 def test_a_flat_map_and_one_that_is_not_finite():
     flat = np.asarray(overlay(heatmap(np.full((2, 3), 0.25)), 240))
-    assert colourfulness(flat) == 0
+    assert colorfulness(flat) == 0
     with pytest.raises(UsageError, match="not finite"):
         overlay(heatmap([[np.nan, 1]]))
 
@@ -90,7 +90,7 @@ def test_contrast_is_antisymmetric_and_of_shares():
     assert found.to_json()["against"] == "dog"
     assert not contrast(a, a).values.any()
     assert contrast(a, dataclasses.replace(b, checks={"believable": False})).note.startswith("no better")
-    for other in ({"method": "rollout"}, {"image": GREY + 1}):
+    for other in ({"method": "rollout"}, {"image": GRAY + 1}):
         with pytest.raises(UsageError, match="same"):
             contrast(a, dataclasses.replace(b, **other))
 
@@ -104,8 +104,8 @@ def test_strips_of_one_method_stand_side_by_side_where_both_are_several():
     assert [len(row) for row in _rows([heatmap(label=str(i)) for i in range(7)])] == [2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".json"])
-def test_files_are_what_they_are_called_and_the_same_every_time(tmp_path, suffix):
+@pytest.mark.parametrize("suffix", [".png", pytest.param(".svg", marks=pytest.mark.slow), ".json"])
+def test_files_match_their_suffix_and_are_deterministic(tmp_path, suffix):
     hostile = heatmap(label="$\\frac{<b>", name="a/\udc80\x07\n猫" * 9 + ".png")
     signed = heatmap([[1, -2]], checks={"believable": False, "srg": 0.5, "random_srg": 0.1})
     maps = [heatmap(), signed, hostile]
@@ -134,9 +134,9 @@ def test_other_files_are_refused(tmp_path):
         save([], tmp_path / "a.png")
 
 
-def test_a_contact_sheet_grows_with_its_pictures_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitral.explanation.drawing.SHEET_PICTURES", 7)
-    assert SHEET_PICTURES > 7
+def test_a_contact_sheet_grows_with_its_images_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitral.explanation.drawing.SHEET_IMAGES", 7)
+    assert SHEET_IMAGES > 7
     heights = []
     for count in (1, 7, 30):
         path = contact_sheet([heatmap(name=f"{i}.png") for i in range(count)], tmp_path / f"{count}.png")

@@ -1,4 +1,4 @@
-"""`vitral.explain`: predictors and bare modules, one picture and many, classes by name and number."""
+"""`vitral.explain`: predictors and bare modules, one image and many, classes by name and number."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, network, random_images
 
 import vitral
-from pictures import noise
-from vitral.data.transforms import Preprocessing
+from images import noise
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import ImageError, UsageError
 from vitral.explanation.methods import METHODS
+from vitral.inference.predictor import Predictor
 from vitral.model import BiT, BiTConfig
-from vitral.predict import Predictor
 
-CONFIG = VARIANTS["oblong"]  # pictures of 8 × 12, patches of 4 × 2
+CONFIG = VARIANTS["oblong"]  # images of 8 × 12, patches of 4 × 2
 CLASSES = ("ant", "bee", "cat", "7", "emu")
 CHEAP = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 2}, "smoothgrad": {"samples": 2}}
 
@@ -29,7 +29,7 @@ def predictor() -> Predictor:
     return Predictor(model, Preprocessing(CONFIG.image, 3), CLASSES, machine=machine, source="tiny")
 
 
-def test_one_map_for_each_picture_and_target_in_that_order(predictor, tmp_path):
+def test_one_map_for_each_image_and_target_in_that_order(predictor, tmp_path):
     shots = [noise(i, (20, 30)) for i in range(3)]
     found = vitral.explain(predictor, shots, ["bee", None, 3], method="attention", batch_size=2)
     assert [one.name for one in found] == [f"image {i}" for i in range(3) for _ in range(3)]
@@ -61,8 +61,8 @@ def test_classes_by_name_come_before_numbers(predictor):
     assert vitral.explain(predictor, noise(0), 0)[0].label == "ant"
 
 
-def test_a_bare_module_takes_standardised_tensors():
-    model, images = network(CONFIG).float(), pictures(CONFIG, 2).float()
+def test_a_bare_module_takes_standardized_tensors():
+    model, images = network(CONFIG).float(), random_images(CONFIG, 2).float()
     found = vitral.explain(model, images, [0, 1], method="attention")
     assert [(one.name, one.label) for one in found] == [(f"image {i}", str(t)) for i in range(2) for t in range(2)]
     (single,) = vitral.explain(model, images[1], 0, method="attention")
@@ -79,22 +79,22 @@ def test_a_bare_module_takes_standardised_tensors():
         ({"method": "rolout"}, "nearest: rollout"),
     ],
 )
-def test_errors_say_what_is_near(predictor, words, told):
+def test_errors_name_the_nearest_options(predictor, words, told):
     with pytest.raises(UsageError) as caught:
         vitral.explain(predictor, noise(0), **words)
     assert told in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 5
 
 
-def test_pictures_that_are_none(predictor, tmp_path):
+def test_invalid_images(predictor, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"nothing")
     with pytest.raises(ImageError) as caught:
         vitral.explain(predictor, [noise(0), bad])
     assert caught.value.name == str(bad)
-    with pytest.raises(UsageError, match="no picture"):
+    with pytest.raises(UsageError, match="no image"):
         vitral.explain(predictor, [])
-    with pytest.raises(UsageError, match="no picture"):
+    with pytest.raises(UsageError, match="no image"):
         vitral.explain(network(CONFIG).float(), torch.zeros(0, 3, 8, 12))
 
 
@@ -111,7 +111,7 @@ def test_networks_that_a_method_does_not_fit():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_global_random_numbers_are_drawn(predictor, method):
+def test_the_global_generator_is_not_used(predictor, method):
     torch.manual_seed(5)
     before, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()
     vitral.explain(predictor, noise(0), method=method, **CHEAP.get(method, {}))

@@ -1,4 +1,4 @@
-"""`vitral explain`: files for people, JSON for programs, one kind of refusal."""
+"""`vitral explain`: files, JSON and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import vitral
-from pictures import noise
-from vitral.cli import main
+from images import noise
+from vitral.cli.main import main
 from vitral.explanation.methods import METHODS
 from vitral.model import BiT, BiTConfig
 from vitral.weights import native
@@ -47,14 +47,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
-def test_another_question_has_another_file(weights, capsys):
+@pytest.mark.slow
+def test_other_options_have_another_file(weights, capsys):
     for more in ((), ("--target", "day"), ("--target", "day", "1"), ("--layer", "0")):
         printed(capsys, weights, "shots/a.png", "--method", "attention", *more)
     names = ("a-attention.png", "a-attention-day.png", "a-attention-day-1.png", "a-attention-layer0.png")
     assert {file.name for file in Path("explained").iterdir()} == set(names)
 
 
-def test_a_picture_with_no_other_option(capsys, weights):
+def test_an_image_without_other_options(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png")
     name, answer, method, *_, file = out.strip().split("\t")
     assert (name, method) == ("shots/a.png", "rollout" if "rollout" in file else method)
@@ -96,13 +97,15 @@ def test_json(capsys, weights):
     assert Path("x.svg").read_text("utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_all_methods_side_by_side(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png", "--compare", "--layer", "-1")
     assert [line.split("\t")[2] for line in out.splitlines()] == list(METHODS)
     assert Path("explained/a-compared-layer-1.png").is_file()
 
 
-def test_checks_are_told(capsys, weights):
+@pytest.mark.slow
+def test_checks_are_reported(capsys, weights):
     out, _ = printed(capsys, weights, "shots/a.png", "--check", "--format", "json")
     checks = json.loads(out)["explanations"][0]["checks"]
     assert isinstance(checks["believable"], bool)
@@ -112,7 +115,7 @@ def test_checks_are_told(capsys, weights):
     assert ("no better than a random map" in out) != checks["believable"]
 
 
-def test_a_bad_picture_is_named_and_the_others_go_on(capsys, weights):
+def test_a_bad_image_is_named_and_the_others_continue(capsys, weights):
     Path("shots/bad.png").write_bytes(b"nothing")
     out, err = printed(capsys, weights, "shots", code=1)
     assert len(out.splitlines()) == 3
@@ -132,9 +135,9 @@ def test_a_bad_picture_is_named_and_the_others_go_on(capsys, weights):
         (("shots/a.png", "--method", "attention", "--layer", "2"), "--layer 0 … 1"),
         (("shots/a.png", "--method", "rollout", "--layer", "1"), "--method attention"),
         (("shots/a.png", "--method", "rollout", "--compare"), "one of the two"),
-        (("empty",), "no pictures to explain"),
+        (("empty",), "no images to explain"),
         ((), "vitral explain RUN"),
-        (("nowhere.png",), "no such picture"),
+        (("nowhere.png",), "no such image"),
         (("shots/a.png", "--out", "a.html"), ".png, .svg or .json"),
         (("shots", "--out", "a.png"), "--out a"),
         (("shots", "--benchmark", "digits"), "--benchmark"),
@@ -160,25 +163,25 @@ def test_a_network_without_attention(capsys):
 
 def test_benchmark(capsys, weights, trained):
     sky = str(Path(json.loads((trained.folder / "config.json").read_text("utf-8"))["run"]["data"]))
-    words = ("--benchmark", sky, "--pictures", "3", "--method", "attention")
+    words = ("--benchmark", sky, "--images", "3", "--method", "attention")
     out, _ = printed(capsys, weights, *words, "--format", "json")
     found = json.loads(out)
-    assert found["pictures"] == 3
+    assert found["images"] == 3
     assert "attention" in [row["method"] for row in found["rows"]]
     out, _ = printed(capsys, weights, *words)
     assert "SRG" in out
 
 
-def test_a_benchmark_with_masks_tells_what_lies_in_them(capsys, weights):
+def test_a_benchmark_with_masks_reports_relevance_inside(capsys, weights):
     for number, kind in enumerate(("day", "night")):
-        Path("labelled", kind).mkdir(parents=True)
-        Image.fromarray(noise(number, (8, 12))).save(f"labelled/{kind}/{number}.png")
+        Path("labeled", kind).mkdir(parents=True)
+        Image.fromarray(noise(number, (8, 12))).save(f"labeled/{kind}/{number}.png")
     Path("masks").mkdir()
     half = Image.new("L", (12, 8))
     half.paste(255, (0, 0, 6, 8))
     for number in range(2):
         half.save(f"masks/{number}.png")
-    words = (weights, "--benchmark", "labelled", "--method", "rollout", "--format", "json")
+    words = (weights, "--benchmark", "labeled", "--method", "rollout", "--format", "json")
     plain, _ = printed(capsys, *words)
     out, _ = printed(capsys, *words, "--masks", "masks")
     assert json.loads(plain)["masks"] == 0
@@ -186,5 +189,5 @@ def test_a_benchmark_with_masks_tells_what_lies_in_them(capsys, weights):
     assert found["masks"] == found["right"]
     if found["right"]:
         assert found["area"]["mean"] == pytest.approx(0.5)
-    assert "--masks goes with --benchmark" in refused(capsys, weights, "shots/a.png", "--masks", "masks")
+    assert "--masks requires --benchmark" in refused(capsys, weights, "shots/a.png", "--masks", "masks")
     assert "no such folder of masks or table of boxes" in refused(capsys, *words, "--masks", "nowhere")

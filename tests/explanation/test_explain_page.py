@@ -1,4 +1,4 @@
-"""What docs/explain.md says of methods, checks and distances is what the code does."""
+"""docs/explain.md describes methods, checks and distances as the code computes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 
 from vitral.explanation.benchmark import Benchmark, Estimate, Row
-from vitral.explanation.explain import DEFAULT
 from vitral.explanation.faithfulness import RANDOM_MAPS, better_than_random
-from vitral.explanation.figure7 import local_attention, uniform_attention
-from vitral.explanation.inspect import worked_example
+from vitral.explanation.inspect.attention_distance import local_attention, uniform_attention
+from vitral.explanation.inspect.panels import worked_example
 from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.method import quiet
+from vitral.explanation.methods.select import DEFAULT
 from vitral.model import ViT, ViTConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text("utf-8")
@@ -24,7 +24,7 @@ GRID, LAYERS = 4, 3
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Cells of the first table after a heading, without its own head."""
+    """Cells of the first table after a heading, without its header."""
     lines = PAGE.split(f"\n{heading}\n")[1].split("\n")
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("| ")) :]
     table = table[: next(i for i, line in enumerate(table) if not line.startswith("|"))]
@@ -53,7 +53,7 @@ def test_every_method_is_defined_with_its_source():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_row_says_what_the_method_does(name, monkeypatch):
-    """What it shows, where it works, whether it promises a sum, and how many passes it takes."""
+    """Kind of map, supported networks, completeness and number of passes."""
     _, shows, any_network, adds_up, forward, back = METHOD_ROWS[name]
     method = METHODS[name]
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def test_every_column_of_the_benchmark_is_a_check_of_the_page():
     ]
 
 
-def test_what_the_page_says_of_random_maps_is_the_rule():
+def test_the_page_states_the_rule_for_random_maps():
     assert f"no more than 3 of {RANDOM_MAPS} random maps" in PAGE
     blind = torch.linspace(0.01, 1, RANDOM_MAPS)[None, :, None]
     passing, failing = blind[0, -3, 0] - 1e-4, blind[0, -4, 0] - 1e-4

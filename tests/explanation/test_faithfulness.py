@@ -1,4 +1,4 @@
-"""What says whether a map can be believed is held to networks whose truth is known, and to scipy."""
+"""Faithfulness measures, compared with networks of known ground truth and with scipy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny import SHAPE, network
 from torch import nn
 
 from vitral.data.dataset import Pixels, Split
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import UsageError
 from vitral.explanation import benchmark as b
@@ -24,14 +24,14 @@ from vitral.explanation import faithfulness as f
 from vitral.explanation.explain import explain
 from vitral.explanation.heatmap import Heatmap
 from vitral.explanation.methods import METHODS
+from vitral.inference.predictor import Predictor
 from vitral.model import ViT, ViTConfig
-from vitral.predict import Predictor
 
 GRID = (4, 4)
 
 
 class Linear(nn.Module):
-    """Two logits: the weighted sum of the patches' mean colours, and its opposite."""
+    """Two logits: the weighted sum of the patches' mean colors, and its negative."""
 
     def __init__(self, weights: torch.Tensor):
         super().__init__()
@@ -44,7 +44,7 @@ class Linear(nn.Module):
 
 
 def toy(seed: int = 0):
-    """A linear network, pictures, and what each patch truly adds beyond the fill."""
+    """A linear network, images, and the true contribution of each patch beyond the fill."""
     generator = torch.Generator().manual_seed(seed)
     model = Linear(torch.randn(GRID, generator=generator)).eval()
     images = torch.randn(6, 3, 8, 8, generator=generator)
@@ -71,7 +71,7 @@ def test_curves_of_a_linear_network_are_sums_of_what_is_left():
 @pytest.mark.parametrize("fill", f.FILLS)
 @pytest.mark.parametrize("order", ["most", "least"])
 @pytest.mark.parametrize("steps", [1, 5, 100])
-def test_curves_begin_with_the_picture_and_end_without_it(fill, order, steps):
+def test_curves_begin_with_the_image_and_end_without_it(fill, order, steps):
     model, images, truth = toy()
     for of in ("logit", "probability"):
         found = f.curves(model, images, truth, targets(images, 1), order, steps=steps, fill=fill, of=of)
@@ -131,7 +131,7 @@ def test_deletion_and_insertion_are_areas_of_probabilities():
         f.deletion(model, images, truth, targets(images), fill="blurr")
 
 
-def test_blur_keeps_colours_and_little_else():
+def test_blur_keeps_colors_and_little_else():
     images = torch.randn(2, 3, 32, 48)
     blurred = f.blurred(images, (4, 6))
     assert blurred.std() < 0.15 * images.std()
@@ -166,7 +166,7 @@ def test_relevance_inside_a_mask():
     assert f.coverage(np.ones((7, 9), bool), (2, 2)).tolist() == [[1, 1], [1, 1]]
 
 
-def test_the_gaussian_is_centred():
+def test_the_gaussian_is_centered():
     for grid in ((4, 4), (3, 5)):
         found = f.gaussian_map(grid)
         torch.testing.assert_close(found, found.flip(0).flip(1))
@@ -187,8 +187,8 @@ def test_intervals_are_students_and_cover():
 
 
 @pytest.mark.parametrize("shape", ["normal", "even", "heavy"])
-def test_one_random_map_in_ten_is_believed(shape):
-    """Whatever the gains of random maps are distributed like, as long as opposite maps have opposite gains."""
+def test_one_random_map_in_ten_is_believable(shape):
+    """For any distribution of random gains, if negated maps have negated gains."""
     drawn = np.random.default_rng(0)
     draw = {"normal": drawn.normal, "even": lambda size: drawn.uniform(-1, 1, size), "heavy": drawn.standard_cauchy}
     gains = torch.from_numpy(draw[shape](size=(40_000, f.RANDOM_MAPS + 1)))
@@ -197,8 +197,9 @@ def test_one_random_map_in_ten_is_believed(shape):
     assert not f.better_than_random(torch.zeros(3, 1), torch.zeros(3, 19, 1)).any()
 
 
-def test_the_true_map_is_believed_where_one_patch_decides():
-    """There two deviations above the random mean are out of reach."""
+@pytest.mark.slow
+def test_the_true_map_is_believable_if_one_patch_decides():
+    """Two deviations above the random mean are impossible there."""
     weights = torch.zeros(8, 8)
     weights[2, 3] = 1
     images = torch.randn(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -225,7 +226,7 @@ def test_checks_of_a_map():
     model = sighted(pool="mean")
     images = torch.randn(3, 3, 16, 16)
     wanted = torch.tensor([[0, 1], [1, 2], [3, 4]])
-    found = f.believe(model, images, wanted, "occlusion")
+    found = f.check_faithfulness(model, images, wanted, "occlusion")
     assert len(found) == 6
     assert json.loads(json.dumps(found)) == found
     assert found[0]["protocol"] == "SRG (mean, 16 steps)"
@@ -241,7 +242,7 @@ def test_checks_of_a_map():
     for name, values in (("srg", gains), ("random_srg", random.mean(1)), ("random_srg_std", random.std(1)),
                          ("gaussian_srg", gaussian)):  # fmt: skip
         torch.testing.assert_close(torch.tensor([one[name] for one in found]).view(3, 2), values, rtol=1e-3, atol=1e-5)
-    alone = f.believe(
+    alone = f.check_faithfulness(
         model, images[1:2], wanted[1:2], "occlusion", maps=METHODS["occlusion"].run(model, images[1:2], wanted[1:2])
     )
     for one, other in zip(alone, found[2:4], strict=True):
@@ -249,37 +250,39 @@ def test_checks_of_a_map():
         assert one["random_srg"] == pytest.approx(other["random_srg"], rel=1e-3, abs=1e-5)
 
 
-def test_routing_does_not_depend_on_the_class_and_is_caught():
+def test_routing_does_not_depend_on_the_class():
     model, images = sighted(), torch.randn(2, 3, 16, 16)
     for name in ("rollout", "attention"):
-        assert [one["target_sensitivity"] for one in f.believe(model, images, targets(images), name)] == [0, 0]
-    assert min(one["target_sensitivity"] for one in f.believe(model, images, targets(images), "occlusion")) > 0.05
+        checks = f.check_faithfulness(model, images, targets(images), name)
+        assert [one["target_sensitivity"] for one in checks] == [0, 0]
+    checks = f.check_faithfulness(model, images, targets(images), "occlusion")
+    assert min(one["target_sensitivity"] for one in checks) > 0.05
 
 
-def test_a_network_that_ignores_the_picture_is_not_believed():
+def test_maps_of_a_constant_network_are_not_believable():
     model, images = sighted(), torch.randn(4, 3, 16, 16)
     with torch.no_grad():
         model.head.weight.zero_()
     for name in ("rollout", "occlusion", "rise"):
-        for one in f.believe(model, images, targets(images), name):
+        for one in f.check_faithfulness(model, images, targets(images), name):
             assert (one["srg"], one["random_srg"], one["gaussian_srg"], one["believable"]) == (0, 0, 0, False)
     with torch.no_grad():  # rounding is no gain: a head so small that only the last digit of its logits moves
         model.head.weight.normal_(std=1e-9)
         model.head.bias.fill_(3.0)
-    for one in f.believe(model, images, targets(images), "rollout"):
+    for one in f.check_faithfulness(model, images, targets(images), "rollout"):
         assert (one["srg"], one["believable"]) == (0, False)
 
 
 def test_other_weights_are_as_large_and_give_other_maps():
     model, images = sighted(dim=64, pool="mean"), torch.randn(16, 3, 16, 16)
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    other = f.randomised(model)
+    other = f.randomized(model)
     for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
         assert not torch.equal(one, two), name
         if one.numel() > 1000:
             assert two.std().item() == pytest.approx(one.std().item(), rel=0.1)
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    maps = [METHODS["occlusion"].run(m, images, targets(images)).values for m in (model, other, f.randomised(model))]
+    maps = [METHODS["occlusion"].run(m, images, targets(images)).values for m in (model, other, f.randomized(model))]
     assert f.rank_correlation(maps[0], maps[0]).min() == pytest.approx(1)
     assert f.rank_correlation(maps[0], maps[1]).mean().abs() < 0.2
     assert torch.equal(maps[1], maps[2])
@@ -293,17 +296,18 @@ def predictor(model: ViT) -> Predictor:
 
 def split(count: int = 6, size: tuple[int, int] = (16, 16)) -> Split:
     pixels = np.random.default_rng(0).integers(0, 256, (count, *size, 3), dtype=np.uint8)
-    return Split([f"picture {i}" for i in range(count)], np.zeros(count, np.int64), Pixels(pixels))
+    return Split([f"image {i}" for i in range(count)], np.zeros(count, np.int64), Pixels(pixels))
 
 
 METHODS_AT_HAND = {"rollout": {}, "occlusion": {}, "rise": {"masks": 64}}
 
 
+@pytest.mark.slow
 def test_benchmark():
     network = predictor(sighted(pool="mean"))
-    pictures, done = split(12), []
-    answers = [network(pictures.image(i)).probabilities.argmax() for i in range(12)]
-    right = Split(pictures.names, np.where(np.arange(12) < 9, answers, (np.array(answers) + 1) % 5), pictures.fetch)
+    images, done = split(12), []
+    answers = [network(images.image(i)).probabilities.argmax() for i in range(12)]
+    right = Split(images.names, np.where(np.arange(12) < 9, answers, (np.array(answers) + 1) % 5), images.fetch)
 
     def masks(number: int) -> np.ndarray | None:
         mask = np.zeros((16, 16), bool)
@@ -313,7 +317,7 @@ def test_benchmark():
     found = b.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5, progress=done.append)
     again = b.benchmark(network, right, METHODS_AT_HAND, count=12, masks=masks, batch_size=5)
     assert sum(done) == 12
-    assert (found.pictures, found.right, found.masks, found.grid) == (12, 9, 8, (4, 4))
+    assert (found.images, found.right, found.masks, found.grid) == (12, 9, 8, (4, 4))
     assert found.area.mean == pytest.approx(1 / 8)
     assert found.protocols == ("SRG (mean, 16 steps)", "deletion (mean, 16 steps)", "insertion (blur, 16 steps)")
     rows = {row.method: row for row in found.rows}
@@ -328,7 +332,7 @@ def test_benchmark():
     assert rows["random"].milliseconds is None
     assert rows["rollout"].target_sensitivity.mean == 0
     assert rows["occlusion"].target_sensitivity.mean > 0.1
-    assert abs(rows["occlusion"].randomised.mean) < 0.4
+    assert abs(rows["occlusion"].randomized.mean) < 0.4
     data = [json.loads(json.dumps(one.to_json())) for one in (found, again)]
     for one in data:
         for row in one["rows"]:
@@ -337,17 +341,17 @@ def test_benchmark():
     console = Console(file=io.StringIO(), width=200)
     found.print_table(console)
     shown = console.file.getvalue()
-    assert shown.splitlines()[0].startswith("a network: 12 pictures, 9 of them answered rightly")
+    assert shown.splitlines()[0].startswith("a network: 12 images, 9 of them classified correctly")
     assert "completeness" not in shown.splitlines()[1]
     assert "deletion (mean, 16 steps)" in shown
 
 
-def test_benchmark_agrees_with_the_functions_for_one_picture():
+def test_benchmark_agrees_with_the_functions_for_one_image():
     model = sighted()
-    network, pictures = predictor(model), split(1)
-    found = b.benchmark(network, [pictures.image(0)], ["rollout"], masks=lambda _: np.eye(4, dtype=bool))
+    network, images = predictor(model), split(1)
+    found = b.benchmark(network, [images.image(0)], ["rollout"], masks=lambda _: np.eye(4, dtype=bool))
     row = found.rows[0]
-    images = network.preprocessing.standardise(network.prepare(pictures.image(0))[None])
+    images = network.preprocessing.standardize(network.prepare(images.image(0))[None])
     answer = model(images).argmax(1, keepdim=True)
     maps = METHODS["rollout"].run(model, images, answer).values
     wanted = {
@@ -360,19 +364,19 @@ def test_benchmark_agrees_with_the_functions_for_one_picture():
     assert found.right is None
 
 
-def test_masks_go_the_way_of_their_pictures():
+def test_masks_are_preprocessed_like_their_images():
     preprocessing = Preprocessing((16, 16), resize="letterbox", mean=(0.9,) * 3)
     network = Predictor(sighted(), preprocessing, list("abcde"))
     mask = np.zeros((16, 32), bool)
-    mask[:, :16] = True  # the left half of a picture that fills the two rows in the middle
-    assert b._as_seen(mask, (4, 4), network).round().tolist() == [[0] * 4, [1, 1, 0, 0], [1, 1, 0, 0], [0] * 4]
+    mask[:, :16] = True  # the left half of an image that fills the two rows in the middle
+    assert b._preprocessed(mask, (4, 4), network).round().tolist() == [[0] * 4, [1, 1, 0, 0], [1, 1, 0, 0], [0] * 4]
 
 
 def test_benchmark_refuses():
     network = predictor(sighted())
     with pytest.raises(UsageError, match="unknown method"):
         b.benchmark(network, split(), ["roll-out"])
-    with pytest.raises(UsageError, match="no picture"):
+    with pytest.raises(UsageError, match="no image"):
         b.benchmark(network, [], ["rollout"])
 
 
@@ -380,7 +384,7 @@ def test_explain_with_checks():
     model, images = sighted(), torch.randn(3, 3, 16, 16)
     found = explain(model, images, [1, 2], method="rollout", check=True, batch_size=2)
     assert all(isinstance(one, Heatmap) for one in found)
-    wanted = f.believe(model, images[2:], torch.tensor([[1, 2]]), "rollout")
+    wanted = f.check_faithfulness(model, images[2:], torch.tensor([[1, 2]]), "rollout")
     assert [one.checks["srg"] for one in found[4:]] == pytest.approx([one["srg"] for one in wanted], rel=1e-3)
     for number, (one, checks) in enumerate(zip(found[4:], wanted, strict=True)):
         maps, classes = torch.from_numpy(one.values)[None, None], torch.tensor([[number + 1]])
@@ -389,8 +393,8 @@ def test_explain_with_checks():
             assert checks[name] == pytest.approx(measure(model, images[2:], maps, classes, steps=25).item(), abs=1e-5)
             assert curve[last] != pytest.approx(one.probability, abs=1e-6)
             assert curve[-1 - last] == pytest.approx(one.probability, abs=1e-6)  # nothing hidden
-        alike = METHODS["rollout"].run(f.randomised(model), images[2:], classes).values
-        assert checks["randomised"] == pytest.approx(f.rank_correlation(maps, alike).item(), abs=1e-5)
+        alike = METHODS["rollout"].run(f.randomized(model), images[2:], classes).values
+        assert checks["randomized"] == pytest.approx(f.rank_correlation(maps, alike).item(), abs=1e-5)
     assert all(one.checks == {} for one in explain(model, images, method="rollout"))
     with torch.no_grad():
         model.head.weight.zero_()
@@ -402,5 +406,5 @@ def test_completeness_is_passed_on_and_half_precision_works():
     maps = f.Maps(torch.randn(2, 1, 4, 4), completeness=torch.tensor([[0.5], [0.25]]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = f.believe(model, images, targets(images), "occlusion", maps=maps)
+        found = f.check_faithfulness(model, images, targets(images), "occlusion", maps=maps)
     assert [one["completeness"] for one in found] == [0.5, 0.25]

@@ -1,4 +1,4 @@
-"""Gradient methods are what their papers say: held to plain implementations, to captum and to closed forms."""
+"""Gradient methods, compared with plain implementations, with captum and with closed forms."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 import torch
 from captum.attr import InputXGradient, IntegratedGradients
 from test_methods_contract import BIT, KINDS, built, images_for
-from tiny import VARIANTS, moderate, pictures
+from tiny import VARIANTS, moderate, random_images
 from torch import nn
 
+from running import mostly_slow
 from vitral.errors import UsageError
 from vitral.explanation.capture import capture
-from vitral.explanation.libra import libra
+from vitral.explanation.libra import libra_backward
 from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.fullgrad import bias_terms
 from vitral.explanation.methods.gradients import block_inputs, gradients_of
@@ -27,34 +28,34 @@ ATTENTIVE = ("paper", "oblong", "post-norm", "swiglu", "mean", "mean-all", "mean
 TARGETS = torch.tensor([[1, 3], [0, 2]])
 
 
-def materialise(part: nn.Module, kept: list[torch.Tensor]) -> None:
+def materialize(part: nn.Module, kept: list[torch.Tensor]) -> None:
     """Attention as an explicit matrix in the graph, kept with its gradient."""
 
-    def attend(q, k, v, mask):
-        attention = ((q @ k.transpose(-2, -1)) * part.scale).softmax(-1)
+    def backend(q, k, v, attn_mask=None, dropout_p=0.0, *, scale):
+        attention = ((q @ k.transpose(-2, -1)) * scale).softmax(-1)
         if not attention.requires_grad:
             attention.requires_grad_()
         kept.append(attention)
         return attention @ v
 
-    part.attend = attend
+    part.backend = backend
 
 
 def explicit(config: ViTConfig) -> tuple[ViT, list[torch.Tensor], list[torch.Tensor]]:
-    """A network whose layers' attention, and whose MAP head's, are kept in two lists while it computes."""
+    """A network that records the attention of its layers and of its MAP head in two lists."""
     model, layers, pooled = moderate(config), [], []
-    model.lean = False
+    model.prune_last_block = False
     for block in model.blocks:
-        materialise(block.attn, layers)
+        materialize(block.attn, layers)
     if config.pool == "map":
-        materialise(model.attn_pool, pooled)
+        materialize(model.attn_pool, pooled)
     return model, layers, pooled
 
 
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_generic_is_the_product_of_whole_relevance_matrices(name):
     config = VARIANTS[name]
-    model, images = moderate(config), pictures(config)
+    model, images = moderate(config), random_images(config)
     with quiet(model):
         found = METHODS["generic"].run(model, images, TARGETS).values
     plain, layers, pooled = explicit(config)
@@ -78,7 +79,7 @@ def test_generic_is_the_product_of_whole_relevance_matrices(name):
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_legrad_is_the_head_behind_every_layer(name):
     config = VARIANTS[name]
-    model, images = moderate(config), pictures(config)
+    model, images = moderate(config), random_images(config)
     with quiet(model):
         found = METHODS["legrad"].run(model, images, TARGETS).values
         last = METHODS["legrad"].run(model, images, TARGETS, layers=[-1]).values
@@ -103,7 +104,7 @@ def test_legrad_is_the_head_behind_every_layer(name):
 
 def test_grad_cam_of_a_vit_and_of_a_bit():
     config = VARIANTS["paper"]
-    model, images = moderate(config), pictures(config)
+    model, images = moderate(config), random_images(config)
     with quiet(model):
         found = METHODS["grad-cam"].run(model, images, TARGETS).values
         first = METHODS["grad-cam"].run(model, images, TARGETS, layer=0).values
@@ -133,7 +134,7 @@ def test_grad_cam_of_a_vit_and_of_a_bit():
 @pytest.mark.parametrize("name", ["paper", "mean", "post-norm", "map", "hybrid", "bit"])
 def test_input_gradient_and_integrated_gradients_are_those_of_captum(name):
     model = BiT(BIT).double().eval() if name == "bit" else moderate(VARIANTS[name])
-    images = images_for("bit", 2).double() if name == "bit" else pictures(VARIANTS[name])
+    images = images_for("bit", 2).double() if name == "bit" else random_images(VARIANTS[name])
     if name == "bit":
         nn.init.normal_(model.head.weight)
     integrated, method = IntegratedGradients(model), METHODS["integrated-gradients"].run
@@ -163,7 +164,7 @@ def test_input_gradient_and_integrated_gradients_are_those_of_captum(name):
 
 
 def test_integrated_gradients_become_complete_with_more_steps():
-    model, images = moderate(VARIANTS["paper"]), pictures(VARIANTS["paper"])
+    model, images = moderate(VARIANTS["paper"]), random_images(VARIANTS["paper"])
     with quiet(model):
         errors = [
             METHODS["integrated-gradients"].run(model, images, TARGETS, steps=n).completeness.max() for n in (2, 64)
@@ -184,15 +185,15 @@ def test_wrong_options_are_refused():
         quadrature("simpson", 4)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 steps are too few"):
         quadrature("trapezoid", 1)
-    model, images = moderate(VARIANTS["paper"]), pictures(VARIANTS["paper"])
+    model, images = moderate(VARIANTS["paper"]), random_images(VARIANTS["paper"])
     with pytest.raises(UsageError, match="0 samples"), quiet(model):
         METHODS["smoothgrad"].run(model, images, TARGETS, samples=0)
     with pytest.raises(UsageError, match="no layer 7"), quiet(model):
         METHODS["legrad"].run(model, images, TARGETS, layers=[7])
 
 
-def test_smoothgrad_of_no_noise_is_the_gradient_and_noise_follows_the_picture():
-    model, images = moderate(VARIANTS["paper"]), pictures(VARIANTS["paper"])
+def test_smoothgrad_of_no_noise_is_the_gradient_and_noise_follows_the_image():
+    model, images = moderate(VARIANTS["paper"]), random_images(VARIANTS["paper"])
     x = images.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(x).gather(1, TARGETS[:, :1]).sum(), x)
     run = METHODS["smoothgrad"].run
@@ -214,19 +215,19 @@ def test_smoothgrad_of_no_noise_is_the_gradient_and_noise_follows_the_picture():
 ALL = {name: config for name, config in VARIANTS.items() if config.classes and config.dropout == 0}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, 3))
 def test_libra_leaves_the_forward_pass_and_the_network_alone(name):
     config = ALL[name]
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.bfloat16, 0.1)):
-        model, images = moderate(config).to(dtype), pictures(config).to(dtype)
+        model, images = moderate(config).to(dtype), random_images(config).to(dtype)
         before = {part: set(vars(module)) for part, module in model.named_modules()}
         with torch.no_grad():
             plain = model(images)
-            with libra(model):
+            with libra_backward(model):
                 balanced = model(images)
-            with capture(model) as seen, libra(model):
+            with capture(model) as seen, libra_backward(model):
                 model(images)
-            with libra(model), capture(model):
+            with libra_backward(model), capture(model):
                 model(images)
             assert torch.equal(model(images), plain)
         assert set(seen.q) >= set(range(config.depth))
@@ -234,10 +235,10 @@ def test_libra_leaves_the_forward_pass_and_the_network_alone(name):
         assert {part: set(vars(module)) for part, module in model.named_modules()} == before
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, 3))
 def test_libra_makes_fullgrad_complete_and_the_plain_gradient_does_not(name):
     config = ALL[name]
-    model, images, targets = moderate(config), pictures(config), TARGETS % config.classes
+    model, images, targets = moderate(config), random_images(config), TARGETS % config.classes
     with quiet(model):
         exact = METHODS["fullgrad+"].run(model, images, targets)
         plain = METHODS["fullgrad+"].run(model, images, targets, libra=False)
@@ -249,7 +250,7 @@ def test_libra_makes_fullgrad_complete_and_the_plain_gradient_does_not(name):
 
 @pytest.mark.parametrize("name", ["root", "hybrid", "hybrid-of-two-layers", "bit"])
 def test_libra_is_complete_from_the_pixels_on_through_convolutions_too(name):
-    """Without a class token or positions of its own, a network is its pixels and its biases."""
+    """Without class token and learned positions, a network is a function of its pixels and biases."""
     if name == "bit":
         model, images = BiT(BIT).double().eval(), images_for("bit", 2).double()
         with torch.no_grad():
@@ -257,13 +258,13 @@ def test_libra_is_complete_from_the_pixels_on_through_convolutions_too(name):
                 parameter.normal_(std=0.5) if part.endswith("bias") or "head" in part else None
     else:
         config = dataclasses.replace(VARIANTS[name], cls_token=False, pool="mean", position="none")
-        model, images = moderate(config), pictures(config)
+        model, images = moderate(config), random_images(config)
     errors = []
     for balance in (True, False):
         x = images.clone().requires_grad_()
         with quiet(model), bias_terms(model) as terms:
             if balance:
-                with libra(model):
+                with libra_backward(model):
                     logits = model(x)
             else:
                 logits = model(x)
@@ -280,13 +281,13 @@ def test_libra_is_complete_from_the_pixels_on_through_convolutions_too(name):
 
 
 def test_values_of_fullgrad_are_inputs_and_biases_of_all_layers():
-    """By parameters' own gradients instead of hooks: all terms of all tokens add up to Σ over layers and biases."""
+    """By gradients of parameters instead of hooks: all terms of all tokens sum to Σ over layers and biases."""
     config = dataclasses.replace(VARIANTS["mean-all"], cls_token=False, pool="mean", final_norm="tokens")
-    model, images = moderate(config), pictures(config, 1)
+    model, images = moderate(config), random_images(config, 1)
     with quiet(model):
         whole = METHODS["fullgrad+"].run(model, images, torch.tensor([[2]])).values.double().sum()
         bare = METHODS["fullgrad+"].run(model, images, torch.tensor([[2]]), biases=False).values.double().sum()
-    with libra(model), block_inputs(model) as inputs:
+    with libra_backward(model), block_inputs(model) as inputs:
         logit = model(images)[0, 2]
     biases = {n: p for n, p in model.named_parameters() if n.endswith("bias") and n.startswith(("blocks", "norm"))}
     found = torch.autograd.grad(logit, inputs + list(biases.values()), allow_unused=True)
@@ -298,14 +299,14 @@ def test_values_of_fullgrad_are_inputs_and_biases_of_all_layers():
 
 def test_attcat_is_attention_times_token_times_gradient():
     config = VARIANTS["paper"]
-    model, images = moderate(config), pictures(config)
+    model, images = moderate(config), random_images(config)
     for balance in (True, False):
         with quiet(model):
             found = METHODS["attcat"].run(model, images, TARGETS, libra=balance).values
         plain, layers, _ = explicit(config)
         with block_inputs(plain) as inputs:
             if balance:
-                with libra(plain):
+                with libra_backward(plain):
                     logits = plain(images)
             else:
                 logits = plain(images)
@@ -328,7 +329,7 @@ def test_libra_of_a_norm_is_its_linear_part(kind):
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     x, weight = torch.randn(3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
-    with libra(norm):
+    with libra_backward(norm):
         found, value = backward(norm, x, weight), norm(x)
     torch.testing.assert_close(value, norm(x), rtol=1e-12, atol=1e-12)
     groups = (x.view(3, -1, 8 if kind == "layer" else 4), (weight * norm.weight.detach()).view_as(x))
@@ -351,12 +352,12 @@ def test_libra_of_gates_is_the_gate():
         mlp.fc1, mlp.fc2 = inner, nn.Identity()
         if name == "swiglu":
             x2 = torch.cat([x, x.flip(1) + 1], dim=1).detach()
-            with libra(mlp):
+            with libra_backward(mlp):
                 found = backward(mlp, x2, torch.ones(1, 7, dtype=torch.float64))
             a, b = x2.chunk(2, 1)
             wanted = torch.cat([a.sigmoid() * b, a * a.sigmoid()], 1) / 2
         else:
-            with libra(mlp):
+            with libra_backward(mlp):
                 found = backward(mlp, x, torch.ones(1, 7, dtype=torch.float64))
             wanted = torch.where(x == 0, 0.5, gate)
         torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)
@@ -367,7 +368,7 @@ def test_libra_of_attention_is_the_transposed_matrix_for_values_and_nothing_for_
     generator = torch.Generator().manual_seed(0)
     q, k, v, weight = (torch.randn(1, 2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(4))
     q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-    with libra(attention):
+    with libra_backward(attention):
         dq, dk, dv = torch.autograd.grad((attention.attend(q, k, v, None) * weight).sum(), [q, k, v], allow_unused=True)
     matrix = (q @ k.mT * attention.scale).softmax(-1)
     assert dq is None

@@ -1,4 +1,4 @@
-"""`vitral inspect`: every figure drawn for every kind of network, the page, the command, and what is refused."""
+"""`vitral inspect`: figures of every kind of network, the page, the command, and errors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, network, random_images
 
 import vitral
-from pictures import MakePictures
-from vitral.cli import main
-from vitral.data.transforms import Preprocessing
-from vitral.explanation.drawing_inspect import as_colours, tiled
-from vitral.explanation.inspect import NAMES, look, worked_example
+from images import MakeImages
+from vitral.cli.main import main
+from vitral.data.preprocessing import Preprocessing
+from vitral.explanation.inspect.drawing import as_colors, tiled
+from vitral.explanation.inspect.panels import NAMES, inspect_network, worked_example
+from vitral.inference.predictor import Predictor
 from vitral.model import BiT, BiTConfig
-from vitral.predict import Predictor
-from vitral.recipes.inspection import folder_for, inspect, render
+from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.native import Weights
+from vitral.workflows.inspect import folder_for, inspect, render
 
 KINDS = ("oblong", "map-with-prefix", "none", "distilled-with-registers", "root-with-patches")
 BIT = BiTConfig(image_size=32, layers=(1,), classes=2)
@@ -48,7 +49,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_network_is_drawn(name):
     config = VARIANTS[name]
-    found = look(network(config).float(), pictures(config, 4).float(), name=name, source="4 pictures")
+    found = inspect_network(network(config).float(), random_images(config, 4).float(), name=name, source="4 images")
     names = [panel.name for panel in found.panels()]
     assert names == [one for one in NAMES if one != "positions" or config.position != "none"]
     page = render(found, "vitral inspect x")
@@ -57,10 +58,10 @@ def test_every_kind_of_network_is_drawn(name):
     assert all(len(line) > 20 for line in found.summary())
 
 
-def test_files_of_a_look(tmp_path):
+def test_files_of_an_inspection(tmp_path):
     config = VARIANTS["paper"]
     model = network(config).float()
-    written = look(model, pictures(config, 4).float()).save_drawings(tmp_path / "a")
+    written = inspect_network(model, random_images(config, 4).float()).save_drawings(tmp_path / "a")
     assert {path.name for path in written} == {f"{name}{end}" for name in NAMES for end in (".png", ".svg")}
     for path in written:
         if path.suffix == ".png":
@@ -70,22 +71,22 @@ def test_files_of_a_look(tmp_path):
         else:
             assert path.read_text("utf-8").lstrip().startswith("<?xml")
     bytes_before = (tmp_path / "a/filters.png").read_bytes()
-    look(model).save_drawings(tmp_path / "a")  # now without pictures: what was drawn from some goes
+    inspect_network(model).save_drawings(tmp_path / "a")  # now without images: what was drawn from some goes
     assert {path.stem for path in (tmp_path / "a").iterdir()} == {"filters", "kernels", "positions"}
     assert (tmp_path / "a/filters.png").read_bytes() == bytes_before
 
 
-def test_tiles_and_colours():
+def test_tiles_and_colors():
     canvas, size, gap = tiled(np.ones((5, 4, 2, 3)), 3)
     assert (size, gap) == ((16, 8), 1)
     assert canvas.shape == (33, 26, 4)
     assert canvas[..., 3].sum() == 5 * 16 * 8
     tiles = tiled(np.ones((6, 16, 16, 3)), 3)
     assert tiles.middles(0).tolist() == [7.5, 25.5]
-    colours = as_colours(np.array([[[[0.0, 2.0, -4.0]]]]))
-    assert colours.shape == (1, 1, 3, 3)
-    assert colours[0, 0, :, 0].tolist() == [0.5, 0.75, 0.0]
-    assert as_colours(np.ones((2, 5, 3, 3))).shape == as_colours(np.ones((2, 2, 3, 3))).shape == (2, 3, 3, 3)
+    colors = as_colors(np.array([[[[0.0, 2.0, -4.0]]]]))
+    assert colors.shape == (1, 1, 3, 3)
+    assert colors[0, 0, :, 0].tolist() == [0.5, 0.75, 0.0]
+    assert as_colors(np.ones((2, 5, 3, 3))).shape == as_colors(np.ones((2, 2, 3, 3))).shape == (2, 3, 3, 3)
 
 
 def test_the_example_is_right():
@@ -103,34 +104,35 @@ def test_a_run_needs_no_other_option(capsys, trained, tmp_path):
     shutil.copytree(trained.folder, run)
     out, err = told(capsys, str(run))
     assert "distance" in out
-    assert "8 val pictures" in out
+    assert "8 val images" in out
     assert f"Page     {run}/inspect/inspect.html" in err
     page = (run / "inspect/inspect.html").read_text("utf-8")
-    for part in ("Attention distance", "By hand, on nine patches", "13.2", "8 val pictures", f"vitral inspect {run}"):
+    for part in ("Attention distance", "Worked example", "13.2", "8 val images", f"vitral inspect {run}"):
         assert part in page
     assert not re.search(r'(src|href)="(?!#|data:)', page)  # loads nothing
     assert "<script" not in page
     assert page.count('class="here"') == 3  # the query of the example, framed
     found = json.loads((run / "inspect/inspect.json").read_text("utf-8"))
     assert np.shape(found["attention"]["distance"]) == (2, 2)
-    assert found["attention"]["pictures"] == 8
+    assert found["attention"]["images"] == 8
     assert {path.stem for path in (run / "inspect").iterdir()} == {*NAMES, "inspect"}
-    out, _ = told(capsys, str(run), "--format", "json", "--split", "test", "--pictures", "5", "--layers", "-1")
+    out, _ = told(capsys, str(run), "--format", "json", "--split", "test", "--images", "5", "--layers", "-1")
     found = json.loads(out)
-    assert found["pictures"].startswith("5 test pictures")
+    assert found["images"].startswith("5 test images")
     assert found["attention"]["layers"] == [1]
 
 
-def test_weights_and_names_show_what_they_can(capsys, trained, make_pictures: MakePictures):
+@pytest.mark.slow
+def test_weights_and_names_without_images(capsys, trained, make_images: MakeImages):
     weights = str(trained.folder / "model.safetensors")
     _, err = told(capsys, weights, "--out", "o")
-    assert "only what the weights tell" in err
+    assert "only figures of the weights" in err
     assert "--data DATA" in err
     assert {path.stem for path in Path("o").iterdir()} == {"filters", "kernels", "positions", "inspect"}
-    photos = make_pictures({"cat": 3, "dog": 3})
-    Path(photos, "cat/1.png").write_bytes(b"no picture")
+    photos = make_images({"cat": 3, "dog": 3})
+    Path(photos, "cat/1.png").write_bytes(b"no image")
     out, err = told(capsys, weights, "--data", "photos", "--out", "o")
-    assert "5 train pictures of photos" in out
+    assert "5 train images of photos" in out
     assert "left out, unreadable: " in err
     assert "cat/1.png" in err
     _, err = told(capsys, "mnist-7562")
@@ -139,13 +141,13 @@ def test_weights_and_names_show_what_they_can(capsys, trained, make_pictures: Ma
     assert folder_for("timm:vit_small/x y") == Path("inspect/timm-vit_small-x-y")
 
 
-def test_a_run_whose_pictures_are_gone_shows_the_rest(capsys, trained):
+def test_a_run_without_its_images_shows_the_rest(capsys, trained):
     shutil.copytree(trained.folder, "run")
     written = json.loads(Path("run/config.json").read_text("utf-8"))
     written["run"]["data"] = "gone/sky"
-    Path("run/config.json").write_text(json.dumps(written))
+    RunFolder("run").write(Path("run/config.json"), json.dumps(written))
     _, err = told(capsys, "run")
-    assert "the run's own pictures cannot be had" in err
+    assert "the run's own images cannot be loaded" in err
     assert Path("run/inspect/filters.png").is_file()
     assert not Path("run/inspect/distance.png").exists()
 
@@ -153,23 +155,23 @@ def test_a_run_whose_pictures_are_gone_shows_the_rest(capsys, trained):
 def test_in_python():
     config = VARIANTS["paper"]
     model = network(config).float()
-    found = vitral.inspect(model, pictures(config, 6).float(), pictures=5, prefix="keep")
+    found = vitral.inspect(model, random_images(config, 6).float(), images=5, prefix="keep")
     assert found.attention is not None
-    assert (found.attention.pictures, found.attention.prefix) == (5, "keep")
+    assert (found.attention.images, found.attention.prefix) == (5, "keep")
     half = Predictor(network(config).float(), Preprocessing((12, 12)), tuple("abcde"))
     half.model.bfloat16()
-    assert inspect(half, pictures(config, 4).float()).likeness is not None
-    few = vitral.inspect(model, pictures(config, 2).float())
+    assert inspect(half, random_images(config, 4).float()).likeness is not None
+    few = vitral.inspect(model, random_images(config, 2).float())
     assert few.likeness is None
-    assert "that needs 4 pictures" in few.notes[0]
+    assert "that needs 4 images" in few.notes[0]
     alone = vitral.inspect(model)
     assert alone.attention is None
     assert "pass data=TENSOR" in alone.notes[0]
-    with pytest.raises(vitral.VitralError, match="no pictures"):
-        vitral.inspect(model, pictures(config, 4)[:0])
+    with pytest.raises(vitral.VitralError, match="no images"):
+        vitral.inspect(model, random_images(config, 4)[:0])
     with pytest.raises(vitral.VitralError, match="not finite"):
         vitral.inspect(model, torch.full((4, 3, 12, 12), torch.nan))
-    with pytest.raises(vitral.VitralError, match="how it wants its pictures"):
+    with pytest.raises(vitral.VitralError, match="preprocessing of a bare module"):
         vitral.inspect(model, "photos")
     with pytest.raises(vitral.VitralError, match="ResNet"):
         vitral.inspect(BiT(BIT))
@@ -181,11 +183,11 @@ BAD = {
     "a folder that is no run": (["photos"], ("not a run folder",)),
     "layers": (["RUN", "--layers", "0", "7"], ("there is no layer 7", "the network has 2", "--layers 0 … 1")),
     "layer that is no number": (["RUN", "--layers", "last"], ("--layers",)),
-    "no pictures": (["RUN", "--pictures", "0"], ("0 pictures", "--pictures 128")),
+    "no images": (["RUN", "--images", "0"], ("at least 1, not 0", "--images 128")),
     "no components": (["RUN", "--components", "0"], ("0 components",)),
     "no data": (["RUN", "--data", "gone/x"], ("gone/x",)),
     "no such split": (["RUN", "--split", "dev"], ("dev", "test")),
-    "nothing readable": (["RUN", "--data", "bad"], ("no readable picture", "bad/")),
+    "nothing readable": (["RUN", "--data", "bad"], ("no readable image", "bad/")),
     "empty folder": (["RUN", "--data", "empty"], ("empty",)),
     "a ResNet by name": (["BiT-R50x1"], ("ResNet", "BiT-R50x1", "try: vitral")),
     "a ResNet's file": (["bit.safetensors"], ("ResNet", "bit.safetensors", "try: vitral")),
@@ -194,11 +196,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_done(name, capsys, trained, make_pictures: MakePictures):
+def test_errors(name, capsys, trained, make_images: MakeImages):
     words, parts = BAD[name]
-    make_pictures({"cat": 1, "dog": 1})
-    for path in make_pictures({"cat": 1, "dog": 1}, name="bad").rglob("*.png"):
-        path.write_bytes(b"no picture")
+    make_images({"cat": 1, "dog": 1})
+    for path in make_images({"cat": 1, "dog": 1}, name="bad").rglob("*.png"):
+        path.write_bytes(b"no image")
     Path("empty").mkdir()
     if "bit.safetensors" in words:
         native.save(
@@ -209,7 +211,7 @@ def test_what_cannot_be_done(name, capsys, trained, make_pictures: MakePictures)
     assert out == ""
     error = err[err.index("error: ") :]
     assert len(error.splitlines()) <= 5
-    assert "mistake of vitral's" not in error
+    assert "bug in vitral" not in error
     for part in parts:
         assert part in error
     assert sorted(Path().rglob("*")) == before

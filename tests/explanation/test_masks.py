@@ -1,4 +1,4 @@
-"""Masks and boxes from files belong to the pictures they are meant for."""
+"""Masks and boxes from files are matched to their images."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_boxes_of_a_table_are_joined(tmp_path, split):
         ("", "no column 'image'"),
     ],
 )
-def test_tables_that_are_none(tmp_path, split, text, message):
+def test_invalid_tables(tmp_path, split, text, message):
     table = tmp_path / "boxes.csv"
     table.write_text(text)
     with pytest.raises(DataError, match=message):
         masks_from(table, split)
 
 
-def test_paths_that_are_neither(tmp_path, split):
+def test_invalid_paths(tmp_path, split):
     with pytest.raises(DataError, match="no such folder of masks or table of boxes"):
         masks_from(tmp_path / "nowhere", split)
     with pytest.raises(DataError, match="none of these masks belongs"):

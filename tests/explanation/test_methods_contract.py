@@ -1,22 +1,23 @@
-"""Every method on every kind of network: the grid's shape, finite, repeatable, batch of n is n singles, no trace."""
+"""Every method on every kind of network: grid shape, finite, repeatable, independent of the batch, no trace."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
 import torch
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, network, random_images
 
-from vitral.explanation.methods import METHODS
-from vitral.explanation.methods.method import grid_of, quiet
+from running import mostly_slow
+from vitral.explanation.methods import METHODS, Maps
+from vitral.explanation.methods.method import quiet
 from vitral.model import BiT, BiTConfig
+from vitral.testing import MethodContract, check_maps
 
 KINDS = {
     name: VARIANTS[name]
     for name in (
-        "paper", "oblong", "grey", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-no-cls", "mean-pooled-norm",
+        "paper", "oblong", "gray", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-no-cls", "mean-pooled-norm",
         "mean-all", "map", "map-with-prefix", "registers", "distilled", "cls-mean", "none", "sincos", "rotary",
         "qk-norm", "layer-scale", "no-bias", "pre-logits", "tanh", "no-final-norm", "root", "hybrid",
         "hybrid-of-two-layers", "conv-stem", "conv-stem-with-patches",
@@ -49,68 +50,51 @@ def built(kind: str) -> torch.nn.Module:
 def images_for(kind: str, count: int = 3) -> torch.Tensor:
     if kind == "bit":
         return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    return pictures(KINDS[kind], count).float()
+    return random_images(KINDS[kind], count).float()
 
 
-@pytest.mark.parametrize(("method", "kind"), CASES)
+@pytest.mark.parametrize(("method", "kind"), mostly_slow(CASES, 3))
 def test_every_method_on_every_kind_of_network(method: str, kind: str):
-    model, images = built(kind), images_for(kind)
-    run, options = METHODS[method].run, OPTIONS.get(method, {})
-    targets = torch.tensor([[1, 3], [0, 2], [4, 4]])
-    state, before = copy.deepcopy(model.state_dict()), {n: set(vars(m)) for n, m in model.named_modules()}
-    with torch.no_grad():
-        logits = model(images)
-    with quiet(model):
-        found = run(model, images, targets, **options)
-        again = run(model, images, targets, **options)
-        singles = [run(model, images[i : i + 1], targets[i : i + 1], **options).values for i in range(3)]
-    assert found.values.shape == (3, 2, *grid_of(model, images))
-    assert found.values.dtype == torch.float32
-    assert found.values.isfinite().all()
-    if found.completeness is not None:
-        assert found.completeness.shape == targets.shape
-        assert found.completeness.max() <= PROMISES.get(method, torch.inf)
-    assert torch.equal(found.values, again.values)
-    scale = found.values.abs().amax().clamp_min(1e-12)
-    assert (torch.cat(singles) - found.values).abs().max() <= 1e-4 * scale
-    assert (found.values[2, 0] - found.values[2, 1]).abs().max() <= 1e-6 * scale  # the same class twice
-    assert found.values.std() > 0
-    different = (found.values[:2, 0] - found.values[:2, 1]).abs().max() > 1e-6 * scale
-    assert bool(different) != METHODS[method].routing  # a routing method must not change with the class
-    with torch.no_grad():
-        assert torch.equal(model(images), logits)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    assert {n: set(vars(m)) for n, m in model.named_modules()} == before
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    check_maps(METHODS[method], built(kind), images_for(kind), OPTIONS.get(method, {}), PROMISES.get(method, torch.inf))
+
+
+def contract_of(method: str) -> type:
+    fields = {"method": METHODS[method], "options": OPTIONS.get(method, {})}
+    return type(f"Test_{method}", (MethodContract,), fields)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_other_weights_give_another_map(method: str):
-    config, options = KINDS["paper"], OPTIONS.get(method, {})
-    images, targets = pictures(config).float(), torch.tensor([[1], [2]])
-    maps = []
-    for seed in (0, 1):
-        model = network(config, seed).float()
-        with quiet(model):
-            maps.append(METHODS[method].run(model, images, targets, **options).values)
-    assert (maps[0] - maps[1]).abs().max() > 1e-3 * maps[0].abs().max()
+    contract_of(method)().test_other_weights_give_another_map()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bf16_and_frozen_weights(method: str):
-    model = built("paper")
-    images, targets = images_for("paper"), torch.tensor([[1], [2], [3]])
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    half = copy.deepcopy(model).bfloat16()
-    with quiet(half):
-        assert METHODS[method].run(half, images.bfloat16(), targets, **OPTIONS.get(method, {})).values.isfinite().all()
-    with quiet(model):
-        METHODS[method].run(model, images, targets, **OPTIONS.get(method, {}))
-    assert not any(p.requires_grad for p in model.parameters())
+    contract_of(method)().test_bf16_and_frozen_weights()
 
 
-def test_another_size_of_picture_than_the_usual():
+@pytest.mark.parametrize("method", ["grad-cam", "rollout"])
+def test_the_contract_of_packages(method: str):
+    """The part that other packages run and that is not above: its own networks."""
+    contract_of(method)().test_maps_on_every_kind_of_network()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"routing": True},
+        {"run": lambda model, images, targets: Maps(torch.zeros(*targets.shape, 3, 3))},
+        {"run": lambda model, images, targets: Maps(torch.rand(*targets.shape, 3, 3))},
+        {"run": lambda model, images, targets: Maps(torch.ones(*targets.shape, 2, 3) / 0)},
+    ],
+)
+def test_the_contract_refuses_a_broken_method(change: dict[str, object]):
+    broken = dataclasses.replace(METHODS["input-gradient"], **change)
+    with pytest.raises(AssertionError):
+        check_maps(broken, built("paper"), images_for("paper"))
+
+
+def test_another_size_of_image_than_the_usual():
     config = dataclasses.replace(KINDS["sincos"], image_size=24)
     model, images = network(config).float(), torch.randn(1, 3, 12, 20)
     for name, method in METHODS.items():

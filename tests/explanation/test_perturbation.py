@@ -1,4 +1,4 @@
-"""Occlusion and RISE leave patches out: held to the network's own masks, and to sums over every subset."""
+"""Occlusion and RISE, compared with the network's masks and with sums over all subsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tiny import SHAPE, VARIANTS, network, pictures
+from tiny import SHAPE, VARIANTS, network, random_images
 
 from vitral.errors import UsageError
 from vitral.explanation.methods import METHODS
@@ -20,7 +20,7 @@ VITS = {n: c for n, c in VARIANTS.items() if isinstance(c, ViTConfig) and c.clas
 
 
 def mild(config):
-    """Logits of usual size: with weights as large as `network` draws them, softmax is nearly one-hot."""
+    """Logits of moderate size: with the weights of `network`, softmax would be nearly one-hot."""
     model = network(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -31,7 +31,7 @@ def mild(config):
 @pytest.mark.parametrize("name", VITS)
 def test_leaving_tokens_out_is_what_the_networks_own_mask_computes(name):
     config = VITS[name]
-    model, images, targets = mild(config), pictures(config), torch.tensor([[1, 0], [2, 4]])
+    model, images, targets = mild(config), random_images(config), torch.tensor([[1, 0], [2, 4]])
     patches = config.grid[0] * config.grid[1]
     with torch.no_grad():
         whole = model(images).gather(1, targets)
@@ -48,10 +48,10 @@ def test_leaving_tokens_out_is_what_the_networks_own_mask_computes(name):
 
 def test_the_last_block_may_compute_every_token():
     config = VITS["distilled"]
-    model, images, targets = mild(config), pictures(config), torch.tensor([[1], [2]])
-    lean = METHODS["occlusion"].run(model, images, targets).values
-    model.lean = False
-    torch.testing.assert_close(METHODS["occlusion"].run(model, images, targets).values, lean)
+    model, images, targets = mild(config), random_images(config), torch.tensor([[1], [2]])
+    pruned = METHODS["occlusion"].run(model, images, targets).values
+    model.prune_last_block = False
+    torch.testing.assert_close(METHODS["occlusion"].run(model, images, targets).values, pruned)
 
 
 def test_windows():
@@ -67,7 +67,7 @@ def test_windows():
 
 def test_a_patch_has_the_mean_over_its_windows():
     config = VITS["paper"]
-    model, images, targets = mild(config), pictures(config), torch.tensor([[1], [2]])
+    model, images, targets = mild(config), random_images(config), torch.tensor([[1], [2]])
     wanted, times = torch.zeros(2, 3, 3, dtype=torch.float64), torch.zeros(3, 3)
     with torch.no_grad():
         whole = model(images).gather(1, targets)
@@ -86,7 +86,7 @@ def test_a_patch_has_the_mean_over_its_windows():
 def test_rise_with_every_mask_is_the_closed_form(name, keep):
     config = ViTConfig(**SHAPE | {k: getattr(VITS[name], k) for k in ("pool", "cls_token", "position", "registers")}
                        | {"image_size": 8})  # fmt: skip
-    model, images, targets = mild(config), pictures(config), torch.tensor([[1, 3], [2, 0]])
+    model, images, targets = mild(config), random_images(config), torch.tensor([[1, 3], [2, 0]])
     count = round(4 * keep)
     subsets = list(itertools.combinations(range(4), count))
     with torch.no_grad():
@@ -116,11 +116,11 @@ def test_masks_are_drawn_alike_and_fairly():
     assert (draw(9, 5, 0.01, 0).sum(1) == 1).all()
     assert (draw(9, 5, 0.99, 0).sum(1) == 8).all()
     for wrong in ({"patches": 1}, {"masks": 1}, {"keep": 0.0}, {"keep": 1.0}):
-        with pytest.raises(UsageError, match="cannot tell patches apart"):
+        with pytest.raises(UsageError, match="cannot distinguish patches"):
             draw(**{"patches": 9, "masks": 5, "keep": 0.5, "seed": 0} | wrong)
 
 
-def test_networks_without_tokens_see_the_mean_colour_instead():
+def test_networks_without_tokens_see_the_mean_color_instead():
     torch.manual_seed(0)
     model = BiT(BiTConfig(image_size=(32, 24), layers=(1, 1), classes=5)).double().eval()
     with torch.no_grad():
@@ -136,24 +136,24 @@ def test_networks_without_tokens_see_the_mean_colour_instead():
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_cells_that_do_not_divide_the_picture():
+def test_cells_that_do_not_divide_the_image():
     assert on_pixels(torch.arange(3)[None], (1, 7)).tolist() == [[0, 0, 0, 1, 1, 2, 2]]
     assert on_pixels(torch.arange(4).view(2, 2), (4, 2)).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_a_single_patch_cannot_be_left_out():
     config = ViTConfig(**SHAPE | {"image_size": 4})
-    model, images = network(config), pictures(config)
+    model, images = network(config), random_images(config)
     with pytest.raises(UsageError, match="no patch"):
         METHODS["occlusion"].run(model, images, torch.tensor([[1], [1]]))
-    with pytest.raises(UsageError, match="cannot tell"):
+    with pytest.raises(UsageError, match="cannot distinguish"):
         METHODS["rise"].run(model, images, torch.tensor([[1], [1]]))
 
 
 def test_fewer_tokens_cost_less(monkeypatch):
-    """The blocks never see the patches that were left out."""
+    """The blocks never receive the removed patches."""
     config = VITS["registers"]
     model, seen = mild(config), []
     model.blocks[0].register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
-    METHODS["rise"].run(model, pictures(config), torch.tensor([[1], [1]]), keep=1 / 3)
+    METHODS["rise"].run(model, random_images(config), torch.tensor([[1], [1]]), keep=1 / 3)
     assert set(seen) == {config.prefix + 3}

@@ -1,4 +1,4 @@
-"""The convolutional stem: what it changes in the library around the network.
+"""The convolutional stem: its effects on the rest of the library.
 
 That its logits equal the formulas is in test_network_contract.py, over the variants with one.
 """
@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import VARIANTS, network, pictures
+from tiny import VARIANTS, network, random_images
 from torch import nn
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
-from vitral.explanation.figure7 import patch_filters
+from vitral.explanation.inspect.filters import patch_filters
 from vitral.model import ViT, ViTConfig, config, create, summarize
 from vitral.model.conv_stem import ConvStem, conv_layers, deep_layers, whiten
 from vitral.training.optimizers import OptimizerSet, parameter_groups
-from vitral.training.run import Run
+from vitral.training.options import Run
 from vitral.weights import native
-from vitral.weights.adapt import adapt
 from vitral.weights.convert import convert
+from vitral.weights.transform.adapt import adapt
 
 SHAPE = VARIANTS["conv-stem"]
 
@@ -48,7 +48,7 @@ def test_a_name_gives_layers_that_end_in_tokens(patch):
         (8, (1, 2, 1, 2, 1, 2, 1, 1), (16, 32, 32, 128, 128, 128, 128, 128)),
     ],
 )
-def test_for_small_pictures_a_network_that_is_mostly_stem_halves_by_maxima(patch, strides, widths):
+def test_for_small_images_a_network_that_is_mostly_stem_halves_by_maxima(patch, strides, widths):
     shape = config(f"C+Femto/{patch}")
     assert shape.conv_pool
     assert shape.conv_stem == deep_layers(64, patch) == tuple(zip(widths, strides, strict=True))
@@ -91,7 +91,7 @@ def test_recomputing_blocks_changes_no_bit_of_the_norms():
     for recompute in (False, True):
         model = network(SHAPE).train()
         model.checkpointing = recompute
-        model(pictures(SHAPE)).sum().backward()
+        model(random_images(SHAPE)).sum().backward()
         states.append({**model.state_dict(), "grad": model.patch_embed.backbone.layers[0].conv.weight.grad})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -103,13 +103,13 @@ def test_its_own_file_brings_the_same_logits(tmp_path):
     again = native.build(native.read(tmp_path / "model.safetensors"))
     assert again.config == SHAPE
     with torch.no_grad():
-        assert torch.equal(again(pictures(SHAPE).float()), model(pictures(SHAPE).float()))
+        assert torch.equal(again(random_images(SHAPE).float()), model(random_images(SHAPE).float()))
     assert ViTConfig.from_json(json.loads(json.dumps(SHAPE.to_json()))) == SHAPE
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", ["timm", "hf", "torchvision", "jax"])
-def test_other_programs_have_no_place_for_it(kind, channels, tmp_path):
+def test_other_formats_do_not_support_it(kind, channels, tmp_path):
     shape = dataclasses.replace(SHAPE, channels=channels)
     preprocessing = Preprocessing(shape.image, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
     weights = native.Weights(shape, network(shape).float().state_dict(), preprocessing, tuple("abcde"), {})
@@ -118,18 +118,18 @@ def test_other_programs_have_no_place_for_it(kind, channels, tmp_path):
         convert(tmp_path / "model.safetensors", tmp_path / "out", to=kind)
 
 
-def test_weights_for_colour_take_grey_pictures():
+def test_weights_for_color_take_gray_images():
     model = network(SHAPE).float()
-    grey = dataclasses.replace(SHAPE, channels=1)
+    gray = dataclasses.replace(SHAPE, channels=1)
     state, *_ = adapt(model.state_dict(), SHAPE, {"channels": 1}, scheme="bilinear", new_head=False)
-    adapted = ViT(grey).eval()
+    adapted = ViT(gray).eval()
     adapted.load_state_dict(state)
     one = torch.randn(2, 1, *SHAPE.image)
     with torch.no_grad():
         torch.testing.assert_close(adapted(one), model(one.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
 
 
-def test_filters_are_those_that_see_the_picture():
+def test_filters_are_those_that_see_the_image():
     found = patch_filters(network(SHAPE))
     assert found.kernels.shape == (6, 3, 3, 3)
     assert "first convolution" in found.source
@@ -147,7 +147,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
-def test_what_makes_no_stem_is_refused(changes, message):
+def test_invalid_stems_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         dataclasses.replace(SHAPE, **changes)
 
@@ -156,7 +156,7 @@ def test_what_makes_no_stem_is_refused(changes, message):
 
 
 class _Dense(nn.Module):
-    """The same numbers as matrices, for torch's own Muon."""
+    """The same values as matrices, for torch's own Muon."""
 
     def __init__(self, model: ViT, names: list[str]):
         super().__init__()
@@ -176,7 +176,7 @@ def test_muon_takes_a_kernel_for_the_matrix_of_its_numbers(monkeypatch):
     )
     ours = OptimizerSet(model, run)
     for step in range(3):
-        model(pictures(SHAPE, seed=step).float()).square().sum().backward()
+        model(random_images(SHAPE, seed=step).float()).square().sum().backward()
         for name, matrix in zip(kernels, dense.matrices, strict=True):
             matrix.grad = model.get_parameter(name).grad.flatten(1).clone()
         ours.step()
@@ -195,7 +195,7 @@ def test_the_state_of_kernels_is_saved_and_restored():
                 saved = {name: value.clone() for name, value in optimizer.state().items()}
                 optimizer = OptimizerSet(model, Run(optimizer="muon", lr=0.02))
                 optimizer.load_state(saved)
-            model(pictures(SHAPE, seed=step).float()).square().sum().backward()
+            model(random_images(SHAPE, seed=step).float()).square().sum().backward()
             optimizer.step()
         return model.state_dict()
 
@@ -218,7 +218,7 @@ def test_a_whitened_layer_sees_variations_of_equal_size_and_without_correlation(
     assert covariance.diagonal()[0] > 0.95, "the first varies most, and is not held back"
 
 
-def test_whitening_takes_pictures_that_are_smaller_than_a_kernel():
+def test_whitening_takes_images_that_are_smaller_than_a_kernel():
     stem = ConvStem(3, ((24, 1), (32, 2)), pool=True)
     whiten(stem, torch.randn(40, 3, 2, 2))
     assert stem.layers[0].conv.weight.isfinite().all()

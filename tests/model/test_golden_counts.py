@@ -1,4 +1,4 @@
-"""Parameter counts of every name in the tables. A name without a line here fails the suite."""
+"""Parameter counts of every named model. A name without a line here fails the suite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from running import mostly_slow
 from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, BiTConfig, ViTConfig, config, create, summarize
 
 # With a class token and 1000 classes at 224 pixels unless said otherwise.
@@ -89,7 +90,7 @@ def test_size(name, count):
 
 
 def closed_form(name: str, pixels: int) -> int:
-    """The count by hand, from the table of sizes alone."""
+    """Closed-form count from the table of sizes."""
     size, _, patch = name.partition("/")
     D, depth, M, _ = SIZES[size]
     patches = (pixels // int(patch)) ** 2
@@ -116,7 +117,7 @@ def test_write_up(name, total, counted):
     assert (summary.parameters, summary.counted) == (total, counted)
 
 
-@pytest.mark.parametrize(("name", "count"), (STEMMED | CONVOLUTIONS).items())
+@pytest.mark.parametrize(("name", "count"), mostly_slow((STEMMED | CONVOLUTIONS).items(), 4))
 def test_convolutional_network(name, count):
     assert summarize(name).parameters == count
     shape = config(name)
@@ -124,7 +125,7 @@ def test_convolutional_network(name, count):
 
 
 def closed_form_of_hybrid(name: str, shape: ViTConfig) -> int:
-    """A ViT of as many tokens, with other patches, and the ResNet before them."""
+    """A ViT with the same number of tokens, other patches, and the ResNet before them."""
     size = name.partition("+")[2].partition("/")[0]
     kernel, width = (8, 64) if not shape.stem else (1, 256 * 2 ** (len(shape.stem) - 1))
     pixels = 3 * shape.patch[0] ** 2

@@ -1,4 +1,4 @@
-"""Hybrids: timm's logits, the borders of SAME padding, and what a stem changes in the library around the network.
+"""Hybrids: timm's logits, the borders of SAME padding, and effects of a stem on the rest of the library.
 
 That their logits equal the formulas is in test_network_contract.py, over the variants with a stem.
 """
@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 
 import vitral
-from vitral.cli import main
+from running import mostly_slow
+from vitral.cli.main import main
 from vitral.errors import UsageError
 from vitral.model import HYBRIDS, ViT, ViTConfig, config, create, summarize
 from vitral.model.resnet import pad_same, stem_stride, stem_width
 from vitral.model.variants import STEMS
 from vitral.training.optimizers import freeze, parameter_groups
-from vitral.training.run import Run
+from vitral.training.options import Run
 from vitral.weights import native
 
 SHAPE = ViTConfig(
@@ -40,7 +41,7 @@ def random_network(shape: ViTConfig) -> ViT:
     return model
 
 
-def pictures(*size: int) -> torch.Tensor:
+def random_images(*size: int) -> torch.Tensor:
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
@@ -73,7 +74,7 @@ def timms(ours: ViT) -> torch.nn.Module:
 def test_logits_equal_timms(size, changes):
     ours = random_network(dataclasses.replace(SHAPE, image_size=size, **changes))
     with torch.no_grad():
-        wanted, found = timms(ours)(pictures(*size)), ours(pictures(*size))
+        wanted, found = timms(ours)(random_images(*size)), ours(random_images(*size))
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
@@ -82,17 +83,17 @@ def test_a_whole_stem_equals_timms():
     shape = config("R50+B/16", image_size=(96, 64), dim=24, depth=1, heads=2, mlp_dim=40, stem_numerics="timm")
     ours = random_network(shape)
     with torch.no_grad():
-        wanted, found = timms(ours)(pictures(96, 64)), ours(pictures(96, 64))
+        wanted, found = timms(ours)(random_images(96, 64)), ours(random_images(96, 64))
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
-def test_the_authors_small_numbers_are_others():
-    """In kernels as small as trained ones they show: each kind of weights needs its own."""
+def test_the_authors_use_other_epsilons():
+    """They matter for kernels as small as trained ones: each source of weights needs its own."""
     logits = []
     for numerics in ("authors", "timm"):
         model = random_network(dataclasses.replace(SHAPE, stem_numerics=numerics)).double()
         with torch.no_grad():
-            logits.append(model(pictures(64, 64).double()))
+            logits.append(model(random_images(64, 64).double()))
     assert (logits[0] - logits[1]).abs().max() > 1e-6 * logits[0].abs().max()
 
 
@@ -118,11 +119,11 @@ def test_a_new_bottleneck_is_its_shortcut():
         elif "conv" in name:
             assert parameter.std().item() == pytest.approx(parameter[0].numel() ** -0.5, rel=0.05)
     block = model.patch_embed.backbone.stages[0].blocks[1]
-    x = pictures(8, 8).abs().repeat(1, 86, 1, 1)[:, :256]
+    x = random_images(8, 8).abs().repeat(1, 86, 1, 1)[:, :256]
     assert torch.equal(block(x), x)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", mostly_slow(HYBRIDS, 3))
 def test_every_name_has_its_grid(name):
     summary = summarize(name, batch=2)
     rows = {row.name: row for row in summary.layers}
@@ -135,13 +136,13 @@ def test_every_name_has_its_grid(name):
     assert rows["head"].output_shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", mostly_slow(HYBRIDS, 9))
 def test_every_name_learns_in_a_step(name):
-    """Its own stages with one bottleneck each, before a narrow transformer."""
+    """The stages of each name, with one bottleneck each, before a narrow transformer."""
     torch.manual_seed(0)
     stem = tuple(1 for _ in config(name).stem)
     model = create(name, image_size=64, classes=3, stem=stem, dim=24, depth=1, heads=2, mlp_dim=24)
-    images, labels = pictures(64, 64), torch.tensor([0, 2])
+    images, labels = random_images(64, 64), torch.tensor([0, 2])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     losses = []
     for _ in range(3):
@@ -162,7 +163,7 @@ def test_any_size_goes_with_any_stem():
 def test_computed_positions_take_any_size():
     model = random_network(dataclasses.replace(SHAPE, position="sincos"))
     with torch.no_grad():
-        assert model(pictures(40, 72)).isfinite().all()
+        assert model(random_images(40, 72)).isfinite().all()
 
 
 def test_layers_learn_slower_towards_the_stem():
@@ -183,8 +184,9 @@ def test_the_stem_can_be_frozen():
     assert frozen == {name for name, _ in model.named_parameters() if name.startswith("patch_embed.backbone.")}
 
 
-def test_the_commands_take_it(make_pictures, tmp_path, capsys):
-    photos = str(make_pictures({"train/cat": 6, "train/dog": 6, "val/cat": 2, "val/dog": 2}))
+@pytest.mark.slow
+def test_the_commands_take_it(make_images, tmp_path, capsys):
+    photos = str(make_images({"train/cat": 6, "train/dog": 6, "val/cat": 2, "val/dog": 2}))
     options = ["--epochs", "1", "--batch-size", "4", "--device", "cpu", "--layer-decay", "0.9", "--depth", "1"]
     out = str(tmp_path / "run")
     assert main(["train", photos, "--model", "R+mu/16", "--out", out, *options]) == 0
@@ -196,9 +198,10 @@ def test_the_commands_take_it(make_pictures, tmp_path, capsys):
     assert "backbone" in capsys.readouterr().out
 
 
-def test_a_staged_one_trains_too(make_pictures, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_staged_one_trains_too(make_images, tmp_path, monkeypatch):
     monkeypatch.setitem(STEMS["R26"], 32, ((1, 1, 1, 1), 32))
-    photos = str(make_pictures({"cat": 8, "dog": 8}))
+    photos = str(make_images({"cat": 8, "dog": 8}))
     options = {"epochs": 1, "batch_size": 4, "device": "cpu", "depth": 1, "freeze": ("patch_embed.backbone",)}
     run = vitral.train(photos, model="R26+mu/32", out=tmp_path / "run", quiet=True, **options)
     assert run.predictor.model.config.stem == (1, 1, 1, 1)

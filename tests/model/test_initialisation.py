@@ -1,4 +1,4 @@
-"""The initialisation table of the authors' code (vit_jax `models_vit.py`), held by statistics."""
+"""Initialization as in the authors' code (vit_jax `models_vit.py`), tested by statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitral.model import ViT, ViTConfig, create
-from vitral.model.vit import lecun_normal_
+from vitral.model.resnet import lecun_normal_
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,6 @@ def test_tokens_of_the_write_ups(name, cls, positions):
 
 
 def test_a_new_network_is_undecided():
-    """The zero head gives every class the same logit, so training starts at a loss of log(classes)."""
+    """A zero head gives equal logits, so training starts at a loss of log(classes)."""
     model = create("mu/16", classes=10, image_size=32)
     assert not model(torch.randn(2, 3, 32, 32)).any()

@@ -1,4 +1,4 @@
-"""What the network refuses: at most five lines, with what to type."""
+"""Errors of the network: at most five lines, with a command to type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = {
     "patch zero": (lambda: config("S/0"), "unknown model 'S/0'", "S/16"),
     "option": (lambda: config("S/16", droput=0.1), "unknown model option 'droput'.*nearest: dropout", "dropout"),
     "position": (lambda: ViTConfig(position="rotry"), "unknown position 'rotry'.*rotary", "rotary"),
-    "activation": (lambda: ViTConfig(activation="relu"), "unknown activation 'relu'", "gelu"),
+    "activation": (lambda: ViTConfig(activation="tanh"), "unknown activation 'tanh'", "gelu"),
     "pool": (lambda: ViTConfig(pool="avg"), "unknown pool 'avg'", "mean"),
     "norm": (lambda: ViTConfig(norm="sandwich"), "unknown norm", "pre"),
     "pool without token": (lambda: ViTConfig(cls_token=False), "needs a class token", "--pool mean"),
@@ -37,6 +37,15 @@ REFUSED = {
     "size": (lambda: ViTConfig(image_size=(1, 2, 3)), "whole number or", ""),
     "schema": (lambda: ViTConfig.from_json({"dim": 8, "widht": 9}), "unknown field .*'widht'", ""),
     "nested": (lambda: ViTConfig.from_json({"dim": {"_target_": "os.system"}}), "dim cannot be", ""),
+    "image too large": (lambda: config("S/16", image_size=10**6), "image size must be at most 16,384, not 1000000", ""),
+    "depth too large": (lambda: ViTConfig(depth=10**20), "depth must be at most 1,000", ""),
+    "classes too large": (lambda: config("BiT-R50x1", classes=10**20), "classes must be at most 10,000,000", ""),
+    "summary batch too large": (lambda: summarize("mu/16", batch=10**20), "at most 1,000,000", "--batch 1"),
+    "summary overflow": (
+        lambda: summarize(config("S/1", image_size=16384), batch=1000),
+        "too large to summarize",
+        "a smaller image",
+    ),
     "summary batch": (lambda: summarize("mu/16", batch=0), "batch of 0", "--batch 1"),
 }
 
@@ -50,6 +59,14 @@ def test_refusal(request_, message, hint):
     assert hint in text
     assert len(text.splitlines()) <= 5
     assert all(len(line) < 200 for line in text.splitlines())
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("damaged", [{"dim": 2**31, "heads": 3}, {"dim": 2**70}, {"depth": 2**40}])
+def test_sizes_of_a_damaged_file_are_refused_quickly(damaged):
+    """Found by fuzzing: the search for a number of heads that divides the width took longer than 20 s."""
+    with pytest.raises(UsageError, match="must be at most"):
+        ViTConfig(**damaged)
 
 
 @pytest.mark.parametrize("size", [(225, 224), (5, 5), (100, 30)])

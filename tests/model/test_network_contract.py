@@ -1,4 +1,4 @@
-"""What must hold for every choice that a configuration offers; a choice that no variant takes fails the suite."""
+"""Properties of every choice of a configuration; a choice that no variant covers fails the suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from tiny import SHAPE, VARIANTS, network, pictures
+from tiny import SHAPE, VARIANTS, network, random_images
 
 from vitral.errors import UsageError
 from vitral.model import CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, ViT, ViTConfig, config
@@ -39,7 +39,7 @@ def test_variants_cover_every_choice():
 @variants
 def test_logits_equal_the_formulas(name):
     config, model = VARIANTS[name], network(VARIANTS[name])
-    images = pictures(config)
+    images = random_images(config)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     with torch.no_grad():
         ours = model(images).numpy()
@@ -50,7 +50,7 @@ def test_logits_equal_the_formulas(name):
 @variants
 def test_logits_with_a_mask_equal_the_formulas(name):
     config, model = VARIANTS[name], network(VARIANTS[name])
-    images, mask = pictures(config), half_masked(config)
+    images, mask = random_images(config), half_masked(config)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     with torch.no_grad():
         ours = model(images, mask).numpy()
@@ -61,7 +61,7 @@ def test_logits_with_a_mask_equal_the_formulas(name):
 @variants
 def test_every_parameter_is_used(name):
     model = network(VARIANTS[name])
-    model(pictures(VARIANTS[name])).square().sum().backward()
+    model(random_images(VARIANTS[name])).square().sum().backward()
     unused = [
         key
         for key, parameter in model.named_parameters()
@@ -75,7 +75,7 @@ def test_every_parameter_is_used(name):
 @variants
 def test_evaluation_is_deterministic(name):
     changed = dataclasses.replace(VARIANTS[name], dropout=0.5, attention_dropout=0.5, drop_path=0.5)
-    model, images = network(changed), pictures(changed)
+    model, images = network(changed), random_images(changed)
     with torch.no_grad():
         assert torch.equal(model(images), model(images))
         model.train()
@@ -90,15 +90,15 @@ def test_checkpointing_gives_the_same_gradients(name):
         model = network(changed).train()
         model.checkpointing = checkpointing
         torch.manual_seed(3)
-        model(pictures(changed)).square().sum().backward()
+        model(random_images(changed)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed)
 
 
 @variants
-def test_pictures_of_a_batch_do_not_meet(name):
-    model, images = network(VARIANTS[name]), pictures(VARIANTS[name], count=3)
+def test_images_of_a_batch_are_independent(name):
+    model, images = network(VARIANTS[name]), random_images(VARIANTS[name], count=3)
     with torch.no_grad():
         torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
 
@@ -117,16 +117,16 @@ def test_named_configurations_survive_json(name):
 
 
 def half_masked(config: ViTConfig) -> torch.Tensor:
-    """(2, patches): the first picture keeps its even patches, the second one its first three."""
+    """(2, patches): the first image keeps its even patches, the second one its first three."""
     place = torch.arange(config.grid[0] * config.grid[1])
     return torch.stack([place % 2 == 0, place < 3])
 
 
 def hidden_changed(config: ViTConfig, images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The pictures with other pixels in the masked patches."""
+    """Images with other pixels in the masked patches."""
     hidden = ~mask.view(-1, 1, *config.grid)
     pixels = hidden.repeat_interleave(config.patch[0], 2).repeat_interleave(config.patch[1], 3)
-    return torch.where(pixels, 7 * pictures(config, seed=9), images)
+    return torch.where(pixels, 7 * random_images(config, seed=9), images)
 
 
 poolings = pytest.mark.parametrize("pool", ["cls", "mean", "mean-all", "map"])
@@ -137,7 +137,7 @@ positions = pytest.mark.parametrize("position", POSITIONS)
 @positions
 def test_masked_patches_change_nothing(position, pool):
     config = ViTConfig(**SHAPE, position=position, pool=pool, registers=1)
-    model, images, mask = network(config), pictures(config), half_masked(config)
+    model, images, mask = network(config), random_images(config), half_masked(config)
     other = hidden_changed(config, images, mask)
     with torch.no_grad():
         torch.testing.assert_close(model(images, mask), model(other, mask))
@@ -147,11 +147,11 @@ def test_masked_patches_change_nothing(position, pool):
 
 @poolings
 @pytest.mark.parametrize("position", ["none", "sincos"])
-def test_a_padded_picture_is_the_picture(position, pool):
+def test_a_padded_image_is_the_image(position, pool):
     config = ViTConfig(**SHAPE | {"image_size": (20, 16)}, position=position, pool=pool)
     model = network(config)
-    small = pictures(config)[:, :, :8, :12]
-    canvas = pictures(config, seed=5)
+    small = random_images(config)[:, :, :8, :12]
+    canvas = random_images(config, seed=5)
     canvas[:, :, :8, :12] = small
     mask = torch.zeros(2, *config.grid, dtype=torch.bool)
     mask[:, :2, :3] = True
@@ -160,9 +160,9 @@ def test_a_padded_picture_is_the_picture(position, pool):
 
 
 def test_rotary_positions_are_relative_to_the_canvas():
-    """Rotary coordinates span the picture: padding moves its patches, though what is in the padding changes nothing."""
+    """Rotary coordinates span the canvas: padding moves patches, though the content of the padding has no effect."""
     config = ViTConfig(**SHAPE, position="rotary")
-    model, small = network(config), pictures(config)[:, :, :8, :8]
+    model, small = network(config), random_images(config)[:, :, :8, :8]
     canvas = torch.nn.functional.pad(small, (0, 4, 0, 4))
     mask = torch.zeros(2, *config.grid, dtype=torch.bool)
     mask[:, :2, :2] = True
@@ -173,7 +173,7 @@ def test_rotary_positions_are_relative_to_the_canvas():
 @pytest.mark.parametrize("position", ["none", "sincos", "rotary"])
 def test_computed_positions_take_any_size(position):
     config = ViTConfig(**SHAPE, position=position)
-    model, larger = network(config), pictures(dataclasses.replace(config, image_size=(20, 8)))
+    model, larger = network(config), random_images(dataclasses.replace(config, image_size=(20, 8)))
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     wanted = reference.logits(state, dataclasses.replace(config, image_size=(20, 8)), larger.numpy())
     with torch.no_grad():
@@ -185,17 +185,17 @@ def test_computed_positions_take_any_size(position):
     [torch.ones(2, 9), torch.ones(2, 9, dtype=torch.long), torch.ones(2, 10).bool(), torch.ones(2, 3, 3).bool()],
     ids=["float", "long", "length", "grid"],
 )
-def test_what_is_no_mask_is_refused(mask):
+def test_invalid_masks_are_refused(mask):
     config = ViTConfig(**SHAPE)
     with pytest.raises(UsageError, match="mask"):
-        network(config)(pictures(config), mask)
+        network(config)(random_images(config), mask)
 
 
 def test_none_is_a_bag_of_patches():
-    """Without positions a network cannot tell the order of patches; with any scheme it can."""
+    """Without positions a network ignores the order of patches; with any scheme it depends on it."""
     for position in POSITIONS:
         config = ViTConfig(**SHAPE, position=position)
-        model, images = network(config), pictures(config)
+        model, images = network(config), random_images(config)
         shuffled = torch.cat([images[..., 4:], images[..., :4]], dim=-1)
         with torch.no_grad():
             assert torch.allclose(model(images), model(shuffled)) == (position == "none")
@@ -210,8 +210,8 @@ def test_a_model_moves_between_kinds_and_copies():
 
 
 @variants
-def test_tokens_lie_one_after_the_other(name):
-    """Else every norm copies them."""
+def test_tokens_are_contiguous(name):
+    """Otherwise every norm copies them."""
     model = network(VARIANTS[name])
-    x, _ = model.embed(pictures(VARIANTS[name]))
+    x, _ = model.embed(random_images(VARIANTS[name]))
     assert x.is_contiguous()

@@ -1,4 +1,4 @@
-"""The parts by themselves, each beside another way to write it."""
+"""Single modules, each compared with an alternative implementation."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import SHAPE, network, pictures
+from tiny import SHAPE, network, random_images
 from torch import nn
 
 from vitral.model import ViT, ViTConfig
+from vitral.model.dropout import drop_path
 from vitral.model.position import POSITIONS
-from vitral.model.vit import MLP, Attention, Block, PatchEmbed, drop_path
+from vitral.model.vit import MLP, Attention, Block, PatchEmbed
 
 CONFIG = ViTConfig(**SHAPE)
 
 
-def randomised(part: nn.Module) -> nn.Module:
+def randomized(part: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for parameter in part.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -31,7 +32,7 @@ def tokens(count: int = 7) -> torch.Tensor:
 @pytest.mark.parametrize(("image", "patch", "channels"), [((12, 12), (4, 4), 3), ((8, 12), (4, 2), 1), (12, 6, 4)])
 def test_patches_are_unfold_then_dense_in_the_order_channel_row_column(image, patch, channels):
     shape = ViTConfig(**SHAPE | {"image_size": image, "patch_size": patch}, channels=channels)
-    embed, images = randomised(PatchEmbed(shape)), pictures(shape)
+    embed, images = randomized(PatchEmbed(shape)), random_images(shape)
     p, q = shape.patch
     cut = images.unfold(2, p, p).unfold(3, q, q).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     torch.testing.assert_close(embed(images), F.linear(cut, embed.proj.weight.flatten(1), embed.proj.bias))
@@ -47,7 +48,7 @@ def test_fused_attention_is_softmax():
 
 @pytest.mark.parametrize("length", [9, 1100])
 def test_attention_in_bfloat16_is_softmax_up_to_rounding(length):
-    """A processor may take another way in bfloat16, and another one for long sequences."""
+    """A CPU may use another kernel in bfloat16, and for long sequences."""
     q, k, v = torch.randn(3, 1, 2, length, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(length) % 3 != 0
     scores = (q @ k.mT / math.sqrt(8)).masked_fill(~mask, -math.inf)
@@ -58,7 +59,7 @@ def test_attention_in_bfloat16_is_softmax_up_to_rounding(length):
 
 def test_tensordot_attention_of_write_up_002():
     """Kernels (width, heads, head width) for q, k, v and (heads, head width, width) for out are the same arithmetic."""
-    attention, x = randomised(Attention(CONFIG)), tokens()
+    attention, x = randomized(Attention(CONFIG)), tokens()
     D, heads = CONFIG.dim, CONFIG.heads
     kernels = attention.qkv.weight.T.reshape(D, 3, heads, D // heads).unbind(1)
     biases = attention.qkv.bias.reshape(3, heads, D // heads)
@@ -72,7 +73,7 @@ def test_tensordot_attention_of_write_up_002():
 
 def test_einsum_attention_of_write_up_000():
     """Its fused projection has rows in the order (head, channel, q/k/v); a masked logit gets the smallest float."""
-    attention, x = randomised(Attention(ViTConfig(**SHAPE, attention_scale="model"))), tokens()
+    attention, x = randomized(Attention(ViTConfig(**SHAPE, attention_scale="model"))), tokens()
     D, heads = CONFIG.dim, CONFIG.heads
     rows = torch.arange(3 * D).view(3, heads, D // heads).permute(1, 2, 0).flatten()
     fused = F.linear(x, attention.qkv.weight[rows], attention.qkv.bias[rows])
@@ -92,7 +93,7 @@ def test_minus_ten_billion_of_write_up_003_is_a_mask():
 
 
 def test_convolutions_of_write_up_003_are_the_mlp():
-    mlp, x = randomised(MLP(ViTConfig(**SHAPE, activation="gelu"))), tokens()
+    mlp, x = randomized(MLP(ViTConfig(**SHAPE, activation="gelu"))), tokens()
     first, second = nn.Conv1d(CONFIG.dim, CONFIG.mlp_dim, 1), nn.Conv1d(CONFIG.mlp_dim, CONFIG.dim, 1)
     for conv, dense in ((first, mlp.fc1), (second, mlp.fc2)):
         conv.weight, conv.bias = nn.Parameter(dense.weight[:, :, None]), dense.bias
@@ -107,18 +108,18 @@ def test_every_part_works_alone():
 
 
 def test_a_block_without_branches_is_the_identity():
-    block, x = randomised(Block(CONFIG)), tokens()
+    block, x = randomized(Block(CONFIG)), tokens()
     for dense in (block.attn.proj, block.mlp.fc2):
         nn.init.zeros_(dense.weight)
         nn.init.zeros_(dense.bias)
     torch.testing.assert_close(block(x), x)
 
 
-def test_stochastic_depth_keeps_the_mean_and_drops_whole_pictures():
+def test_stochastic_depth_keeps_the_mean_and_drops_whole_images():
     torch.manual_seed(0)
     x = drop_path(torch.ones(20_000, 2, 3), 0.3, training=True)
     assert x.unique().tolist() == pytest.approx([0, 1 / 0.7])
-    assert torch.equal(x, x[:, :1, :1].expand_as(x)), "a picture is dropped as a whole"
+    assert torch.equal(x, x[:, :1, :1].expand_as(x)), "an image is dropped as a whole"
     assert x.mean().item() == pytest.approx(1, abs=0.02)  # four standard errors
     assert torch.equal(drop_path(x, 0.3, training=False), x)
 
@@ -129,7 +130,7 @@ def test_stochastic_depth_grows_from_zero():
 
 
 def test_rotary_attention_depends_on_distance_alone():
-    """Moving both tokens by one patch leaves q · k as it was: the property that the scheme is made for."""
+    """Moving both tokens by one patch does not change q · k, the defining property of the scheme."""
     cos, sin = POSITIONS["rotary"].rotation((4, 4), 8, prefix=0)
     q, k = torch.randn(2, 8)
 
@@ -145,11 +146,11 @@ def test_rotary_attention_depends_on_distance_alone():
 def test_order_of_parts_is_the_order_of_data():
     seen: list[str] = []
     model = network(CONFIG)
-    model.lean = False  # the lean last block uses a slice of qkv's weights and does not call it
+    model.prune_last_block = False  # the pruned last block uses a slice of qkv's weights and does not call it
     for name, module in model.named_modules():
         if name and not any(module.children()):
             module.register_forward_hook(lambda *_, name=name: seen.append(name))
-    model(pictures(CONFIG))
+    model(random_images(CONFIG))
     parts = ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"]
     assert seen == ["patch_embed.proj", *(f"blocks.{i}.{part}" for i in range(2) for part in parts), "norm", "head"]
 
@@ -161,9 +162,9 @@ def test_printing_shows_what_is_there():
 
 @pytest.mark.parametrize("position", ["sincos", "rotary"])
 def test_gradients_after_inference(position):
-    """What a first call computes and keeps is also for later ones that want gradients."""
+    """Tables cached by a first call in inference mode also work for later calls with gradients."""
     model = ViT(ViTConfig(**SHAPE, position=position))
-    images = pictures(model.config).float()
+    images = random_images(model.config).float()
     with torch.inference_mode():
         before = model(images)
     answer = model(images)

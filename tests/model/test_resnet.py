@@ -1,4 +1,4 @@
-"""BiT's ResNets: the formulas in numpy, timm's logits, refusals, and one step of training of every name."""
+"""BiT: the formulas in numpy, timm's logits, errors, and one training step of every name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 import torch.nn.functional as F
 
 import vitral
-from vitral.cli import main
-from vitral.data.transforms import Preprocessing
+from vitral.cli.main import main
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BITS, BiT, BiTConfig, config, create, summarize
-from vitral.model.kinds import config_from_json, config_to_json
+from vitral.model.registry import config_from_json, config_to_json
 from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, HybridStem, StdConv2d
 from vitral.model.variants import RESNETS
 from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
-from vitral.training.run import Run
+from vitral.training.options import Run
 from vitral.weights import native
 
 SMALL = BiTConfig(image_size=32, classes=5, layers=(2, 1))
 
 
 def random_network(shape: BiTConfig, seed: int = 0, std: float | None = None) -> BiT:
-    """With every parameter drawn at random: zeros and ones of a new network hide faults."""
+    """A network with random parameters, since zeros and ones of a new network hide errors."""
     torch.manual_seed(seed)
     model = BiT(shape).eval()
     with torch.no_grad():
@@ -41,7 +41,7 @@ def random_network(shape: BiTConfig, seed: int = 0, std: float | None = None) ->
     return model
 
 
-def pictures(*size: int, channels: int = 3) -> torch.Tensor:
+def random_images(*size: int, channels: int = 3) -> torch.Tensor:
     return torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(1))
 
 
@@ -49,7 +49,7 @@ def pictures(*size: int, channels: int = 3) -> torch.Tensor:
 
 
 def by_the_formulas(state: dict[str, np.ndarray], c: BiTConfig, x: np.ndarray) -> np.ndarray:
-    """big_transfer's network on one picture (C, H, W), written once more: windows, loops and sums."""
+    """Reference of big_transfer's network on one image (C, H, W): windows, loops and sums."""
     x = windows(convolved(state, c, "stem.conv", x, 2, 3), 3, 2, 1, BIT_NUMERICS[c.numerics].pool_border)
     x = x.max(axis=(1, 2))
     for stage, units in enumerate(c.layers):
@@ -66,9 +66,9 @@ def by_the_formulas(state: dict[str, np.ndarray], c: BiTConfig, x: np.ndarray) -
 
 def convolved(s: dict[str, np.ndarray], c: BiTConfig, name: str, x: np.ndarray, stride: int, pad: int) -> np.ndarray:
     kernel = s[f"{name}.weight"]
-    centred = kernel - kernel.mean(axis=(1, 2, 3), keepdims=True)
+    centered = kernel - kernel.mean(axis=(1, 2, 3), keepdims=True)
     eps = 1e-8 if c.numerics == "timm" else 1e-10
-    kernel = centred / np.sqrt((centred**2).mean(axis=(1, 2, 3), keepdims=True) + eps)
+    kernel = centered / np.sqrt((centered**2).mean(axis=(1, 2, 3), keepdims=True) + eps)
     return np.einsum("cijhw,ocij->ohw", windows(x, kernel.shape[2], stride, pad, 0.0), kernel)
 
 
@@ -80,21 +80,22 @@ def windows(x: np.ndarray, kernel: int, stride: int, pad: int, border: float) ->
 
 def activated(s: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
     groups = x.reshape(32, -1)
-    centred = groups - groups.mean(axis=1, keepdims=True)
-    y = (centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)).reshape(x.shape)
+    centered = groups - groups.mean(axis=1, keepdims=True)
+    y = (centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5)).reshape(x.shape)
     return np.maximum(y * s[f"{name}.weight"][:, None, None] + s[f"{name}.bias"][:, None, None], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", BIT_NUMERICS)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"image_size": (24, 37), "channels": 1}, {"width": 2, "layers": (1,)}, {"classes": 0}],
-    ids=["plain", "odd-grey", "wide", "headless"],
+    ids=["plain", "odd-gray", "wide", "headless"],
 )
 def test_logits_equal_the_formulas(changes, numerics):
     shape = dataclasses.replace(SMALL, **changes, numerics=numerics)
     model = random_network(shape, std=1e-3 if numerics == "timm" else None).double()  # 1e-8 is seen in small kernels
-    images = pictures(*shape.image, channels=shape.channels).double()
+    images = random_images(*shape.image, channels=shape.channels).double()
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     wanted = np.stack([by_the_formulas(state, shape, image) for image in images.numpy()])
     with torch.no_grad():
@@ -106,36 +107,36 @@ def test_logits_equal_the_formulas(changes, numerics):
 @pytest.mark.parametrize("one", BIT_NUMERICS)
 @pytest.mark.parametrize("other", BIT_NUMERICS)
 def test_the_kinds_of_numerics_differ(one, other):
-    """Else the tests above could not tell them apart."""
+    """Otherwise the tests above could not distinguish them."""
     shape = dataclasses.replace(SMALL, numerics=one)
     models = [random_network(dataclasses.replace(shape, numerics=n), std=1e-3).double() for n in (one, other)]
     with torch.no_grad():
-        a, b = (model(pictures(32, 32).double()) for model in models)
+        a, b = (model(random_images(32, 32).double()) for model in models)
     assert torch.equal(a, b) == (one == other)
 
 
 @pytest.mark.parametrize("numerics", [*BIT_NUMERICS.values(), *HYBRID_NUMERICS.values()])
-def test_standardised_kernels(numerics):
+def test_standardized_kernels(numerics):
     conv = StdConv2d(3, 4, 3, 1, numerics, same=True)
-    kernel = conv.standardised().detach().flatten(1)
+    kernel = conv.standardized().detach().flatten(1)
     torch.testing.assert_close(kernel.mean(1), torch.zeros(4), atol=1e-6, rtol=0)
     torch.testing.assert_close(kernel.std(1, correction=0), torch.ones(4), atol=1e-3, rtol=0)
-    half = conv.bfloat16().standardised()
+    half = conv.bfloat16().standardized()
     assert half.dtype == torch.float32, "bf16 keeps 8 bits: the statistics must not"
 
 
 @pytest.mark.parametrize("numerics", [*BIT_NUMERICS.values(), *HYBRID_NUMERICS.values()])
-def test_the_small_numbers_are_where_they_belong(numerics):
+def test_epsilons_are_in_the_right_place(numerics):
     conv = StdConv2d(3, 4, 3, 1, numerics, same=True).double()
     torch.nn.init.normal_(conv.weight, std=1e-5)
     kernel = conv.weight.detach().numpy()
-    centred, variance = kernel - kernel.mean((1, 2, 3), keepdims=True), kernel.var((1, 2, 3), keepdims=True)
+    centered, variance = kernel - kernel.mean((1, 2, 3), keepdims=True), kernel.var((1, 2, 3), keepdims=True)
     eps = numerics.standard_eps
     spread = np.sqrt(variance) + eps if numerics.spread == "std" else np.sqrt(variance + eps)
-    np.testing.assert_allclose(conv.standardised().detach().numpy(), centred / spread, rtol=1e-9)
+    np.testing.assert_allclose(conv.standardized().detach().numpy(), centered / spread, rtol=1e-9)
 
 
-def test_the_small_numbers_are_those_of_the_sources():
+def test_epsilons_are_those_of_the_sources():
     """vit_jax (Flax's norm), big_transfer, big_vision; timm's hybrids and resnetv2_*_bit."""
     assert HYBRID_NUMERICS["authors"][:3] == ("std", 1e-5, 1e-6)
     assert HYBRID_NUMERICS["timm"][:3] == BIT_NUMERICS["timm"][:3] == ("variance", 1e-8, 1e-5)
@@ -152,8 +153,8 @@ def test_the_small_numbers_are_those_of_the_sources():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_gradients_of_the_smallest_pictures_in_bf16(size):
-    """oneDNN's own border gives a wrong gradient of the kernel here, from memory that nobody wrote."""
+def test_gradients_of_the_smallest_images_in_bf16(size):
+    """oneDNN's padding gives a wrong gradient of the kernel here, from uninitialized memory."""
     conv = StdConv2d(64, 64, 3, 2, BIT_NUMERICS["authors"], same=False)
     images = torch.randn(16, 64, *size, generator=torch.Generator().manual_seed(0))
     gradients = []
@@ -171,7 +172,7 @@ def test_gradients_of_the_smallest_pictures_in_bf16(size):
 def test_a_constant_kernel_has_a_finite_gradient(numerics):
     conv = StdConv2d(3, 4, 3, 1, numerics, same=False)
     torch.nn.init.constant_(conv.weight, 0.5)
-    conv(pictures(8, 8)).square().sum().backward()
+    conv(random_images(8, 8)).square().sum().backward()
     assert conv.weight.grad.isfinite().all()
 
 
@@ -196,27 +197,29 @@ def timm_network(shape: BiTConfig, seed: int = 0):
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (33, 65)])
 @pytest.mark.parametrize(
-    "changes", [{}, {"layers": (1, 1, 1), "width": 2}, {"channels": 1}], ids=["two-stages", "wide", "grey"]
+    "changes", [{}, {"layers": (1, 1, 1), "width": 2}, {"channels": 1}], ids=["two-stages", "wide", "gray"]
 )
 def test_logits_equal_timms(size, changes):
     shape = dataclasses.replace(SMALL, image_size=size, numerics="timm", **changes)
     theirs, ours = timm_network(shape)
     with torch.no_grad():
-        wanted, found = (model(pictures(*size, channels=shape.channels)) for model in (theirs, ours))
+        wanted, found = (model(random_images(*size, channels=shape.channels)) for model in (theirs, ours))
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.slow
 def test_a_whole_r50x1_equals_timms():
     shape = config("BiT-R50x1", image_size=(64, 96), numerics="timm")
     theirs, ours = timm_network(shape)
     with torch.no_grad():
-        wanted, found = theirs(pictures(64, 96)), ours(pictures(64, 96))
+        wanted, found = theirs(random_images(64, 96)), ours(random_images(64, 96))
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 # The network as a part of the library ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BITS)
 def test_every_name_has_its_shape(name):
     summary = summarize(name, 64, batch=2)
@@ -227,13 +230,14 @@ def test_every_name_has_its_shape(name):
     assert shape.dim == 2048 * int(name[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BITS)
 def test_every_name_learns_in_a_step(name):
-    """Its own stages, but of width 1 and with one bottleneck each: the largest have 900 million parameters."""
+    """The stages of each name, but of width 1 and with one bottleneck each: the largest have 900 million parameters."""
     layers = tuple(min(count, 1) for count in config(name).layers)
     torch.manual_seed(0)
     model = create(name, image_size=32, classes=3, layers=layers, width=1)
-    images, labels = pictures(32, 32), torch.tensor([0, 2])
+    images, labels = random_images(32, 32), torch.tensor([0, 2])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(3):
@@ -248,7 +252,7 @@ def test_every_name_learns_in_a_step(name):
 
 def test_every_parameter_is_used():
     model = random_network(SMALL).train()
-    model(pictures(32, 32)).square().sum().backward()
+    model(random_images(32, 32)).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-9] == []
 
 
@@ -257,15 +261,15 @@ def test_recomputing_gives_the_same_gradients():
     for checkpointing in (False, True):
         model = random_network(SMALL).train()
         model.checkpointing = checkpointing
-        model(pictures(32, 32)).square().sum().backward()
+        model(random_images(32, 32)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_pictures_of_a_batch_do_not_meet():
+def test_images_of_a_batch_are_independent():
     model = random_network(SMALL).double()
-    images = pictures(32, 32).double()
+    images = random_images(32, 32).double()
     with torch.no_grad():
         torch.testing.assert_close(model(images)[1:], model(images[1:]))
 
@@ -273,11 +277,11 @@ def test_pictures_of_a_batch_do_not_meet():
 @pytest.mark.parametrize("size", [(1, 1), (7, 40), (32, 32)])
 def test_any_size_of_image_will_do(size):
     with torch.no_grad():
-        assert random_network(SMALL)(pictures(*size)).isfinite().all()
+        assert random_network(SMALL)(random_images(*size)).isfinite().all()
 
 
 def test_half_precision_is_close():
-    model, images = random_network(SMALL), pictures(32, 32)
+    model, images = random_network(SMALL), random_images(32, 32)
     with torch.no_grad():
         exact = model(images)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -287,7 +291,8 @@ def test_half_precision_is_close():
         assert (found - exact).abs().max() < 0.1 * exact.abs().max()
 
 
-def test_initialisation():
+@pytest.mark.slow
+def test_initialization():
     """big_vision `bit_paper.py`, Flax defaults: LeCun-normal kernels, norms of one, a head of zero."""
     torch.manual_seed(0)
     model = create("BiT-R50x1", classes=10, head_bias_init=-6.9)
@@ -332,7 +337,7 @@ def test_every_optimizer_takes_it(optimizer):
     model = random_network(SMALL).train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     steps = OptimizerSet(model, Run(optimizer=optimizer))
-    model(pictures(32, 32)).square().sum().backward()
+    model(random_images(32, 32)).square().sum().backward()
     steps.set_lr(0.01)
     steps.step()
     assert [name for name, parameter in model.named_parameters() if torch.equal(before[name], parameter)] == []
@@ -349,20 +354,21 @@ def test_weights_come_back(tmp_path):
     assert not again.training
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in again.parameters())
     with torch.no_grad():
-        assert torch.equal(again(pictures(24, 32)), model(pictures(24, 32)))
+        assert torch.equal(again(random_images(24, 32)), model(random_images(24, 32)))
 
 
 @pytest.fixture(scope="module")
 def small_names():
-    """BiT-R50x1 with two stages of one bottleneck: a whole run of it takes a second."""
+    """BiT-R50x1 with two stages of one bottleneck, for runs of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RESNETS, 50, (1, 1))
         yield
 
 
-def test_the_commands_take_it(small_names, make_pictures, tmp_path, capsys):
+@pytest.mark.slow
+def test_the_commands_take_it(small_names, make_images, tmp_path, capsys):
     photos = str(
-        make_pictures({"train/cat": 6, "train/dog": 6, "val/cat": 2, "val/dog": 2, "test/cat": 2, "test/dog": 2})
+        make_images({"train/cat": 6, "train/dog": 6, "val/cat": 2, "val/dog": 2, "test/cat": 2, "test/dog": 2})
     )
     options = ["--image-size", "16", "--epochs", "1", "--batch-size", "4", "--device", "cpu", "--layer-decay", "0.9"]
     out = str(tmp_path / "run")
@@ -379,8 +385,8 @@ def test_the_commands_take_it(small_names, make_pictures, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("how", ["--model", "--init"])
-def test_what_a_resnet_has_not_is_refused(small_names, make_pictures, tmp_path, capsys, how):
-    photos, weights = str(make_pictures({"cat": 4, "dog": 4})), tmp_path / "m.safetensors"
+def test_unsupported_options_of_a_resnet(small_names, make_images, tmp_path, capsys, how):
+    photos, weights = str(make_images({"cat": 4, "dog": 4})), tmp_path / "m.safetensors"
     shape = config("BiT-R50x1", image_size=16, classes=2)
     state = BiT(shape).state_dict()
     native.save(weights, native.Weights(shape, state, Preprocessing((16, 16)), ("cat", "dog"), {}))
@@ -389,7 +395,7 @@ def test_what_a_resnet_has_not_is_refused(small_names, make_pictures, tmp_path, 
         assert main(["train", photos, how, source, f"--{flag}", "0" if flag == "dropout" else "4"]) == 2
         told = capsys.readouterr().err
         assert f"has no {flag}" in told or f"--{flag} " in told
-        assert "is a mistake of vitral" not in told
+        assert "is a bug in vitral" not in told
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""The layer table: complete, in order, free, and without a trace on the model."""
+"""The layer table: complete, ordered, without allocation, and without a trace on the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_rows_add_up_to_the_model(name):
     assert summary.parameters == sum(p.numel() for p in model.parameters()) == summary.trainable
     assert summary.parameter_bytes == 4 * summary.parameters
     bare = {row.name for row in summary.layers if row.type == "Parameter"}
-    direct = {"cls_token", "dist_token", "pos_embed", "reg_token", "attn_pool.latent"}
+    direct = {"cls_token", "dist_token", "pos_embed", "reg_token", "attn_pool.latent", "rope_freqs"}
     assert bare == direct & dict(model.named_parameters()).keys()
     assert summary.parameters - summary.counted == sum(model.get_parameter(key).numel() for key in bare)
     assert all(row.output_shape for row in summary.layers)
@@ -99,19 +99,19 @@ def test_the_model_is_left_as_it_was(training):
     seen: list[object] = []
     hooks = [module.register_forward_hook(lambda *_: seen.append(1)) for module in model.modules()]
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    cached = dict(model._computed)
+    cached = dict(model._tables.cache)
     summarize(model)
     assert not seen, "hooks of others must not see the run"
     assert [len(module._forward_hooks) for module in model.modules()] == [1] * len(hooks)
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert all(module.training is training for module in model.modules())
-    assert model._computed == cached
+    assert model._tables.cache == cached
     assert all(
         value.device.type == "cpu" and torch.equal(value, before[key]) for key, value in model.state_dict().items()
     )
 
 
-def test_the_largest_cost_neither_memory_nor_time():
+def test_the_largest_need_no_memory_or_time():
     summarize("mu/16")  # the first use of meta tensors imports their formulas
     start = time.process_time()
     assert summarize("G/14").parameters == 1_844_440_680

@@ -1,6 +1,6 @@
-"""What is wrong in the five write-ups, each by its effect. `docs/write-ups.md` names these tests.
+"""Mistakes in the five write-ups, shown by their effects. `docs/write-ups.md` names these tests.
 
-A mistake is rebuilt in as few lines as show it; beside it stands what our network does.
+Each mistake is reproduced in a few lines and compared with vitral's network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import SHAPE, network, pictures
+from tiny import SHAPE, network, random_images
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,7 +26,7 @@ def tokens(count: int = 9, dim: int = CONFIG.dim) -> Tensor:
     return torch.randn(2, count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
-def randomised(part: nn.Module, std: float = 0.5) -> nn.Module:
+def randomized(part: nn.Module, std: float = 0.5) -> nn.Module:
     torch.manual_seed(0)
     for parameter in part.parameters():
         nn.init.normal_(parameter, std=std)
@@ -47,14 +47,14 @@ def test_000_a_mask_whose_result_is_dropped_masks_nothing():
     energy.masked_fill(~mask, torch.finfo(torch.float32).min)  # the right method, its result dropped
     assert (energy.softmax(-1)[..., ~mask] > 0).all()
 
-    attention, x = randomised(Attention(CONFIG)), tokens(5)
+    attention, x = randomized(Attention(CONFIG)), tokens(5)
     other = torch.where(mask[None, :, None], x, 100.0)
     seen = [attention(images, mask.expand(2, 1, 1, 5))[:, mask] for images in (x, other)]
     torch.testing.assert_close(seen[0], seen[1])
 
 
 def test_000_adding_in_place_destroys_what_the_backward_pass_needs():
-    """It goes well as long as the branch ends in a dense layer, whose output no gradient asks for: a trap laid."""
+    """It works only as long as the branch ends in a dense layer, whose backward does not need its output."""
 
     def residual(branch: nn.Module, x: Tensor) -> Tensor:
         y = branch(x)
@@ -110,7 +110,9 @@ def test_001_tanh_on_the_logits_bounds_the_loss():
 
 def test_001_the_papers_tanh_sits_inside_the_head():
     paper = network(ViTConfig(**SHAPE, pre_logits=True))
-    assert paper(10 * pictures(paper.config, count=20)).abs().max() > 1.5, "logits of the pre-training head are free"
+    assert paper(10 * random_images(paper.config, count=20)).abs().max() > 1.5, (
+        "logits of the pre-training head are free"
+    )
     assert create("B/16", depth=1, pre_logits=True).pre_logits.out_features == 768
 
 
@@ -146,7 +148,7 @@ def test_002_dropout_of_the_wrong_variable_forgets_the_positions():
 
 def test_002_an_activation_after_the_last_layer_bounds_the_branch():
     """GELU is nowhere below -0.17, so the branch can add to a channel but hardly take away."""
-    mlp, x = randomised(MLP(ViTConfig(**SHAPE, activation="gelu"))), tokens(200)
+    mlp, x = randomized(MLP(ViTConfig(**SHAPE, activation="gelu"))), tokens(200)
     free, bounded = mlp(x), F.gelu(mlp(x))
     assert free.min() < -2
     assert bounded.min() > -0.17
@@ -227,8 +229,8 @@ def test_003_the_progress_bar_shows_half_the_loss():
     assert len(batch[0]) == 16
 
 
-def test_003_a_view_hides_pictures_of_the_wrong_layout():
-    """`view` into (B, 3, H, W) takes channels-last pictures without a word and shuffles their pixels."""
+def test_003_a_view_hides_images_of_the_wrong_layout():
+    """`view` into (B, 3, H, W) takes channels-last images without a word and shuffles their pixels."""
     red = torch.zeros(1, 12, 12, 3)
     red[..., 0] = 1
     assert not torch.equal(red.view(1, 3, 12, 12), red.permute(0, 3, 1, 2))
@@ -259,13 +261,13 @@ class OneProjection(nn.Module):
 
 def test_004_one_projection_for_all_makes_attention_symmetric():
     """Token i scores j as j scores i: no token can be looked at without looking back. And half the weights are idle."""
-    attention, x = randomised(OneProjection(16, 2, heads_moved=True)), tokens()
+    attention, x = randomized(OneProjection(16, 2, heads_moved=True)), tokens()
     scores, _ = attention.scores(x)
     torch.testing.assert_close(scores, scores.mT)
     attention(x).sum().backward()
     assert [name for name, p in attention.named_parameters() if p.grad is None] == ["k.weight", "v.weight"]
 
-    ours = randomised(Attention(ViTConfig(**SHAPE, qkv_bias=False, proj_bias=False)))
+    ours = randomized(Attention(ViTConfig(**SHAPE, qkv_bias=False, proj_bias=False)))
     q, k, _ = ours.qkv(x).view(2, 9, 3, 2, 8).permute(2, 0, 3, 1, 4)
     assert not torch.allclose(q @ k.mT, (q @ k.mT).mT)
     ours(x).sum().backward()
@@ -274,7 +276,7 @@ def test_004_one_projection_for_all_makes_attention_symmetric():
 
 def test_004_heads_that_are_not_moved_attend_to_heads():
     """The attention of a token is a table of heads by heads, and what it gathers holds nothing of other tokens."""
-    attention, x = randomised(OneProjection(16, 2, heads_moved=False)), tokens()
+    attention, x = randomized(OneProjection(16, 2, heads_moved=False)), tokens()
     other = x.clone()
     other[:, 4] += 1
     gathered = []
@@ -284,14 +286,14 @@ def test_004_heads_that_are_not_moved_attend_to_heads():
         gathered.append(scores.softmax(-1) @ q)
     changed = (gathered[0] != gathered[1]).flatten(2).any(-1)
     assert changed.nonzero()[:, 1].tolist() == [4, 4]
-    ours = randomised(Attention(CONFIG))
+    ours = randomized(Attention(CONFIG))
     assert (ours(x) != ours(other)).any(-1).all(), "in true attention every token sees the change"
 
 
-def test_004_the_class_token_sees_a_third_of_the_picture():
+def test_004_the_class_token_sees_a_third_of_the_image():
     """Only the reshape after such attention mixes tokens, by a fixed deal: row i gets pieces of tokens 4i to 4i + 3.
 
-    After three blocks the class token (row 0) has heard of tokens 0 to 63, whatever the picture shows.
+    After three blocks the class token (row 0) has heard of tokens 0 to 63, whatever the image shows.
     """
     x = tokens(197, dim=8).requires_grad_()
     y = x
@@ -309,7 +311,7 @@ def test_004_the_class_token_sees_a_third_of_the_picture():
 
 def test_004_the_second_residual_loses_the_first():
     """x + MLP(norm(x + attention)) has no path for attention but the MLP; silence that, and attention is gone."""
-    block, x = randomised(Block(CONFIG)), tokens()
+    block, x = randomized(Block(CONFIG)), tokens()
     nn.init.zeros_(block.mlp.fc2.weight)
     nn.init.zeros_(block.mlp.fc2.bias)
 
@@ -326,9 +328,9 @@ def test_004_the_second_residual_loses_the_first():
     assert block.attn.qkv.weight.grad.any()
 
 
-def test_004_of_the_first_sum_only_its_normalised_form_is_left():
+def test_004_of_the_first_sum_only_its_normalized_form_is_left():
     """The variable that held the sum is overwritten by its norm, so the sum's size can never reach the output."""
-    block, x = randomised(Block(ViTConfig(**SHAPE, norm_eps=0.0))), tokens()
+    block, x = randomized(Block(ViTConfig(**SHAPE, norm_eps=0.0))), tokens()
 
     def rest(total: Tensor) -> Tensor:
         return x + block.mlp(block.norm2(total))

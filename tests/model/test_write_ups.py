@@ -1,4 +1,4 @@
-"""The five systems by name: shapes at full size, and that each one learns."""
+"""The five write-ups by name: shapes at full size, and training."""
 
 from __future__ import annotations
 

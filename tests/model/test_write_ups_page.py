@@ -1,4 +1,4 @@
-"""docs/write-ups.md tells the truth: its numbers, its code and the tests that it names."""
+"""docs/write-ups.md is correct: its numbers, its code and the tests that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small networks with random weights, one for every choice that a configuration offers."""
+"""Small networks with random weights, one for every choice of a configuration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitral.model import WRITE_UPS, ViT, ViTConfig
+from vitral.model.position import Rope
 
 SHAPE: dict[str, Any] = {
     "image_size": 12, "patch_size": 4, "classes": 5, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24,
@@ -18,7 +19,7 @@ VARIANTS: dict[str, ViTConfig] = {
     for name, changes in {
         "paper": {},
         "oblong": {"image_size": (8, 12), "patch_size": (4, 2)},
-        "grey": {"channels": 1},
+        "gray": {"channels": 1},
         "post-norm": {"norm": "post"},
         "gelu": {"activation": "gelu"},
         "gelu-tanh": {"activation": "gelu-tanh"},
@@ -29,6 +30,7 @@ VARIANTS: dict[str, ViTConfig] = {
         "mean-all": {"pool": "mean-all", "final_norm": "pooled"},
         "no-final-norm": {"final_norm": "none"},
         "map": {"pool": "map", "cls_token": False, "position": "sincos"},
+        "map-of-patches": {"pool": "map", "registers": 1, "pool_prefix": False},
         "map-with-prefix": {"pool": "map", "registers": 1},
         "registers": {"registers": 3},
         "distilled": {"dist_token": True},
@@ -39,6 +41,30 @@ VARIANTS: dict[str, ViTConfig] = {
         "none": {"position": "none"},
         "sincos": {"position": "sincos"},
         "rotary": {"position": "rotary", "registers": 2},
+        "axial": {"rope": Rope(), "registers": 1},
+        "axial-of-another-grid": {
+            "rope": Rope(base=100.0, offset=1.0, reference=(4, 2), columns_first=True, adjacent=False),
+            "image_size": (8, 12),
+            "patch_size": (4, 2),
+            "position": "none",
+        },
+        "mixed": {"rope": Rope("mixed", columns_first=True)},
+        "mixed-alone": {"rope": Rope("mixed"), "position": "none", "cls_token": False, "pool": "mean"},
+        "res-post": {"norm": "res-post"},
+        "clip": {"norm_pre": True, "patch_bias": False, "activation": "quick-gelu"},
+        "inner-norms": {"attn_norm": True, "mlp_norm": True},
+        "inner-norms-swiglu": {"attn_norm": True, "mlp_norm": True, "activation": "swiglu"},
+        "inner-norm-map": {"mlp_norm": True, "pool": "map", "pool_heads": 4},
+        "relu": {"activation": "relu", "mlp_bias": False},
+        "silu": {"activation": "silu"},
+        "registers-with-position": {"registers": 2, "register_position": True},
+        "registers-with-position-alone": {
+            "registers": 2,
+            "register_position": True,
+            "cls_token": False,
+            "pool": "mean",
+            "final_norm": "pooled",
+        },
         "qk-norm": {"qk_norm": True},
         "qk-norm-rotary": {"qk_norm": True, "position": "rotary"},
         "layer-scale": {"layer_scale": 0.1},
@@ -59,13 +85,19 @@ VARIANTS: dict[str, ViTConfig] = {
         "conv-stem": {"conv_stem": ((6, 1), (6, 1), (8, 2), (10, 2))},
         "conv-stem-of-maxima": {"conv_stem": ((4, 2), (6, 2), (6, 1)), "conv_pool": True},
         "conv-stem-with-patches": {"conv_stem": ((6, 2),), "image_size": (8, 12), "channels": 1},
-        "regularised": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.3},
+        "regularized": {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.3},
     }.items()
 } | {name: dataclasses.replace(config, **SHAPE) for name, config in WRITE_UPS.items()}
 
 
+KERNELS = {name: config for name, config in VARIANTS.items() if config.kernel_blocks}
+"""Those whose blocks the packed and integer engines compute; the others keep the module itself."""
+MERGED = {name: config for name, config in VARIANTS.items() if config.rope is None}
+"""Those whose tokens can be merged."""
+
+
 def network(config: ViTConfig, seed: int = 0) -> ViT:
-    """In double precision, evaluating, every parameter drawn at random: the zero head of a new network hides faults."""
+    """A network in fp64 and evaluation mode with random parameters, since the zero head of a new one hides errors."""
     torch.manual_seed(seed)
     model = ViT(config).double().eval()
     with torch.no_grad():
@@ -78,7 +110,7 @@ def network(config: ViTConfig, seed: int = 0) -> ViT:
 
 
 def moderate(config: ViTConfig, seed: int = 0) -> ViT:
-    """The same with scores and logits of usual size: where these are 50, a rounding of them is no small matter."""
+    """The same with scores and logits of moderate size: at 50, their rounding errors would be large."""
     model = network(config, seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -86,6 +118,6 @@ def moderate(config: ViTConfig, seed: int = 0) -> ViT:
     return model
 
 
-def pictures(config: ViTConfig, count: int = 2, seed: int = 1) -> torch.Tensor:
+def random_images(config: ViTConfig, count: int = 2, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, config.channels, *config.image, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The contract of every recipe in the table."""
+"""Test the contract of every recipe in the table."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import sys
 import pytest
 import torch
 
+from running import mostly_slow
 from vitral.device import Machine
 from vitral.model import ViT
 from vitral.model import config as model_config
-from vitral.recipes.facts import Facts, facts
-from vitral.recipes.planning import TOLD_BY
+from vitral.recipes.stats import DatasetStats, dataset_stats
 from vitral.recipes.table import RECIPES
-from vitral.training.run import Run
+from vitral.training.options import Run
+from vitral.workflows.plan import EXPLAINS
 
 DATA = {
-    "digits": Facts(images=1437, classes=10, size=(8, 8), uniform=True, channels=1, imbalance=1.0),
-    "mnist": Facts(images=60_000, classes=10, size=(28, 28), uniform=True, channels=1, imbalance=1.2),
-    "cifar": Facts(images=50_000, classes=10, size=(32, 32), uniform=True, channels=3, imbalance=1.0),
-    "oblong": Facts(images=300, classes=4, size=(50, 90), uniform=False, channels=3, imbalance=9.0),
-    "photographs": Facts(images=250, classes=2, size=(375, 500), uniform=False, channels=3, imbalance=1.1),
-    "one picture": Facts(images=1, classes=2, size=(224, 224), uniform=True, channels=3, imbalance=1.0),
-    "imagenet": Facts(images=1_281_167, classes=1000, size=(375, 500), uniform=False, channels=3, imbalance=1.8),
+    "digits": DatasetStats(images=1437, classes=10, size=(8, 8), uniform=True, channels=1, imbalance=1.0),
+    "mnist": DatasetStats(images=60_000, classes=10, size=(28, 28), uniform=True, channels=1, imbalance=1.2),
+    "cifar": DatasetStats(images=50_000, classes=10, size=(32, 32), uniform=True, channels=3, imbalance=1.0),
+    "oblong": DatasetStats(images=300, classes=4, size=(50, 90), uniform=False, channels=3, imbalance=9.0),
+    "photographs": DatasetStats(images=250, classes=2, size=(375, 500), uniform=False, channels=3, imbalance=1.1),
+    "one image": DatasetStats(images=1, classes=2, size=(224, 224), uniform=True, channels=3, imbalance=1.0),
+    "imagenet": DatasetStats(images=1_281_167, classes=1000, size=(375, 500), uniform=False, channels=3, imbalance=1.8),
 }
 MACHINES = {kind: Machine(torch.device(kind), "bf16", "test") for kind in ("cpu", "cuda")}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", mostly_slow(DATA, 3))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_recipe_is_a_complete_run(name, data, machine):
     plan = RECIPES[name](DATA[data], MACHINES[machine])
@@ -53,41 +54,41 @@ def test_a_recipe_is_a_complete_run(name, data, machine):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_choice_can_be_overruled(name):
-    """Its name is the option's, or the table says which options it tells of; else the plan would contradict itself."""
+def test_a_choice_can_be_overridden(name):
+    """Each choice has the name of an option or is in `EXPLAINS`; otherwise an override would contradict the plan."""
     fields = {field.name.replace("_", " ") for field in dataclasses.fields(Run)}
     for choice in RECIPES[name](DATA["cifar"], MACHINES["cpu"]).choices:
-        assert choice.name in fields | TOLD_BY.keys(), choice.name
+        assert choice.name in fields | EXPLAINS.keys(), choice.name
 
 
-def test_the_table_tells_of_options_that_exist():
+def test_the_table_names_existing_options():
     fields = {field.name for field in dataclasses.fields(Run)}
-    assert all(set(told) <= fields for told in TOLD_BY.values())
+    assert all(set(reported) <= fields for reported in EXPLAINS.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_gives_its_command(name):
     function = RECIPES[name]
     page = inspect.getdoc(sys.modules[function.__module__]) or ""
-    assert re.search(r"^ {4}vitral train ", page, re.MULTILINE)
+    assert re.search(r"^ {4}vitral (pre)?train ", page, re.MULTILINE)
     assert function.__doc__
 
 
-def test_facts_of_digits():
+def test_statistics_of_digits():
     from vitral.data import load
 
-    found = facts(load("digits"))
+    found = dataset_stats(load("digits"))
     assert (found.classes, found.size, found.uniform, found.channels) == (10, (8, 8), True, 1)
     assert found.images == 1437
     assert 1 <= found.imbalance < 1.2
 
 
-def test_facts_of_mixed_pictures(make_pictures):
+def test_statistics_of_mixed_images(make_images):
     from vitral.data import load
 
-    folder = make_pictures({"a": 9, "b": 3}, size=(20, 30))
-    (folder / "a/broken.png").write_bytes(b"no picture")
-    make_pictures({"a": 1}, name="photos/more", size=(5, 5))
-    found = facts(load(folder))
+    folder = make_images({"a": 9, "b": 3}, size=(20, 30))
+    (folder / "a/broken.png").write_bytes(b"no image")
+    make_images({"a": 1}, name="photos/more", size=(5, 5))
+    found = dataset_stats(load(folder))
     assert (found.size, found.channels) == ((20, 30), 3)
     assert not found.uniform

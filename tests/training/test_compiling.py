@@ -1,4 +1,4 @@
-"""Compiling: when it is chosen, what it changes, what is told of it, and that the code is kept."""
+"""Compiling: the decision, numerical equality, reports, and the cache of compiled code."""
 
 from __future__ import annotations
 
@@ -13,107 +13,113 @@ import torch
 from torch import nn
 
 import vitral
-from pictures import MakePictures
+from images import MakeImages
 from running import TINY, same_bits, weights_of
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, seed_everything
 from vitral.errors import TrainingError, UsageError
 from vitral.model import network
 from vitral.model.variants import config
-from vitral.recipes import planning
-from vitral.recipes.planning import plan_run
 from vitral.training import compiling
 from vitral.training.compiling import (
-    FIRST_CALL,
-    SAVED,
+    COMPILE_SECONDS,
+    SAVED_PER_FLOP,
     CompiledObjective,
     Stopwatch,
     keep_code,
     seconds_saved,
-    whether,
+    should_compile,
 )
 from vitral.training.distillation import Teacher
 from vitral.training.loop import State
-from vitral.training.objective import Classification
-from vitral.training.run import Run, RunFolder
+from vitral.training.objectives.classification import Classification
+from vitral.training.options import Run
+from vitral.training.run_folder import RunFolder
 from vitral.weights.native import Weights
+from vitral.workflows import plan_compute
+from vitral.workflows.plan import plan_run
 
 S16 = config("S/16", image_size=224)
 GPU = Machine(torch.device("cuda"), "bf16", "for a test")
 
 
 @pytest.fixture
-def with_all_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "lacking", lambda device: None)
+def compiler_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "unavailable_reason", lambda device: None)
 
 
-def test_what_is_saved_grows_with_the_operations():
+def test_saved_seconds_grow_with_the_operations():
     assert seconds_saved(2e18, "bf16", 384) == pytest.approx(2 * seconds_saved(1e18, "bf16", 384))
     assert seconds_saved(1e18, "bf16", 768) < seconds_saved(1e18, "bf16", 384) < seconds_saved(1e18, "fp32", 384)
 
 
-@pytest.mark.usefixtures("with_all_it_needs")
+@pytest.mark.usefixtures("compiler_available")
 def test_on_a_gpu_long_runs_are_compiled():
-    """S/16 has 9.2 GFLOP forward, thrice that with the way back."""
-    pays = FIRST_CALL / SAVED["bf16"][0] / (3 * 9.2e9)
-    assert whether(GPU, S16, round(1.1 * pays))[0]
-    on, why = whether(GPU, S16, round(0.9 * pays))
+    """S/16 takes 9.2 GFLOP forward, three times that with backward."""
+    break_even = COMPILE_SECONDS / SAVED_PER_FLOP["bf16"][0] / (3 * 9.2e9)
+    assert should_compile(GPU, S16, round(1.1 * break_even))[0]
+    on, why = should_compile(GPU, S16, round(0.9 * break_even))
     assert not on
-    assert f"takes some {FIRST_CALL:.0f} s" in why
-    assert "save some 54 s" in why
-    assert whether(dataclasses.replace(GPU, precision="fp32"), S16, round(0.9 * pays))[0], "its steps are longer"
+    assert f"takes about {COMPILE_SECONDS:.0f} s" in why
+    assert "saves an estimated 54 s" in why
+    assert should_compile(dataclasses.replace(GPU, precision="fp32"), S16, round(0.9 * break_even))[0], (
+        "its steps are longer"
+    )
 
 
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
-def test_elsewhere_none_is(kind):
-    assert not whether(Machine(torch.device(kind), "fp32", ""), S16, 10**12)[0]
+def test_other_devices_do_not_compile(kind):
+    assert not should_compile(Machine(torch.device(kind), "fp32", ""), S16, 10**12)[0]
 
 
-def test_where_the_compiler_is_missing_none_is_and_the_plan_says_so(monkeypatch):
-    monkeypatch.setattr(compiling, "lacking", lambda device: "torch.compile needs a C++ compiler, and there is none")
-    assert whether(GPU, S16, 10**12) == (False, "torch.compile needs a C++ compiler, and there is none")
+def test_a_missing_compiler_is_reported_in_the_plan(monkeypatch):
+    monkeypatch.setattr(
+        compiling, "unavailable_reason", lambda device: "torch.compile needs a C++ compiler, and there is none"
+    )
+    assert should_compile(GPU, S16, 10**12) == (False, "torch.compile needs a C++ compiler, and there is none")
 
 
-def test_a_missing_compiler_is_found():
+def test_a_missing_compiler_is_detected():
     from torch._inductor import config as inductor
     from torch._inductor import cpp_builder
 
     cpp_builder.cpp_compiler_search.cache_clear()
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert "needs a C++ compiler" in (compiling.lacking(torch.device("cpu")) or "")
+        assert "needs a C++ compiler" in (compiling.unavailable_reason(torch.device("cpu")) or "")
     cpp_builder.cpp_compiler_search.cache_clear()
 
 
-def told(options: dict) -> tuple[Run, tuple[str, str] | None]:
+def planned(options: dict) -> tuple[Run, tuple[str, str] | None]:
     plan = plan_run({"data": "digits", "device": "cpu", **options}).plan
-    found = [choice for choice in plan.choices if choice.name == "compile"]
-    return plan.run, (found[0].value, found[0].reason) if found else None
+    choices = [choice for choice in plan.choices if choice.name == "compile"]
+    return plan.run, (choices[0].value, choices[0].reason) if choices else None
 
 
-def test_the_plan_tells(monkeypatch):
-    run, line = told({})
+def test_the_plan_reports_the_decision(monkeypatch):
+    run, line = planned({})
     assert run.compile is False
     assert line is not None
     assert line[0] == "off"
     assert "on a CPU" in line[1]
-    monkeypatch.setattr(planning, "whether", lambda *about: (True, "it saves hours"))
-    assert told({})[0].compile is True
-    assert told({})[1] == ("on", "it saves hours")
-    assert told({"compile": False}) == (run, ("off", "you asked"))
-    monkeypatch.setattr(planning, "lacking", lambda device: "there is no compiler")
+    monkeypatch.setattr(plan_compute, "should_compile", lambda *about: (True, "it saves hours"))
+    assert planned({})[0].compile is True
+    assert planned({})[1] == ("on", "it saves hours")
+    assert planned({"compile": False}) == (run, ("off", "requested"))
+    monkeypatch.setattr(plan_compute, "unavailable_reason", lambda device: "there is no compiler")
     with pytest.raises(UsageError, match="there is no compiler"):
-        told({"compile": True})
+        planned({"compile": True})
 
 
-def test_runs_of_before_are_read(tmp_path: Path):
+def test_older_runs_are_read(tmp_path: Path):
     for value in (True, False):
         record = {"run": Run().to_json() | {"compile": value}, "plan": []}
         (tmp_path / "config.json").write_text(json.dumps(record))
         assert RunFolder(tmp_path).read_plan().run.compile is value
 
 
-def test_a_state_of_before_is_read(tmp_path: Path):
+def test_an_older_state_is_read(tmp_path: Path):
     from test_loop import run_of, state_of, trained
 
     from vitral.weights.files import read_tensors, write_tensors
@@ -128,8 +134,8 @@ def test_a_state_of_before_is_read(tmp_path: Path):
     assert (state.epoch, state.compile_seconds) == (1, 0.0)
 
 
-def test_time_of_the_compiler_is_told_and_is_not_the_runs_speed():
-    """The first step compiles for 100 s, by a clock that says so: no time passes."""
+def test_compile_time_is_reported_and_not_part_of_throughput():
+    """By a fake clock, the first step compiles for 100 s."""
     from test_loop import run_of, trained
 
     clock = iter([0.0, 100.0, 100.0, 100.0])
@@ -138,7 +144,7 @@ def test_time_of_the_compiler_is_told_and_is_not_the_runs_speed():
     assert first["compile_seconds"] == 100.0
     assert "compile_seconds" not in second
     assert state.compile_seconds == 100.0
-    assert first["images_per_second"] > 1e9, "of less than no time"
+    assert first["images_per_second"] > 1e9, "no time is left for training"
 
 
 def a_batch(shape) -> Batch:
@@ -166,51 +172,52 @@ def test_the_module_itself_is_not_compiled(monkeypatch):
     assert all("_orig_mod" not in name for name in model.state_dict())
 
 
-def of_a_teacher() -> Teacher:
+def a_teacher() -> Teacher:
     weights = Weights(TINY_SHAPE, network(TINY_SHAPE).state_dict(), Preprocessing((8, 8)), ("a", "b", "c"), {})
     about = (weights, Preprocessing((8, 8)), ("a", "b", "c"), torch.device("cpu"))
     return Teacher.of(*about, weight=0.5, temperature=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "objective"),
     [
         (TINY_SHAPE, OBJECTIVE),
         (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(), 3, 0.1, torch.tensor([1.0, 2.0, 0.5]))),
         (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(flip=True, mixup=1.0), 3)),
-        (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(), 3, teacher=of_a_teacher())),
+        (TINY_SHAPE, Classification(Preprocessing((8, 8)), Augmentation(), 3, teacher=a_teacher())),
         (config("mu/4", image_size=8, classes=3, depth=1, dropout=0.1, drop_path=0.1), OBJECTIVE),
         (config("mu/2", image_size=8, classes=3, depth=1, patch_dropout=0.5), OBJECTIVE),
         (config("C+Femto/4", image_size=8, classes=3, depth=1), OBJECTIVE),
     ],
     ids=["plain", "smoothing and weights", "mixed labels", "teacher", "dropout", "patch dropout", "stem"],
 )
-def test_all_that_follows_the_pictures_is_one_graph(monkeypatch, model, objective):
-    """The loss and the metrics as well; and the numbers drawn are those that are drawn without compiling."""
+def test_network_loss_and_metrics_are_one_graph(monkeypatch, model, objective):
+    """Random numbers are those drawn without compiling."""
     graphs = []
 
-    def kept(graph, inputs):
+    def keep(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
     original = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=kept, **how))
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=keep, **how))
     net = network(model).train()
-    found = []
-    torch.compiler.reset()  # else what was compiled before counts
+    results = []
+    torch.compiler.reset()  # forget earlier graphs
     for each in (objective, CompiledObjective(objective, net)):
         seed_everything(3)
         loss, metrics = each(net, a_batch(TINY_SHAPE))
-        found.append({"loss": loss.detach(), **metrics})
+        results.append({"loss": loss.detach(), **metrics})
     assert len(graphs) == 1
     assert "cross_entropy" in graphs[0].code
     assert "argmax" in graphs[0].code
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_networks_one_after_the_other_are_all_compiled(monkeypatch):
-    """Of one function torch compiles eight and then, with no more than a warning, none."""
+def test_many_networks_in_a_process_are_all_compiled(monkeypatch):
+    """torch's default limit is eight recompilations of a function."""
     graphs = []
     original = torch.compile
     backend = lambda graph, inputs: graphs.append(graph) or graph.forward  # noqa: E731
@@ -222,14 +229,14 @@ def test_networks_one_after_the_other_are_all_compiled(monkeypatch):
     assert len(graphs) == 10
 
 
-def test_a_compiler_that_fails_is_told(monkeypatch):
+def test_a_compiler_failure_is_reported(monkeypatch):
     def fails(graph, inputs):
         raise ValueError("no Python.h")
 
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend=fails))
     model = network(TINY_SHAPE)
-    torch.compiler.reset()  # else what was compiled before counts
+    torch.compiler.reset()  # forget earlier graphs
     with pytest.raises(TrainingError, match=r"torch\.compile failed") as caught:
         CompiledObjective(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))
     assert "no Python.h" in str(caught.value)
@@ -253,7 +260,7 @@ def test_the_stopwatch_runs_while_torch_compiles():
     assert Stopwatch().seconds() == 0.0
 
 
-def test_code_is_kept_in_our_cache_unless_the_user_says_where(monkeypatch, tmp_path):
+def test_code_is_kept_in_vitrals_cache_by_default(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     keep_code()
@@ -263,11 +270,12 @@ def test_code_is_kept_in_our_cache_unless_the_user_says_where(monkeypatch, tmp_p
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "vitral/compiled")
 
 
-def test_a_run_tells_what_compiling_took(make_pictures: MakePictures, tmp_path: Path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_run_reports_its_compile_time(make_images: MakeImages, tmp_path: Path, monkeypatch, capsys):
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend="eager", **how))
-    monkeypatch.setattr(planning, "lacking", lambda device: None)
-    photos = make_pictures({"a": 12, "b": 12})
+    monkeypatch.setattr(plan_compute, "unavailable_reason", lambda device: None)
+    photos = make_images({"a": 12, "b": 12})
     plain, run = (
         vitral.train(str(photos), **{**TINY, "epochs": 2, "ema": 0.9}, out=str(tmp_path / str(on)), compile=on)
         for on in (False, True)
@@ -283,9 +291,9 @@ def test_a_run_tells_what_compiling_took(make_pictures: MakePictures, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(compiling.lacking(torch.device("cpu")) is not None, reason="needs a C++ compiler")
-def test_code_is_found_again(monkeypatch, tmp_path: Path):
-    """As another process would: what torch knows in memory is dropped."""
+@pytest.mark.skipif(compiling.unavailable_reason(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_code_is_loaded_from_the_cache(monkeypatch, tmp_path: Path):
+    """Simulates another process by dropping torch's state in memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     found = []
@@ -302,12 +310,12 @@ def test_code_is_found_again(monkeypatch, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(compiling.lacking(torch.device("cpu")) is not None, reason="needs a C++ compiler")
-def test_compiled_code_computes_what_the_network_does():
-    """By torch's own compiler, forwards and backwards, fp32: other orders of the same sums."""
+@pytest.mark.skipif(compiling.unavailable_reason(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_compiled_code_equals_the_network():
+    """With torch's own compiler, forward and backward, in fp32, up to the order of sums."""
     model, batch = network(config("mu/4", image_size=8, classes=3, depth=2)), a_batch(TINY_SHAPE)
     with torch.no_grad():
-        model.head.weight.normal_(std=0.1)  # a head of zeros would hide all before it
+        model.head.weight.normal_(std=0.1)  # a zero head would hide all layers before it
     found = []
     for objective in (OBJECTIVE, CompiledObjective(OBJECTIVE, model)):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""Learning from a teacher: the formula, the same pictures prepared as it wants them, and its classes."""
+"""Distillation: the loss formula, preprocessing for the teacher, and its classes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pictures import noise
+from images import noise
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BiTConfig, ModelConfig, ViT, ViTConfig, network
-from vitral.training.distillation import Teacher, order_of
-from vitral.training.objective import Classification
+from vitral.training.distillation import Teacher, class_order
+from vitral.training.objectives.classification import Classification
 from vitral.weights.native import Weights
 
 CPU = torch.device("cpu")
@@ -53,11 +54,11 @@ def batch() -> Batch:
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_the_loss_is_the_formula(weight, temperature):
-    """(1 - w) × cross-entropy + w T² Σ p log(p / q), p and q softened, in NumPy."""
+    """(1 - w) × cross-entropy + w T² Σ p log(p / q), with softened p and q, in NumPy."""
     teacher, model = teacher_of(weights_of(SMALL, GIVEN), weight, temperature), student()
     loss, metrics = Classification(GIVEN, Augmentation(), 3, 0.1, teacher=teacher)(model, batch())
     plain, _ = Classification(GIVEN, Augmentation(), 3, 0.1)(model, batch())
-    images = GIVEN.standardise(batch().images)
+    images = GIVEN.standardize(batch().images)
     q, p = (np.exp(net(images).detach().double().numpy() / temperature) for net in (model, teacher.network))
     q, p = q / q.sum(1, keepdims=True), p / p.sum(1, keepdims=True)
     apart = temperature**2 * (p * np.log(p / q)).sum(1).mean()
@@ -66,7 +67,7 @@ def test_the_loss_is_the_formula(weight, temperature):
     assert not metrics["distill_loss"].requires_grad
 
 
-def test_a_student_that_agrees_has_nothing_to_learn():
+def test_a_student_equal_to_the_teacher_has_zero_loss():
     teacher = teacher_of(weights_of(SMALL, GIVEN), weight=1.0, temperature=2.0)
     model = ViT(SMALL)
     model.load_state_dict(teacher.network.state_dict())
@@ -87,8 +88,8 @@ def test_gradients_reach_the_student_and_never_the_teacher():
     assert all(torch.equal(before[name], value) for name, value in teacher.network.state_dict().items())
 
 
-def test_the_temperature_leaves_the_size_of_gradients():
-    """That is what T² is for (arXiv 1503.02531, section 2.1)."""
+def test_the_temperature_keeps_the_size_of_gradients():
+    """The purpose of T² (arXiv 1503.02531, section 2.1)."""
     sizes = []
     for temperature in (20.0, 200.0):
         logits = torch.tensor([[1.0, -2.0, 0.5]], requires_grad=True)
@@ -97,21 +98,21 @@ def test_the_temperature_leaves_the_size_of_gradients():
     assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
 
 
-def test_pictures_are_prepared_as_the_teacher_wants_them():
+def test_images_are_prepared_for_the_teacher():
     own = Preprocessing((16, 12), mean=(0.2, 0.3, 0.6), std=(0.1, 0.3, 0.5))
     shape = ViTConfig(image_size=(16, 12), patch_size=4, classes=3, dim=8, depth=1, heads=2, mlp_dim=8)
     teacher = teacher_of(weights_of(shape, own))
     pixels = batch().images.float() / 255
     resized = F.interpolate(pixels, size=(16, 12), mode="bilinear", antialias=True)
     wanted = (resized - torch.tensor(own.mean)[:, None, None]) / torch.tensor(own.std)[:, None, None]
-    torch.testing.assert_close(teacher.prepared(GIVEN.standardise(batch().images)), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher.prepare(GIVEN.standardize(batch().images)), wanted, atol=1e-4, rtol=1e-4)
     same = Preprocessing((8, 8), mean=GIVEN.mean, std=GIVEN.std)
-    images = GIVEN.standardise(batch().images)
-    assert torch.equal(teacher_of(weights_of(SMALL, same)).prepared(images), images)
+    images = GIVEN.standardize(batch().images)
+    assert torch.equal(teacher_of(weights_of(SMALL, same)).prepare(images), images)
 
 
 def test_teacher_and_student_see_the_same_view():
-    """The same mirrored, shifted, erased and mixed pictures; the student's smaller where they grow."""
+    """The same mirrored, shifted, erased and mixed images; the student's are smaller while they grow."""
     seen: list[torch.Tensor] = []
     teacher, model = teacher_of(weights_of(SMALL, GIVEN)), student()
     model.any_size = True
@@ -120,7 +121,7 @@ def test_teacher_and_student_see_the_same_view():
     augmentation = Augmentation(crop="shift", flip=True, erase=0.5, mixup=0.5)
     Classification(GIVEN, augmentation, 3, teacher=teacher)(model, batch())
     assert torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[0], GIVEN.standardise(batch().images))
+    assert not torch.equal(seen[0], GIVEN.standardize(batch().images))
     Classification(GIVEN, augmentation, 3, size=lambda: (4, 8), teacher=teacher)(model, batch())
     assert torch.equal(seen[3], F.interpolate(seen[2], size=(4, 8), mode="bilinear", antialias=True))
     assert seen[2].shape[2:] == (8, 8)
@@ -135,7 +136,7 @@ def test_a_resnet_teaches():
 
 def test_classes_in_another_order_are_the_same_classes():
     weights = weights_of(SMALL, GIVEN, ("cat", "ant", "bee"))
-    images = GIVEN.standardise(batch().images)
+    images = GIVEN.standardize(batch().images)
     logits = teacher_of(weights).network(images)
     assert torch.equal(teacher_of(weights)(images), logits[:, [1, 2, 0]])
 
@@ -150,13 +151,13 @@ def test_classes_in_another_order_are_the_same_classes():
 )
 def test_other_classes_are_refused_with_the_difference(known, said):
     with pytest.raises(UsageError, match="the teacher's classes are not the data's") as caught:
-        order_of(CLASSES, known, "runs/x")
+        class_order(CLASSES, known, "runs/x")
     assert said in str(caught.value)
     assert "runs/x" in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 5
 
 
-def test_off_is_what_it_was_to_the_bit():
+def test_without_a_teacher_the_loss_is_the_same_to_the_bit():
     losses = []
     for more in ({}, {"teacher": None, "size": None}, {"size": lambda: (8, 8)}):
         torch.manual_seed(3)

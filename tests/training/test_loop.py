@@ -1,4 +1,4 @@
-"""The loop: what a step is, what is kept, and when it stops."""
+"""The training loop: steps, saving, stopping."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pictures import noise
+from images import noise
 from vitral.data import Split
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch, Batches
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
+from vitral.stopping import STOPS, stop_requested
 from vitral.training import loop
-from vitral.training.loop import Averaged, Listener, State, fit, stop_requested
-from vitral.training.objective import Classification
+from vitral.training.callbacks import Callback
+from vitral.training.loop import Averaged, State, fit
+from vitral.training.objectives.classification import Classification
 from vitral.training.optimizers import OptimizerSet
+from vitral.training.options import Run
 from vitral.training.progress import ConsoleListener
-from vitral.training.run import Run
+from vitral.workflows.tasks import TASKS, task_of
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, depth=2, heads=2, mlp_dim=8)
 PREPROCESSING = Preprocessing((8, 8))
 
 
 def batches(run: Run, count: int = 24) -> Batches:
-    pictures = Split([f"p{i}.png" for i in range(count)], np.arange(count) % 3, lambda i: noise(i, (8, 8)))
+    images = Split([f"p{i}.png" for i in range(count)], np.arange(count) % 3, lambda i: noise(i, (8, 8)))
     return Batches(
-        pictures, PREPROCESSING, batch_size=run.batch_size, device=torch.device("cpu"), augmentation=Augmentation(),
+        images, PREPROCESSING, batch_size=run.batch_size, device=torch.device("cpu"), augmentation=Augmentation(),
         seed=run.seed,
     )  # fmt: skip
 
@@ -61,11 +65,11 @@ def run_of(**options: Any) -> Run:
 
 
 def trained(run: Run, state: State | None = None, **parts: Any) -> State:
-    """`fit` with quiet defaults for every part that is not given."""
+    """`fit` with silent defaults for all parts not given."""
     state = state or state_of(run)
     given: dict[str, Any] = {
         "train": batches(run), "objective": Classification(PREPROCESSING, run.augmentation, 3),
-        "validate": lambda model: {}, "save": lambda state, best, must: None, "listener": Listener(), **parts,
+        "validate": lambda model: {}, "save": lambda state, best, must: None, "listener": Callback(), **parts,
     }  # fmt: skip
     fit(state, run, choose("cpu", "fp32"), given.pop("train"), given.pop("objective"), given.pop("validate"), **given)
     return state
@@ -85,8 +89,8 @@ def test_accumulated_batches_equal_a_large_one(batch_size, accumulate):
     assert not close(small.model, state_of(run_of()).model, 1e-4)
 
 
-def test_gradients_of_a_step_are_added_where_they_lie():
-    """No copy for each batch: from the first to the last of a step they are the same memory."""
+def test_gradients_of_a_step_accumulate_in_place():
+    """No copy per micro-batch: all of a step use the same memory."""
     run = run_of(batch_size=4, accumulate=3, optimizer="sgd", lr=0.1)
     state, plain = state_of(run), Classification(PREPROCESSING, Augmentation(), 3)
     seen: list[list[int]] = []
@@ -104,13 +108,13 @@ def test_gradients_of_a_step_are_added_where_they_lie():
 def test_the_last_step_of_an_epoch_may_have_fewer_batches():
     """Five batches in steps of two: the fifth alone, at its full weight."""
     run = run_of(batch_size=8, accumulate=2, optimizer="sgd", momentum=0.0, clip=None, lr=0.1)
-    pictures = batches(run, count=40)
-    found = trained(run, train=pictures)
+    images = batches(run, count=40)
+    found = trained(run, train=images)
     assert found.step == 3
     by_hand = state_of(run)
     objective = Classification(PREPROCESSING, Augmentation(), 3)
     groups = [[0, 1], [2, 3], [4]]
-    parts = list(pictures.epoch(0))
+    parts = list(images.epoch(0))
     for group in groups:
         (sum(objective(by_hand.model, parts[i])[0] for i in group) / len(group)).backward()
         by_hand.optimizer.set_lr(0.1)
@@ -139,12 +143,12 @@ STEMMED = dataclasses.replace(CONFIG, conv_stem=((4, 2), (6, 2)))
 
 
 def numbers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Weights, and what norms have seen of batches."""
+    """Weights and running statistics of norms."""
     return [value for value in model.state_dict().values() if value.is_floating_point()]
 
 
 @pytest.mark.parametrize("config", [CONFIG, STEMMED], ids=["plain", "with batch norms"])
-def test_the_average_is_the_formula_and_is_what_is_validated(config):
+def test_the_average_follows_the_formula_and_is_validated(config):
     run = run_of(ema=0.95, epochs=2)
     state = state_of(run, config)
     steps: list[list[torch.Tensor]] = []
@@ -168,10 +172,10 @@ def test_the_average_is_the_formula_and_is_what_is_validated(config):
 
 def test_best_is_the_highest_accuracy_then_the_lowest_loss():
     scores = [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.85), (0.6, 0.1), (0.7, 0.8)]
-    told = iter([{"val_accuracy": a, "val_loss": loss} for a, loss in scores])
+    results = iter([{"val_accuracy": a, "val_loss": loss} for a, loss in scores])
     saved = []
     run = run_of(epochs=6, batch_size=24)
-    state = trained(run, validate=lambda model: next(told), save=lambda state, best, must: saved.append(best))
+    state = trained(run, validate=lambda model: next(results), save=lambda state, best, must: saved.append(best))
     assert saved == [True, True, True, False, False, True]
     assert state.best["epoch"] == 6
 
@@ -183,9 +187,9 @@ def test_without_validation_the_last_epoch_is_kept():
 
 
 def test_early_stopping_waits_for_its_patience():
-    told = iter([0.3, 0.5, 0.4, 0.4, 0.4, 0.9])
+    accuracies = iter([0.3, 0.5, 0.4, 0.4, 0.4, 0.9])
     run = run_of(epochs=6, batch_size=24, early_stop=2)
-    state = trained(run, validate=lambda model: {"val_accuracy": next(told), "val_loss": 1.0})
+    state = trained(run, validate=lambda model: {"val_accuracy": next(accuracies), "val_loss": 1.0})
     assert (state.epoch, state.best["epoch"]) == (4, 2)
 
 
@@ -204,7 +208,7 @@ def test_the_line_of_an_epoch():
     assert state.seconds == pytest.approx(sum(one["seconds"] for one in state.history))
 
 
-def test_train_loss_is_the_mean_over_pictures():
+def test_train_loss_is_the_mean_over_images():
     losses = iter([1.0, 2.0, 6.0])
 
     def objective(model, batch):
@@ -251,7 +255,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step():
 
 
 def test_weights_broken_by_the_last_step_are_not_saved():
-    """The loss was finite at every step, so only the weights tell."""
+    """The loss is finite at every step, so only the weights reveal it."""
     saved = []
     with pytest.raises(TrainingError, match="no longer finite in epoch 2") as caught:
         trained(
@@ -262,35 +266,35 @@ def test_weights_broken_by_the_last_step_are_not_saved():
     assert len(str(caught.value).splitlines()) <= 5
 
 
-def test_the_listener_is_told():
-    told: list[Any] = []
+def test_the_listener_is_called():
+    calls: list[Any] = []
 
-    class Ears(Listener):
+    class Recorder(Callback):
         def on_epoch_start(self, epoch, batches, done):
-            told.append(("start", epoch, batches, done))
+            calls.append(("start", epoch, batches, done))
 
         def on_batch(self, loss):
-            told.append(loss.ndim)
+            calls.append(loss.ndim)
 
         def on_epoch_end(self, line, best):
-            told.append(("end", line["epoch"], best))
+            calls.append(("end", line["epoch"], best))
 
-    trained(run_of(epochs=2), listener=Ears())
-    assert told == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
+    trained(run_of(epochs=2), listener=Recorder())
+    assert calls == [("start", 0, 3, 0), 0, 0, 0, ("end", 1, True), ("start", 1, 3, 0), 0, 0, 0, ("end", 2, True)]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "share", "told"),
+    ("seconds", "share", "hints"),
     [((3.0, 1.0), 0.75, 1), ((0.0, 4.0), 0.0, 0), ((0.3, 3.7), 0.075, 0), ((0.75, 0.25), 0.75, 0)],
 )
-def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.MonkeyPatch, seconds, share, told):
-    """By a clock on which a picture's way and a step take what they are said to: three batches an epoch."""
+def test_waiting_for_images_is_measured_and_reported_once(monkeypatch: pytest.MonkeyPatch, seconds, share, hints):
+    """By a fake clock, on which reading a batch and computing a step take `seconds`: three batches per epoch."""
     reading, computing = seconds
     now = [0.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     run = run_of(epochs=2)
-    pictures, objective = batches(run), Classification(PREPROCESSING, run.augmentation, 3)
-    whole = pictures.epoch
+    images, objective = batches(run), Classification(PREPROCESSING, run.augmentation, 3)
+    whole = images.epoch
 
     def read(*arguments: Any, **options: Any) -> Iterator[Batch]:
         for batch in whole(*arguments, **options):
@@ -301,18 +305,18 @@ def test_waiting_for_pictures_is_counted_and_told_once(monkeypatch: pytest.Monke
         now[0] += computing
         return objective(model, batch)
 
-    monkeypatch.setattr(pictures, "epoch", read)
+    monkeypatch.setattr(images, "epoch", read)
     screen = Console(file=io.StringIO(), width=200)
     with ConsoleListener(screen, 2) as listener:
-        state = trained(run, train=pictures, objective=compute, listener=listener)
+        state = trained(run, train=images, objective=compute, listener=listener)
     assert [line["waited"] for line in state.history] == pytest.approx([share, share])
     assert [line["seconds"] for line in state.history] == pytest.approx([3 * sum(seconds)] * 2)
     text = screen.file.getvalue()
-    assert len(re.findall(r"waited \d+% for pictures", text)) == (2 if share > 0.1 else 0)
-    assert text.count("more slowly than this network learns") == told
+    assert len(re.findall(r"waited \d+% for images", text)) == (2 if share > 0.1 else 0)
+    assert text.count("training is input-bound") == hints
 
 
-def test_a_state_comes_back_whole(tmp_path):
+def test_a_state_round_trips(tmp_path):
     run = run_of(epochs=2, ema=0.9, optimizer="adamw")
     state = trained(run)
     state.save(tmp_path / "x.safetensors", {"seed": 0})
@@ -325,23 +329,23 @@ def test_a_state_comes_back_whole(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPS)
 def test_a_first_signal_waits_for_the_step_and_a_second_does_not(number):
-    before, told = signal.getsignal(number), list[str]()
-    with stop_requested(lambda: told.append("stopping")) as stopped:
+    before, calls = signal.getsignal(number), list[str]()
+    with stop_requested(lambda: calls.append("stopping")) as stopped:
         assert not stopped.is_set()
         signal.raise_signal(number)
         assert stopped.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
-    assert told == ["stopping"]
+    assert calls == ["stopping"]
     assert signal.getsignal(number) is before
 
 
 def test_training_works_outside_the_main_thread():
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(lambda: trained(run_of())).result()
-    assert close(found.model, trained(run_of()).model, 0)
+        state = pool.submit(lambda: trained(run_of())).result()
+    assert close(state.model, trained(run_of()).model, 0)
 
 
 def test_validation_leaves_dropout_on_for_the_next_epoch():
@@ -355,3 +359,17 @@ def test_validation_leaves_dropout_on_for_the_next_epoch():
 
     trained(run, state, objective=objective, validate=lambda model: model.eval() and {})
     assert modes == [True] * 6
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_epoch_shows_each_metric_of_its_task_once(task):
+    figures = task_of(task).figures
+    line = {"epoch": 1, "train_loss": 1.0, "images_per_second": 10.0, "seconds": 1.0}
+    line |= {f"val_{key}": 0.25 + 0.125 * number for number, (key, _, _) in enumerate(figures)}
+    screen = Console(file=io.StringIO(), width=200)
+    with ConsoleListener(screen, 2, figures) as listener:
+        listener.on_epoch_end(line, best=True)
+    shown = screen.file.getvalue()
+    for number, (_, title, form) in enumerate(figures):
+        assert shown.count(title) == 1 == shown.count(f"val {title} {form.format(0.25 + 0.125 * number)}")
+    assert shown.count(" val ") == len(figures)

@@ -1,4 +1,4 @@
-"""What a step minimises."""
+"""Training objectives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
-from vitral.training.objective import Classification, balanced_weights
+from vitral.training.objectives.classification import Classification, balanced_weights
 
 PREPROCESSING = Preprocessing((4, 4), 1, mean=(0.5,), std=(0.5,))
 
 
 class Fixed(nn.Module):
-    """Gives these logits and keeps what it saw."""
+    """A network that returns fixed logits and keeps its input."""
 
     def __init__(self, logits: torch.Tensor):
         super().__init__()
@@ -37,7 +38,7 @@ def logits() -> torch.Tensor:
     return torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_cross_entropy_of_standardised_pictures():
+def test_cross_entropy_of_standardized_images():
     model = Fixed(logits())
     loss, metrics = Classification(PREPROCESSING, Augmentation(), 3)(model, batch())
     assert torch.allclose(model.seen, batch().images / 127.5 - 1, atol=1e-6)
@@ -65,12 +66,12 @@ def test_class_weights_are_inverse_to_frequency():
     assert loss.item() == pytest.approx(((each * picked).sum() / picked.sum()).item(), rel=1e-6)
 
 
-def test_logits_of_half_precision_make_a_loss_of_full():
+def test_logits_in_bf16_give_a_loss_in_fp32():
     loss, _ = Classification(PREPROCESSING, Augmentation(), 3)(Fixed(logits().bfloat16()), batch())
     assert loss.dtype == torch.float32
 
 
-def test_mixed_pictures_count_by_the_heavier_label():
+def test_mixed_images_count_by_the_label_with_the_larger_share():
     torch.manual_seed(0)
     hits = torch.full((6, 3), -5.0)
     hits[range(6), batch().labels] = 5.0
@@ -80,16 +81,16 @@ def test_mixed_pictures_count_by_the_heavier_label():
     assert 0 <= metrics["train_accuracy"] <= 1
 
 
-def test_pictures_are_moved_as_precisely_in_bf16():
-    """Autocast would round where each pixel comes from: at 64 pixels by up to a fifth of one."""
+def test_augmentation_is_as_precise_under_bf16():
+    """Autocast would round sampling coordinates: at 64 pixels by up to a fifth of a pixel."""
     images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     batch = Batch(images, torch.zeros(4, dtype=torch.long), np.arange(4))
     augmentation = Augmentation(augment="affine")
     seen = []
 
-    def model(pictures):
-        seen.append(pictures)
-        return pictures.flatten(1)[:, :3]
+    def model(images):
+        seen.append(images)
+        return images.flatten(1)[:, :3]
 
     for precision in ("fp32", "bf16"):
         seed_everything(0)

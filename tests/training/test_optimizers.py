@@ -1,4 +1,4 @@
-"""Every optimizer: each parameter in one group, decay on matrices only, a state that comes back by name."""
+"""Every optimizer: each parameter in one group, decay on matrices only, a state restored by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitral.errors import UsageError
 from vitral.model import ViT, ViTConfig
 from vitral.training.muon import Muon
 from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
-from vitral.training.run import Run
+from vitral.training.options import Run
 
 CONFIG = ViTConfig(
     image_size=8, patch_size=4, classes=3, dim=8, depth=3, heads=2, mlp_dim=12, registers=1, layer_scale=0.1,
@@ -84,7 +84,7 @@ def test_a_step_moves_every_parameter_and_clears_gradients(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_restored_state_goes_on_to_the_same_bits(name):
+def test_a_restored_state_reproduces_the_same_bits(name):
     run = Run(optimizer=name, weight_decay=0.1, layer_decay=0.9)
     model = network()
     optimizer = OptimizerSet(model, run)
@@ -98,14 +98,14 @@ def test_a_restored_state_goes_on_to_the_same_bits(name):
     other.load_state_dict(weights)
     again = OptimizerSet(other, run)
     again.load_state(saved)
-    fresh = network()
-    fresh.load_state_dict(weights)
-    forgotten = OptimizerSet(fresh, run)
+    without_state = network()
+    without_state.load_state_dict(weights)
+    new_optimizer = OptimizerSet(without_state, run)
     for seed in range(3, 6):
-        for one, optimiser in ((model, optimizer), (other, again), (fresh, forgotten)):
-            step(one, optimiser, seed)
+        for one, its in ((model, optimizer), (other, again), (without_state, new_optimizer)):
+            step(one, its, seed)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), without_state.parameters(), strict=True))
     assert again.state().keys() == optimizer.state().keys()
 
 
@@ -136,7 +136,7 @@ def test_freezing_a_block_does_not_freeze_one_that_begins_alike():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match="--freeze block names no parameter") as caught:
+    with pytest.raises(UsageError, match="--freeze block matches no parameter") as caught:
         freeze(network(), ["head", "block"])
     assert "blocks.0, blocks.1" in str(caught.value)
     with pytest.raises(UsageError, match="leaves nothing to train"):
@@ -144,10 +144,10 @@ def test_refusals():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_one_kernel_of_torchs(name):
-    """Muon's matrices but for; on a device that has no such kernels, torch's usual ones."""
-    found = OptimizerSet(network(), Run(optimizer=name)).optimizers
-    fused = [group["fused"] for one in found if not isinstance(one, Muon) for group in one.param_groups]
+def test_steps_use_fused_kernels(name):
+    """Except for Muon's matrices; devices without fused kernels use torch's default ones."""
+    optimizers = OptimizerSet(network(), Run(optimizer=name)).optimizers
+    fused = [group["fused"] for one in optimizers if not isinstance(one, Muon) for group in one.param_groups]
     assert fused
     assert all(fused)
     elsewhere = OptimizerSet(network().to("meta"), Run(optimizer=name)).optimizers

@@ -7,23 +7,24 @@ import io
 import pytest
 from rich.console import Console
 
+from vitral.training.options import Run
+from vitral.training.plan import Choice, Plan
 from vitral.training.progress import print_plan
-from vitral.training.run import Choice, Plan, Run
 
 NAME = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 CHOICES = (
-    Choice("precision", "bf16 on AMD EPYC, 1 thread", "the processor has bf16 instructions"),
-    Choice("init", "none", f"245 pictures are few: weights that have learned would help most, --init {NAME}"),
+    Choice("precision", "bf16 on AMD EPYC, 1 thread", "the CPU has bf16 instructions"),
+    Choice("init", "none", f"245 images are few: pretrained weights would help most, --init {NAME}"),
 )
 
 
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (200, True)])
-def test_what_is_to_be_typed_stays_in_one_piece_where_there_is_room(width: int, whole: bool) -> None:
-    told = io.StringIO()
-    print_plan(Console(file=told, width=width), Plan(Run(), CHOICES))
-    assert all(len(line) <= width for line in told.getvalue().splitlines())
-    assert (NAME in told.getvalue()) == whole
-    letters = "".join(told.getvalue().split())
+def test_names_to_type_stay_on_one_line_if_there_is_room(width: int, whole: bool) -> None:
+    output = io.StringIO()
+    print_plan(Console(file=output, width=width), Plan(Run(), CHOICES))
+    assert all(len(line) <= width for line in output.getvalue().splitlines())
+    assert (NAME in output.getvalue()) == whole
+    letters = "".join(output.getvalue().split())
     everything = "".join(one.name + one.value + one.reason for one in CHOICES).replace(" ", "")
     assert sorted(letters) == sorted("Planchoicevaluewhy" + everything), "nothing is cut off"
 

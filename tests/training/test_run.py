@@ -1,15 +1,22 @@
-"""A run is data: it comes back from JSON, and refuses what makes no sense."""
+"""`Run`: JSON round trip, and refusal of invalid values."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
+from vitral.console import flag
+from vitral.data.augmentation import Augmentation
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError
-from vitral.training.run import MODEL_OPTIONS, Run, RunFolder, checked_options
+from vitral.training import options as run_module
+from vitral.training.options import MODEL_OPTIONS, Run, checked_options
+from vitral.training.run_folder import RunFolder
 
 
 def test_round_trip_through_json():
@@ -18,7 +25,7 @@ def test_round_trip_through_json():
     assert Run.from_json(json.loads(json.dumps(Run().to_json()))) == Run()
 
 
-def test_every_option_tells_what_it_is():
+def test_every_option_has_a_help_line():
     for field in dataclasses.fields(Run):
         assert field.metadata["help"].strip(), field.name
         assert not field.metadata["help"].endswith(".")
@@ -32,19 +39,19 @@ def test_every_option_tells_what_it_is():
         ({"schedule": "cosin"}, "cosine"),
         ({"sampling": "balnced"}, "nearest: balanced"),
         ({"class_weights": "yes"}, "--class-weights"),
-        ({"crop": "centre"}, "--crop"),
+        ({"crop": "center"}, "--crop"),
         ({"augment": "auto"}, "--augment"),
         ({"residency": "gpu"}, "--residency"),
         ({"bad_images": "ignore"}, "--bad-images"),
         ({"resize": "fit"}, "--resize"),
-        ({"epochs": 0}, "--epochs must be at least 1"),
+        ({"epochs": 0}, "--epochs must be from 1 to 1,000,000"),
         ({"epochs": "three"}, "--epochs cannot be three"),
         ({"epochs": 1.5}, "--epochs cannot be 1.5"),
-        ({"batch_size": -1}, "--batch-size must be at least 1"),
+        ({"batch_size": -1}, "--batch-size must be from 1 to 1,000,000"),
         ({"accumulate": 0}, "--accumulate"),
         ({"image_size": 0}, "--image-size"),
         ({"image_size": (8, 8, 8)}, "--image-size"),
-        ({"lr": -1.0}, "--lr must be 0 or more"),
+        ({"lr": -1.0}, "--lr must be from 0 to 1,000"),
         ({"lr": float("nan")}, "--lr"),
         ({"lr": float("inf")}, "--lr"),
         ({"lr_batch": 0}, "--lr-batch"),
@@ -65,18 +72,59 @@ def test_every_option_tells_what_it_is():
         ({"freeze": "head"}, "--freeze"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, said):
+def test_invalid_values_are_refused(wrong, said):
     with pytest.raises(UsageError) as caught:
         Run(**wrong)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 5
 
 
+NUMBERS = {
+    name: kind
+    for name, kind in get_type_hints(Run).items()
+    if {int, float} & {kind, *get_args(kind)} and get_origin(kind) is not tuple
+}
+"""Fields that are, or may be, a single number."""
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [10**22, -(10**22), 1e300, float("nan"), float("inf")])
+def test_every_number_has_a_range(name, value):
+    if isinstance(value, float) and float not in (NUMBERS[name], *get_args(NUMBERS[name])):
+        value = int(1e300)
+    with pytest.raises(UsageError) as caught:
+        Run(**{name: value})
+    assert str(caught.value).startswith(f"{flag(name)} must be ")
+    assert caught.value.hint.startswith(flag(name))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"image_size": 1_000_000}, "--image-size must be from 1 to 16,384, not 1000000"),
+        ({"lr": 1e300}, "--lr must be from 0 to 1,000, not 1e+300"),
+        ({"mean": 5.0}, "--mean must be from 0 to 1, not 5.0"),
+        ({"mean": (0.5, float("nan"), 0.5)}, "--mean must be from 0 to 1"),
+        ({"std": 0.0}, "--std must be above 0 and at most 1, not 0.0"),
+        ({"early_stop": 0}, "--early-stop must be from 1 to 1,000,000, not 0"),
+        ({"channels": 2}, "--channels must be 1 or 3, not 2"),
+        ({"randaugment": (31, 10)}, "--randaugment must be from 0 to 30, not 31 10"),
+        ({"seed": 12345678901234567890123}, "--seed must be from 0 to 9,223,372,036,854,775,807"),
+    ],
+)
+def test_a_range_is_shown_with_an_example(wrong, said):
+    with pytest.raises(UsageError) as caught:
+        Run(**wrong)
+    assert said in str(caught.value)
+    option = flag(next(iter(wrong)))
+    assert caught.value.hint.startswith(option)
+
+
 def test_an_unknown_option_shows_the_nearest():
     with pytest.raises(UsageError, match="nearest: batch_size"):
         checked_options({"batchsize": 3})
-    with pytest.raises(UsageError, match="unknown option 'colour'"):
-        Run.from_json({"colour": 1})
+    with pytest.raises(UsageError, match="unknown option 'color'"):
+        Run.from_json({"color": 1})
 
 
 def test_options_may_be_lists_and_paths():
@@ -111,9 +159,29 @@ def test_run_folder(tmp_path):
     assert folder.read_plan().choices[0].reason == "few"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": {}}', '{"run": {"colour": 1}, "plan": []}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": {}}', '{"run": {"color": 1}, "plan": []}', "\x00"])
 def test_a_damaged_configuration(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(RunError, match="cannot read the run's configuration") as caught:
         RunFolder(tmp_path).read_plan()
     assert len(str(caught.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize("name", [name for names in run_module._LIMITS.values() for name in names])
+def test_a_number_out_of_range_gets_a_valid_example(name):
+    pairs = {"resize_size": (0, 8), "randaugment": (-1, 3), "multiple": (0, 8), "pack_drop": (-1.0, 0.0),
+             "patch_sizes": (0, 8)}  # fmt: skip
+    bad = {"image_size": 0, **pairs}.get(name, -1_000_000)
+    kind = typing.get_type_hints(Run)[name]
+    bad = float(bad) if isinstance(bad, int) and "float" in str(kind) else bad
+    with pytest.raises(UsageError) as caught:
+        Run(**{name: bad})
+    flag, *values = caught.value.hint.split()
+    assert flag == "--" + name.replace("_", "-")
+    numbers = tuple(float(value) if "." in value or "float" in str(kind) else int(value) for value in values)
+    assert Run(**{name: numbers if name in pairs else numbers[0]})
+
+
+def test_defaults_are_those_of_preprocessing_and_augmentation():
+    assert Run().preprocessing == Preprocessing((224, 224))
+    assert Run().augmentation == Augmentation()

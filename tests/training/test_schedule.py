@@ -1,4 +1,4 @@
-"""What follows from the step: the learning rate, and the size of pictures that grow."""
+"""Schedules: learning rate, and size of growing images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vitral.training.run import Run
+from vitral.training.options import Run
 from vitral.training.schedule import computed_share, image_size, learning_rate, sizes
 
 
@@ -52,7 +52,7 @@ def test_scaled_with_the_batch():
     assert rates(Run(epochs=2, warmup=1.0, lr=1.0, lr_batch=256, batch_size=64)).max() == 0.25
 
 
-def test_pictures_grow_by_whole_patches_and_the_last_third_is_full():
+def test_images_grow_by_whole_patches_and_the_last_third_is_full():
     run = Run(image_size=32, start_size=16, epochs=9)
     found = [image_size(run, (4, 4), step, 10) for step in range(90)]
     assert found == [(n, n) for n in (16, 20, 24, 28) for _ in range(15)] + [(32, 32)] * 30
@@ -60,7 +60,7 @@ def test_pictures_grow_by_whole_patches_and_the_last_third_is_full():
 
 
 @pytest.mark.parametrize(("start", "full", "patch"), [((8, 24), (32, 48), (8, 4)), ((16, 4), (16, 32), (16, 4))])
-def test_oblong_pictures_grow_along_a_line(start, full, patch):
+def test_oblong_images_grow_along_a_line(start, full, patch):
     run = Run(image_size=full, start_size=start, epochs=7)
     found = [image_size(run, patch, step, 13) for step in range(91)]
     assert found[0] == start
@@ -72,7 +72,7 @@ def test_oblong_pictures_grow_along_a_line(start, full, patch):
         assert (d - b) in (0, patch[1])
 
 
-def test_a_size_that_is_full_already_stays():
+def test_the_full_size_stays():
     assert {image_size(Run(image_size=8, start_size=8, epochs=2), (4, 4), step, 5) for step in range(10)} == {(8, 8)}
     assert sizes(Run(image_size=8), (4, 4)) == [(8, 8)]
     assert computed_share(Run(image_size=8), (4, 4)) == 1
@@ -85,6 +85,6 @@ def test_runs_of_a_few_steps_end_at_full_size(steps):
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_a_rate_is_never_negative(schedule):
-    """A run may go on with fewer pictures than it began with, and so stand behind its last step."""
+    """A run resumed with fewer images may be past its last step."""
     run = Run(epochs=2, schedule=schedule, warmup=0.0, min_lr=0.1, lr=1.0)
     assert learning_rate(run, 500, 10) == pytest.approx(0.1)

@@ -1,5 +1,5 @@
-"""A recorded step is the plain one. Here what is recorded is a program that runs again on a processor: everything but
-the GPU's own part, which tests/test_gpu.py has.
+"""A captured step equals the eager one. Capture is simulated on a CPU by a program that runs again; tests/test_gpu.py
+covers CUDA graphs.
 """
 
 from __future__ import annotations
@@ -14,49 +14,50 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, choose, seed_everything
 from vitral.errors import TrainingError
-from vitral.graphs import Recording
+from vitral.kernels.cuda_graphs import CapturedGraph
 from vitral.model import network
 from vitral.model.variants import config
-from vitral.training.objective import Classification
+from vitral.training.objectives.classification import Classification
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
-from vitral.training.step import CAPTURABLE, WARM_UP, RecordedStep, Step, recordable, step_of
+from vitral.training.options import Run
+from vitral.training.step import CAPTURABLE, WARM_UP, CapturedStep, Step, can_capture, step_of
 
 MACHINE = choose("cpu", "fp32")
 AUGMENTATION = Augmentation(crop="shift", flip=True, erase=0.5)
 
 
 class Numbers:
-    """A watch that keeps what it is told."""
+    """Monitor that keeps the values it gets."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, float]] = []
+        self.values: list[tuple[str, float]] = []
 
     def loss(self, value: Tensor) -> None:
-        self.told.append(("loss", float(value.detach())))
+        self.values.append(("loss", float(value.detach())))
 
     def gradient(self, norm: Tensor) -> None:
-        self.told.append(("gradient", float(norm)))
+        self.values.append(("gradient", float(norm)))
 
 
 class Recorder:
-    """Records as a GPU would: nothing is computed now, the same tensors are written at each repetition."""
+    """Simulated capture: compute nothing at capture, and write the same tensors at each replay."""
 
     def __init__(self, fails: Exception | None = None, clips: bool = True):
-        self.recorded, self.repeated, self.fails, self.clips = 0, 0, fails, clips
+        self.captured, self.replayed, self.fails, self.clips = 0, 0, fails, clips
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         if self.fails:
             raise self.fails
-        self.recorded += 1
+        self.captured += 1
         kept: dict[str, Any] = {}
 
-        def again() -> None:
-            self.repeated += 1
+        def replay() -> None:
+            self.replayed += 1
             (loss, metrics), norm = program()
             (own_loss, own_metrics), own_norm = kept["results"]
             own_loss.copy_(loss)
@@ -68,7 +69,7 @@ class Recorder:
         empty = torch.zeros(())
         norm = empty.clone() if self.clips else None
         kept["results"] = (empty.clone(), {"train_accuracy": empty.clone()}), norm
-        return again, kept["results"]
+        return replay, kept["results"]
 
 
 def a_batch(number: int, size: int = 8) -> Batch:
@@ -78,7 +79,7 @@ def a_batch(number: int, size: int = 8) -> Batch:
 
 
 def a_network() -> nn.Module:
-    seed_everything(0)  # without biases of keys, whose gradients are nothing but rounding, which Adam makes large
+    seed_everything(0)  # no biases of keys: their gradients are rounding errors, which Adam amplifies
     model = network(
         config("mu/4", image_size=8, classes=3, dim=8, depth=2, heads=2, mlp_dim=8, drop_path=0.1, qkv_bias=False)
     )
@@ -88,17 +89,17 @@ def a_network() -> nn.Module:
     return model.train()
 
 
-def learned(run: Run, make: Callable[..., Step], sizes: tuple[int, ...] = (8,) * 6) -> tuple[nn.Module, list[Any]]:
-    """A network after a step for each of these sizes of pictures, and what was told."""
-    model, told = a_network(), Numbers()
+def trained(run: Run, make: Callable[..., Step], sizes: tuple[int, ...] = (8,) * 6) -> tuple[nn.Module, list[Any]]:
+    """A network after one step per image size; the monitored values, and the results of the steps."""
+    model, monitor = a_network(), Numbers()
     objective = Classification(Preprocessing((8, 8)), AUGMENTATION, 3)
     step = make(model, OptimizerSet(model, run), objective, MACHINE, run)
-    found: list[Any] = []
+    results: list[Any] = []
     for number, size in enumerate(sizes):
         seed_everything(1, number)
-        loss, metrics = step(a_batch(number, size), told, lr=0.01 / (number + 1))
-        found.append((loss, metrics["train_accuracy"]))
-    return model, [told.told, [(float(loss), float(right)) for loss, right in found]]
+        loss, metrics = step(a_batch(number, size), monitor, lr=0.01 / (number + 1))
+        results.append((loss, metrics["train_accuracy"]))
+    return model, [monitor.values, [(float(loss), float(right)) for loss, right in results]]
 
 
 def close(a: nn.Module, b: nn.Module, within: float = 1e-6) -> bool:
@@ -107,96 +108,96 @@ def close(a: nn.Module, b: nn.Module, within: float = 1e-6) -> bool:
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("optimizer", CAPTURABLE)
-def test_recorded_steps_are_the_plain_ones(optimizer, clip):
-    """But for learning rates in fp32. Each step's own pictures, random numbers, rate and results are its own."""
+def test_captured_steps_equal_eager_ones(optimizer, clip):
+    """Except for learning rates in fp32. Each step has its own images, random numbers, rate and results."""
     run, record = Run(optimizer=optimizer, clip=clip, weight_decay=0.1), Recorder(clips=bool(clip))
-    plain, told = learned(run, Step)
-    recorded, told_again = learned(run, lambda *parts: RecordedStep(*parts, record=record))
-    assert close(plain, recorded, within=1e-3 if optimizer == "muon" else 1e-6)  # it computes in bf16
-    assert [name for name, _ in told[0]] == [name for name, _ in told_again[0]]
-    for one, other in zip(told, told_again, strict=True):
+    eager, values = trained(run, Step)
+    captured, captured_values = trained(run, lambda *parts: CapturedStep(*parts, record=record))
+    assert close(eager, captured, within=1e-3 if optimizer == "muon" else 1e-6)  # it computes in bf16
+    assert [name for name, _ in values[0]] == [name for name, _ in captured_values[0]]
+    for one, other in zip(values, captured_values, strict=True):
         np.testing.assert_allclose([e[-1] for e in one], [e[-1] for e in other], rtol=2e-3, atol=1e-6)
-    assert (record.recorded, record.repeated) == (1, 6 - WARM_UP)
+    assert (record.captured, record.replayed) == (1, 6 - WARM_UP)
 
 
-def test_each_size_is_recorded():
+def test_each_size_is_captured():
     run, record = Run(optimizer="adamw"), Recorder()
     sizes = (4, 4, 4, 4, 8, 8, 8, 8, 4, 8)
-    plain, _ = learned(run, Step, sizes)
-    recorded, _ = learned(run, lambda *parts: RecordedStep(*parts, record=record), sizes)
-    assert close(plain, recorded)
-    assert (record.recorded, record.repeated) == (2, 4)
+    eager, _ = trained(run, Step, sizes)
+    captured, _ = trained(run, lambda *parts: CapturedStep(*parts, record=record), sizes)
+    assert close(eager, captured)
+    assert (record.captured, record.replayed) == (2, 4)
 
 
-def test_without_memory_for_a_recording_steps_are_done_as_before():
-    run, told = Run(optimizer="adamw"), []
-    plain, _ = learned(run, Step)
+def test_steps_stay_eager_without_memory_for_a_graph():
+    run, messages = Run(optimizer="adamw"), []
+    eager, _ = trained(run, Step)
     record = Recorder(fails=torch.OutOfMemoryError("no room"))
-    recorded, _ = learned(run, lambda *parts: RecordedStep(*parts, record=record, tell=told.append))
-    assert close(plain, recorded)
-    assert len(told) == 1, "once"
-    assert "no memory" in told[0]
+    captured, _ = trained(run, lambda *parts: CapturedStep(*parts, record=record, tell=messages.append))
+    assert close(eager, captured)
+    assert len(messages) == 1, "once"
+    assert "not enough memory" in messages[0]
 
 
-def test_what_cannot_be_recorded_is_an_error_that_says_what_to_type():
+def test_a_failed_capture_is_an_error_with_a_hint():
     record = Recorder(fails=RuntimeError("CUDA error: operation not permitted when stream is capturing"))
-    with pytest.raises(TrainingError, match="cannot be recorded") as caught:
-        learned(Run(optimizer="adamw"), lambda *parts: RecordedStep(*parts, record=record))
+    with pytest.raises(TrainingError, match="cannot be captured") as caught:
+        trained(Run(optimizer="adamw"), lambda *parts: CapturedStep(*parts, record=record))
     assert "operation not permitted" in str(caught.value)
     assert "--no-graphs" in str(caught.value)
 
 
-def test_a_step_is_asked_for_before_the_one_before_is_waited_for():
-    """Else a GPU would have nothing to do meanwhile. Pictures are shown under autocast, for a teacher."""
+def test_a_step_is_queued_before_synchronizing_with_the_previous_one():
+    """Otherwise a GPU would be idle. Batches are prepared under autocast, for a teacher."""
     model, run, order = a_network(), Run(optimizer="adamw"), []
 
-    class Asked(Numbers):
+    class Synchronizing(Numbers):
         def loss(self, value: Tensor) -> None:
-            order.append("waited")
+            order.append("synchronized")
 
-    class Shown(Classification):
-        def shown(self, batch: Batch) -> Any:
+    class Ordered(Classification):
+        def prepare(self, batch: Batch) -> Any:
             order.append("autocast" if torch.is_autocast_enabled("cpu") else "fp32")
-            return super().shown(batch)
+            return super().prepare(batch)
 
-        def judged(self, *parts: Any) -> Any:
+        def loss(self, *parts: Any) -> Any:
             order.append("computed")
-            return super().judged(*parts)
+            return super().loss(*parts)
 
-    objective = Shown(Preprocessing((8, 8)), Augmentation(), 3)
-    step = RecordedStep(model, OptimizerSet(model, run), objective, choose("cpu", "bf16"), run)
-    step(a_batch(0), Asked(), lr=0.01)
-    assert order == ["autocast", "computed", "waited"]
+    objective = Ordered(Preprocessing((8, 8)), Augmentation(), 3)
+    step = CapturedStep(model, OptimizerSet(model, run), objective, choose("cpu", "bf16"), run)
+    step(a_batch(0), Synchronizing(), lr=0.01)
+    assert order == ["autocast", "computed", "synchronized"]
 
 
-def test_which_steps_can_be_recorded():
+def test_steps_that_can_be_captured():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert recordable(Run(optimizer="muon"), gpu)[0]
+    assert can_capture(Run(optimizer="muon"), gpu)[0]
     for run, device in ((Run(), cpu), (Run(optimizer="sgd"), gpu), (Run(accumulate=2), gpu)):
-        on, why = recordable(run, device)
+        on, why = can_capture(run, device)
         assert not on
         assert why
 
 
-def test_a_run_says_which_step_it_takes(monkeypatch):
-    monkeypatch.setattr("vitral.training.step.Aside", lambda device: SimpleNamespace(record=Recorder()))
+def test_a_run_chooses_its_step(monkeypatch):
+    monkeypatch.setattr("vitral.training.step.SideStream", lambda device: SimpleNamespace(record=Recorder()))
     model, run = a_network(), Run(optimizer="adamw")
     parts = model, OptimizerSet(model, run), Classification(Preprocessing((8, 8)), Augmentation(), 3)
-    gpu, recorded = Machine(torch.device("cuda"), "bf16", "stands for one"), dataclasses.replace(run, graphs=True)
+    gpu, with_graphs = Machine(torch.device("cuda"), "bf16", "simulated"), dataclasses.replace(run, graphs=True)
     assert type(step_of(*parts, gpu, run)) is Step
-    assert type(step_of(*parts, MACHINE, recorded)) is Step, "begun on a GPU, and goes on without one"
-    assert type(step_of(*parts, gpu, recorded)) is RecordedStep
+    assert type(step_of(*parts, MACHINE, with_graphs)) is Step, "started on a GPU, resumed without one"
+    assert type(step_of(*parts, gpu, with_graphs)) is CapturedStep
 
 
-def test_steps_of_several_batches_are_refused():
+def test_gradient_accumulation_is_refused():
     model, run = a_network(), Run(optimizer="adamw")
     objective = Classification(Preprocessing((8, 8)), Augmentation(), 3)
-    step = RecordedStep(model, OptimizerSet(model, run), objective, MACHINE, run)
-    with pytest.raises(ValueError, match="several batches"):
+    step = CapturedStep(model, OptimizerSet(model, run), objective, MACHINE, run)
+    with pytest.raises(ValueError, match="gradient accumulation"):
         step(a_batch(0), Numbers(), parts=2, lr=0.1)
 
 
-def test_a_recording_has_its_own_inputs():
+def test_a_captured_graph_has_its_own_inputs():
     seen: list[Tensor] = []
 
     def program(x: Tensor, y: Tensor | None) -> Tensor:
@@ -208,7 +209,7 @@ def test_a_recording_has_its_own_inputs():
         return lambda: result.copy_(work()), result
 
     first = torch.ones(3)
-    recording = Recording.of(program, [first, None], record)
+    recording = CapturedGraph.of(program, [first, None], record)
     assert recording([torch.full((3,), 5.0), None]).tolist() == [10.0, 10.0, 10.0]
     assert first.tolist() == [1.0, 1.0, 1.0]
-    assert all(x is seen[0] for x in seen), "the same place in memory each time"
+    assert all(x is seen[0] for x in seen), "the same memory each time"

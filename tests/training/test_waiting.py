@@ -1,5 +1,5 @@
-"""A training step never waits for a GPU. None is needed to see it: tensors on `meta`, which compute nothing, stand for
-those on a GPU, and whatever would make the processor wait for them is counted.
+"""A training step never synchronizes with a GPU. Tensors on `meta`, which compute nothing, simulate the GPU; operations
+that would make the CPU wait are counted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from torch.utils._pytree import tree_leaves
 from torchvision.transforms.v2 import functional as tv
 
 import vitral
-from pictures import noise
+from images import noise
 from vitral.data import Split
+from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch, Batches, Residency
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, choose, seed_everything
+from vitral.distributed.ranks import ALONE, Stopping
 from vitral.errors import TrainingError
 from vitral.model import network
 from vitral.model.variants import config
 from vitral.training import loop, optimizers
+from vitral.training.callbacks import Callback
 from vitral.training.distillation import Teacher
-from vitral.training.loop import Averaged, Listener, State
-from vitral.training.objective import Classification
+from vitral.training.loop import Averaged, State
+from vitral.training.objectives.classification import Classification
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
+from vitral.training.options import Run
 from vitral.training.step import Step
 from vitral.weights.native import Weights
 
@@ -49,13 +52,13 @@ READS = {
     aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.histc.default,
     aten.unique_dim.default, aten._unique2.default, aten.repeat_interleave.Tensor,
 }  # fmt: skip
-"""What cannot go on before the device has told a number or a size."""
+"""Operations that read a value or a size from the device."""
 BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-"""Likewise, where a mask says which."""
+"""Operations that do so if indexed by a mask."""
 
 
 class Waits(TorchDispatchMode):
-    """Counts what would make the processor wait for the GPU, by the line of vitral that asked for it."""
+    """Counts operations that would make the CPU wait for the GPU, with the calling line of vitral."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class Waits(TorchDispatchMode):
         here, there = args[0].device, kwargs.get("device") or args[0].device
         if here != torch.device(there) and not kwargs.get("non_blocking"):
             self.note(func)
-        if here == GPU and torch.device(there) != GPU:  # meta has no numbers to give
+        if here == GPU and torch.device(there) != GPU:  # meta has no values
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         return func(*args, **kwargs)
 
@@ -92,7 +95,7 @@ def _masked(indices: Any) -> bool:
 
 
 class Constants(TorchFunctionMode):
-    """`torch.tensor` of Python's numbers on a device is a copy from ordinary memory; of `meta` it makes none."""
+    """Counts `torch.tensor` of Python numbers on a device: a copy from pageable memory, which `meta` does not make."""
 
     def __init__(self, waits: Waits):
         super().__init__()
@@ -122,7 +125,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Event:
-    """Stands for a CUDA event: waited for a step later, when it is long over."""
+    """Simulated CUDA event: synchronized a step later, when it has completed."""
 
     def synchronize(self) -> None:
         pass
@@ -132,26 +135,26 @@ EVERYTHING: dict[str, Any] = {
     "crop": "shift", "flip": True, "erase": 0.5, "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "clip": 1.0,
     "ema": 0.99, "accumulate": 2, "batch_size": 4, "epochs": 2,
 }  # fmt: skip
-"""Everything that a step can have but the operations of TrivialAugment, which are looked at alone."""
+"""Options that enable all parts of a step except TrivialAugment's operations, which are tested alone."""
 
 
 SIZES: dict[str, Any] = {"image_size": 8, "classes": 3, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8}
 
 
 def epoch_of(run: Run, residency: Residency, name: str = "mu/4", **more: Any) -> list[str]:
-    """What waits in an epoch as it would run on a GPU; `more` is for the objective."""
+    """Operations that wait in an epoch on a simulated GPU; `more` is for the objective."""
     model = network(config(name, **SIZES, drop_path=0.1)).to(GPU)
     state = State(model, OptimizerSet(model, run), Averaged(model, run.ema or 0.0))
-    pictures = Split([f"p{i}.png" for i in range(24)], np.arange(24) % 3, lambda i: noise(i, (8, 8)))
+    images = Split([f"p{i}.png" for i in range(24)], np.arange(24) % 3, lambda i: noise(i, (8, 8)))
     batches = Batches(
-        pictures, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
+        images, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
         residency=residency, workers=0,
     )  # fmt: skip
     objective = Classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing, **more)
-    machine = Machine(GPU, "fp32", "stands for a GPU")
+    machine = Machine(GPU, "fp32", "simulated")
     with waits() as found:
         step = Step(model, state.optimizer, objective, machine, run)
-        loop._epoch(state, run, machine, batches, step, Listener(), threading.Event())
+        loop._epoch(state, run, machine, batches, step, Callback(), Stopping(threading.Event()), ALONE)
     assert state.step == 3
     return found.found
 
@@ -193,24 +196,24 @@ WAITING: dict[str, Callable[[Tensor], Any]] = {
     "a mask": lambda x: x[x > 0],
     "what a mask chooses": lambda x: x.__setitem__(x > 0, x[:1]),
     "equality": lambda x: torch.equal(x, x),
-    "to the processor": lambda x: x.cpu(),
-    "from the processor": lambda x: torch.from_numpy(np.zeros(2)).to(x.device),
+    "to the CPU": lambda x: x.cpu(),
+    "from the CPU": lambda x: torch.from_numpy(np.zeros(2)).to(x.device),
     "into place": lambda x: x.copy_(torch.zeros(2)),
     "numbers": lambda x: torch.tensor([1.0, 2.0], device=x.device),
-    "numbers beside it": lambda x: x.new_tensor([1.0, 2.0]),
+    "numbers like it": lambda x: x.new_tensor([1.0, 2.0]),
     "rotation": lambda x: tv.rotate(x.expand(1, 3, 8, 2), 30.0),
 }
 
 
 @pytest.mark.parametrize("what", WAITING)
-def test_what_waits_is_counted(what):
+def test_waiting_operations_are_counted(what):
     x = torch.empty(2, device=GPU)
-    with waits() as found, contextlib.suppress(NotImplementedError, RuntimeError):  # meta has no numbers
+    with waits() as found, contextlib.suppress(NotImplementedError, RuntimeError):  # meta has no values
         WAITING[what](x)
     assert len(found.found) >= 1
 
 
-def test_what_goes_on_by_itself_is_not():
+def test_asynchronous_operations_are_not_counted():
     x = torch.empty(2, device=GPU)
     with waits() as found:
         x.to("cpu", non_blocking=True)
@@ -221,13 +224,13 @@ def test_what_goes_on_by_itself_is_not():
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_is_found_a_batch_later(monkeypatch, what):
-    """As on a GPU: the step is taken, nothing is saved; it is the pictures of that step that are named."""
-    monkeypatch.setattr(loop, "_AT_ONCE", ())
+def test_nonfinite_values_are_reported_a_batch_later(monkeypatch, what):
+    """As on a GPU: the step is taken and nothing is saved; the error names the images of that step."""
+    monkeypatch.setattr(loop, "_SYNCHRONOUS", ())
     run = Run(batch_size=4, epochs=1, optimizer="sgd", lr=0.0, clip=1.0)
     model = network(config("mu/4", image_size=8, classes=3, dim=8, depth=1, heads=2, mlp_dim=8))
-    pictures = Split([f"p{i}.png" for i in range(12)], np.arange(12) % 3, lambda i: noise(i, (8, 8)))
-    batches = Batches(pictures, PREPROCESSING, batch_size=4, device=torch.device("cpu"), augmentation=Augmentation())
+    images = Split([f"p{i}.png" for i in range(12)], np.arange(12) % 3, lambda i: noise(i, (8, 8)))
+    batches = Batches(images, PREPROCESSING, batch_size=4, device=torch.device("cpu"), augmentation=Augmentation())
     plain, seen = Classification(PREPROCESSING, Augmentation(), 3), []
 
     def objective(model, batch):
@@ -241,13 +244,13 @@ def test_what_is_not_finite_is_found_a_batch_later(monkeypatch, what):
     step = Step(model, state.optimizer, objective, machine, run)
     named = f"p{batches.order(0)[4]}.png"
     with pytest.raises(TrainingError, match=f"the {what} is nan in epoch 1; stopped a batch later") as caught:
-        loop._epoch(state, run, machine, batches, step, Listener(), threading.Event())
+        loop._epoch(state, run, machine, batches, step, Callback(), Stopping(threading.Event()), ALONE)
     assert (state.step, len(seen)) == (2, 3)
     assert named in str(caught.value)
 
 
 def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32(monkeypatch):
-    """So there is nothing that TF32 could make faster, and it is left off."""
+    """So TF32 has nothing to accelerate, and stays off."""
     monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: True)  # as on a GPU
     run = Run(batch_size=4, optimizer="muon", clip=1.0)
     model = network(config("mu/4", image_size=8, classes=3, dim=16, depth=2, heads=2, mlp_dim=16))
@@ -258,18 +261,18 @@ def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32(monkeypatch):
             loss, _ = Classification(PREPROCESSING, Augmentation(), 3)(model, batch)
         loss.backward()
         optimizer.step()
-    assert len(found.kinds) > 20
-    assert set(found.kinds) == {torch.bfloat16}
+    assert len(found.dtypes) > 20
+    assert set(found.dtypes) == {torch.bfloat16}
 
 
 class Products(TorchDispatchMode):
-    """The kind of numbers of each matrix product and convolution."""
+    """dtypes of all matrix products and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds: list[torch.dtype] = []
+        self.dtypes: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution):
-            self.kinds.append(args[-1].dtype if func.overloadpacket is aten.mm else args[1].dtype)
+            self.dtypes.append(args[-1].dtype if func.overloadpacket is aten.mm else args[1].dtype)
         return func(*args, **(kwargs or {}))

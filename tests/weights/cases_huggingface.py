@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from parity import Case, Size, randomised
+from parity import Case, Size, randomized
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,19 +33,38 @@ def of_pooler(found: Any) -> Tensor:
     return found.pooler_output
 
 
+def of_mean(found: Any) -> Tensor:
+    return found.last_hidden_state.mean(1)
+
+
 def of_first_token(found: Any) -> Tensor:
     return found.last_hidden_state[:, 0]
 
 
+def as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
+    """Arguments of SigLIP 2's networks for images of any size: rows of patches, channels last, and grids."""
+    rows, columns = images.shape[2] // side, images.shape[3] // side
+    cut = images.unflatten(2, (rows, side)).unflatten(4, (columns, side)).permute(0, 2, 4, 3, 5, 1)
+    patches = cut.flatten(3).flatten(1, 2)
+    grids = torch.tensor([[rows, columns]]).expand(len(images), -1)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": patches.new_ones(patches.shape[:2]),
+        "spatial_shapes": grids,
+    }
+
+
 def built(name: str, config: str, **changes: Any) -> Any:
-    """A network of transformers with random weights. SigLIP with a text tower has its picture's part inside."""
+    """A network of transformers with random weights. SigLIP with a text tower has its image's part inside."""
     torch.manual_seed(0)
     settings = {**SHAPE, **changes}
-    if config == "SiglipConfig":
+    if config.startswith("Siglip2"):
+        settings["num_patches"] = (settings.pop("image_size") // settings["patch_size"]) ** 2
+    if config in ("SiglipConfig", "Siglip2Config", "CLIPConfig"):
         text = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
         tokens = {"vocab_size": 11, "bos_token_id": 1, "eos_token_id": 2}
         settings = {"vision_config": settings, "text_config": {**text, **tokens}, "num_labels": settings["num_labels"]}
-    return randomised(getattr(transformers, name)(getattr(transformers, config)(**settings)))
+    return randomized(getattr(transformers, name)(getattr(transformers, config)(**settings)))
 
 
 def case(
@@ -62,6 +81,8 @@ def case(
             return folder
 
         def logits(images: Tensor) -> Tensor:
+            if config.startswith("Siglip2"):
+                return out(model(**as_patches(images, 8)))
             at_own = tuple(images.shape[2:]) == tuple(sizes[0])
             return out(model(images, **({} if at_own or not interpolate else {"interpolate_pos_encoding": True})))
 
@@ -207,14 +228,25 @@ CASES: dict[str, Callable[[], Case]] = {
     "hf-siglip/both-towers": lambda: both_towers(),
     "hf-siglip-classifier/head-unread": _siglip("SiglipForImageClassification", "SiglipConfig", of_logits),
     "hf-siglip-classifier/silent": _siglip("SiglipForImageClassification", "SiglipConfig", of_logits, save=silent),
+    "hf-siglip2/vision": _siglip("Siglip2VisionModel", "Siglip2VisionConfig", of_pooler),
+    "hf-siglip2/bare-file": _siglip(
+        "Siglip2VisionModel", "Siglip2VisionConfig", of_pooler, save=bare, options={"heads": 4}
+    ),
+    "hf-siglip2-classifier/head-unread": _siglip("Siglip2ForImageClassification", "Siglip2Config", of_logits),
     "hf-siglip-classifier/no-head": _siglip(
         "SiglipForImageClassification", "SiglipConfig", of_logits, vision_use_head=False
     ),
+    "hf-clip/vision": case("CLIPVisionModel", "CLIPVisionConfig", of_pooler, OTHER, **WIDE),
+    "hf-clip/exact-gelu": case("CLIPVisionModel", "CLIPVisionConfig", of_pooler, OTHER, hidden_act="gelu", **WIDE),
+    "hf-clip/both-towers": lambda: both_towers("CLIP"),
+    "hf-clip-classifier/norm-unread": case("CLIPForImageClassification", "CLIPConfig", of_logits, OTHER, **WIDE),
+    "hf-ijepa/model": case("IJepaModel", "IJepaConfig", of_mean, OTHER, **WIDE),
+    "hf-ijepa/classifier": case("IJepaForImageClassification", "IJepaConfig", of_logits, OTHER, **WIDE),
 }
 
 
-def both_towers() -> Case:
-    model = built("SiglipModel", "SiglipConfig", **WIDE)
+def both_towers(family: str = "Siglip") -> Case:
+    model = built(f"{family}Model", f"{family}Config", **WIDE)
 
     def write(folder: Path) -> Path:
         model.save_pretrained(folder)

@@ -11,7 +11,7 @@ import jax_reference as ref
 import numpy as np
 import torch
 from jax_reference import Arrays, Spelling
-from parity import Case, Size, randomised
+from parity import Case, Size, randomized
 from safetensors.torch import save_file
 from timm.models.resnetv2 import _create_resnetv2_bit
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
@@ -69,7 +69,7 @@ def hybrid(stages: tuple[int, ...], patch: int, **parts: Any) -> Callable[[], Ca
 
 def timms_bit(sizes: tuple[Size, ...] = ((224, 224), (64, 97))) -> Callable[[], Case]:
     def make() -> Case:
-        model = randomised(_create_resnetv2_bit("resnetv2_50x1_bit", layers=(1, 2, 1, 1), num_classes=7))
+        model = randomized(_create_resnetv2_bit("resnetv2_50x1_bit", layers=(1, 2, 1, 1), num_classes=7))
 
         def write(folder: Path) -> Path:
             save_file(model.state_dict(), folder / "model.safetensors")
@@ -91,7 +91,7 @@ def timms_hybrid(stages: tuple[int, ...], patch: int) -> Callable[[], Case]:
             embed = partial(HybridEmbed, backbone)
             return VisionTransformer(size, patch, num_classes=7, embed_dim=48, depth=1, num_heads=4, embed_layer=embed)
 
-        model = randomised(of((side, side)))
+        model = randomized(of((side, side)))
 
         def write(folder: Path) -> Path:
             save_file(model.state_dict(), folder / "model.safetensors")
@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "jax/paper": vit(ref.PAPER),
     "jax/pre-logits": vit(ref.PAPER, pre_logits=True),
     "jax/no-head": vit(ref.PAPER, classes=0),
-    "jax/grey": vit(ref.PAPER, channels=1),
+    "jax/gray": vit(ref.PAPER, channels=1),
     "jax/oblong-patches": vit(ref.PAPER, ((32, 64), (48, 32)), patch=(8, 16)),
     "jax/gap": vit(ref.PAPER, cls=False),
     "jax/linen": vit(LINEN),

@@ -10,7 +10,7 @@ from typing import Any
 import timm
 import torch
 import torchvision
-from parity import Case, Size, randomised
+from parity import Case, Size, randomized
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def _timm(architecture: str, sizes: tuple[Size, ...] = ((32, 32),), **changes: A
 
     def make() -> Case:
         args = {**SHAPE, **changes}
-        model = randomised(timm.create_model(architecture, pretrained=False, **args))
+        model = randomized(timm.create_model(architecture, pretrained=False, **args))
 
         def write(folder: Path) -> Path:
             save_file(model.state_dict(), folder / "model.safetensors")
@@ -50,7 +50,7 @@ def _bare(model: Callable[[], nn.Module], name: str, change: Callable[[dict[str,
     """The same weights as a bare file, in an original release's spelling."""
 
     def make() -> Case:
-        network = randomised(model())
+        network = randomized(model())
 
         def write(folder: Path) -> Path:
             path = folder / name
@@ -91,7 +91,7 @@ def _torchvision(size: int = 32) -> torchvision.models.VisionTransformer:
 
 
 def torchvision_case() -> Case:
-    model = randomised(_torchvision())
+    model = randomized(_torchvision())
 
     def write(folder: Path) -> Path:
         save_file(model.state_dict(), folder / "vit.safetensors")
@@ -131,10 +131,31 @@ CASES: dict[str, Callable[[], Case]] = {
     "timm/siglip": _timm("vit_base_patch16_siglip_224", OTHER[:2]),
     "timm/siglip2": _timm("vit_so400m_patch16_siglip_256", OTHER[:1]),
     "timm/siglip-gap": _timm("vit_base_patch16_siglip_gap_224", OTHER[:1]),
-    "timm-dinov3/plain": _timm("vit_small_patch16_dinov3", OTHER),
-    "timm-dinov3/biases": _timm("vit_small_patch16_dinov3_qkvb", OTHER[:1]),
-    "timm-dinov3/swiglu": _timm("vit_huge_plus_patch16_dinov3", OTHER[:1], num_heads=3, mlp_ratio=4),
-    "timm-dinov3/class-token": _timm("vit_small_patch16_dinov3", OTHER[:1], global_pool="token"),
+    "timm/clip": _timm("vit_base_patch16_clip_224", OTHER),
+    "timm/clip-quickgelu": _timm("vit_base_patch16_clip_quickgelu_224", OTHER[:1]),
+    "timm/norms-of-branches": _timm("vit_base_patch16_rpn_224", OTHER[:1]),
+    "timm/registers-with-positions": _timm("vit_so150m_patch16_reg4_gap_256", OTHER[:1]),
+    "timm/registers-not-pooled": _timm("vit_so150m_patch16_reg4_map_256", OTHER[:1]),
+    "timm/beit3": _timm("beit3_base_patch16_224", OTHER[:1]),
+    "timm/perception-encoder": _timm("vit_pe_core_small_patch16_384", OTHER[:1], attn_pool_num_heads=8),
+    "timm/silu": _timm("vit_base_patch16_224", act_layer="silu"),
+    "timm-eva/eva": _timm("eva_giant_patch14_224", OTHER[:1]),
+    "timm-eva/eva02-small": _timm("eva02_small_patch14_224", OTHER[:1]),
+    "timm-eva/eva02-base": _timm("eva02_base_patch14_224", OTHER[:1]),
+    "timm-eva/eva02-clip": _timm("eva02_base_patch16_clip_224", OTHER[:1]),
+    "timm-eva/axial": _timm("vit_small_patch16_rope_224", OTHER[:2]),
+    "timm-eva/axial-with-table": _timm("vit_small_patch16_rope_ape_224", OTHER[:1]),
+    "timm-eva/axial-with-registers": _timm("vit_medium_patch16_rope_reg1_gap_256", OTHER[:1]),
+    "timm-eva/mixed": _timm("vit_small_patch16_rope_mixed_224", OTHER[:2]),
+    "timm-eva/mixed-with-table": _timm("vit_small_patch16_rope_mixed_ape_224", OTHER[:1]),
+    "timm-naflex/mean": _timm("naflexvit_base_patch16_gap", OTHER[:1], pos_embed_grid_size=[4, 4]),
+    "timm-naflex/map": _timm(
+        "naflexvit_so150m2_patch16_reg1_map", OTHER[:1], pos_embed_grid_size=[4, 4], attn_pool_num_heads=4
+    ),
+    "timm-eva/plain": _timm("vit_small_patch16_dinov3", OTHER),
+    "timm-eva/biases": _timm("vit_small_patch16_dinov3_qkvb", OTHER[:1]),
+    "timm-eva/swiglu": _timm("vit_huge_plus_patch16_dinov3", OTHER[:1], num_heads=3, mlp_ratio=4),
+    "timm-eva/class-token": _timm("vit_small_patch16_dinov3", OTHER[:1], global_pool="token"),
     "timm/augreg-file": _bare(_tiny(), "augreg.safetensors", heads=4),
     "timm/deit-release": _bare(_tiny(), "deit.pth", lambda s: {"model": s}, heads=4),
     "timm/mae-fine-tuned": _bare(_tiny(global_pool="avg"), "mae_finetuned.pth", lambda s: {"model": s}, heads=4),

@@ -1,4 +1,4 @@
-"""Files of weights that are damaged, that lie, or that try to run code; the code would make the file `PROOF` names."""
+"""Files of weights that are damaged, inconsistent or run code; the code would create the file named by `PROOF`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(first: int, last: int, shape: list[Any], dtype: str = "F32") -> dict[s
 
 
 def damaged_safetensors(folder: Path) -> dict[str, Path]:
-    """What the error should say → the file."""
+    """Map expected error text → file."""
     a, data = entry(0, 8, [2]), bytes(8)
     files = {
         "the header claims 1,099,511,627,776 bytes; at most": ({"a": a}, data, 2**40),
@@ -47,7 +47,11 @@ def damaged_safetensors(folder: Path) -> dict[str, Path]:
         "'a' has elements of type F31": ({"a": entry(0, 8, [2], "F31")}, data, None),
         "'a' has no shape, dtype and data_offsets": ({"a": {"shape": [2]}}, data, None),
         "expected a string": ({"__metadata__": {"x": 1}, "a": a}, data, None),
-        "the header is not JSON: maximum recursion": (b"[" * 100_000, data, None),
+        "JSON nested more than 64 deep": (b"[" * 100_000, data, None),
+        "the header is not JSON: 'utf-8' codec": (b'{"\xff": 1}', data, None),
+        "values in JSON; at most 500,000": (b"[" + b"[]," * 500_000 + b"1]", data, None),
+        "5,001 tensors; at most 5,000": ({f"t{i}": entry(0, 0, [0]) for i in range(5_001)}, b"", None),
+        "a tensor's name holds a control character: 'a  [31m'": ({"a\0\x1b[31m": a}, data, None),
     }  # fmt: skip
     return {
         said: safetensors(folder / f"{number}.safetensors", *content)
@@ -81,7 +85,7 @@ def patched(path: Path, old: bytes, new: bytes, which: int = -1) -> Path:
 
 
 def hostile_npz(folder: Path) -> dict[str, Path]:
-    """What the error should say → the file."""
+    """Map expected error text → file."""
     good = npy(np.arange(6, dtype=np.float32))
     objects = io.BytesIO()
     np.lib.format.write_array(objects, np.array([{"a": 1}], dtype=object), allow_pickle=True)
@@ -89,7 +93,7 @@ def hostile_npz(folder: Path) -> dict[str, Path]:
     deep = "(" * 4000 + ")" * 4000
     files = {
         "a pickle, which can run code": {"a.npy": objects.getvalue()},
-        "the header tells of (1000000000000, 1000)": {"a.npy": npy_header(lie, bytes(24))},
+        "the header states (1000000000000, 1000)": {"a.npy": npy_header(lie, bytes(24))},
         "shape (-6,)": {"a.npy": good.replace(b"(6,)", b"(-6,)").replace(b" \n", b"\n", 1)},
         "elements are structures": {"a.npy": npy(np.zeros(2, dtype=[("x", "<f4"), ("y", "<i4")]))},
         "format version": {"a.npy": npy_header("{}", version=(3, 0))},
@@ -117,7 +121,7 @@ def hostile_npz(folder: Path) -> dict[str, Path]:
         short, b"\x93NUMPY"[:0] + struct.pack("<I", 8128), struct.pack("<I", 8136)
     )
     twins = zipped(folder / "twins.npz", {"a.npy": good, "b.npy": good})
-    made["'a.npy' is there twice"] = patched(twins, b"b.npy", b"a.npy")
+    made["'a.npy' occurs twice"] = patched(twins, b"b.npy", b"a.npy")
     encrypted = zipped(folder / "encrypted.npz", {"a.npy": good})
     content = bytearray(encrypted.read_bytes())
     content[content.index(b"PK\1\2") + 8] |= 1
@@ -156,17 +160,17 @@ class Calls:
 
 
 def hostile_pickles(folder: Path, proof: Path) -> dict[str, Path]:
-    """What the error should say → a file that makes the file `proof` if its code runs."""
+    """Map expected error text → a file that creates the file `proof` if its code runs."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to give quantised tensors up
-        quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+        warnings.simplefilter("ignore")  # torch means to give quantized tensors up
+        quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     files: dict[str, Any] = {
         "posix.system": {"model": {"a": torch.ones(2), "b": Calls(os.system, f"touch {proof}")}},
         "eval": {"a": torch.ones(2), "b": Calls(eval, f"open({str(proof)!r}, 'w')")},
         "two tensors have the name 'a.b'": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},
-        "'q' is quantised": {"q": quantised},
+        "'q' is quantized": {"q": quantized},
         "'s' is sparse": {"s": torch.eye(3).to_sparse()},
-        "'m' is sparse, or has no numbers": {"m": torch.ones(2, device="meta")},
+        "'m' is sparse, or has no values": {"m": torch.ones(2, device="meta")},
         "there are no tensors": {"epoch": 3},
         "one tensor without a name": torch.ones(2),
         "out of proportion": {"a": torch.zeros(1).expand(2**40)},

@@ -1,7 +1,7 @@
 """The authors' networks in plain NumPy, from their formulas, on the arrays of their `.npz` files: nothing of vitral's.
 
 Formulas: arXiv 2010.11929 and vit_jax `models_vit.py`, `models_resnet.py`; big_vision `models/vit.py` (positions, MAP
-head) and `models/bit_paper.py`; big_transfer (ResNets). Pictures are (B, H, W, C), everything is computed in float64.
+head) and `models/bit_paper.py`; big_transfer (ResNets). Images are (B, H, W, C), everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a file of a ViT names its arrays."""
+    """Names of the arrays in a file of a ViT."""
 
     prefix: str = ""
     linen: bool = False
@@ -209,7 +209,7 @@ def hybrid_stem(a: Arrays, x: Array) -> Array:
 
 
 def bit(arrays: Mapping[str, Array], images: Array, border: float = 0.0) -> Array:
-    """Logits (B, K) from big_transfer's names; `border` is what stands around the picture at the root's maximum."""
+    """Logits (B, K) from big_transfer's names; `border` is what stands around the image at the root's maximum."""
     a = {k.removeprefix("resnet/"): np.asarray(v, np.float64) for k, v in arrays.items()}
 
     def std_conv(x: Array, name: str, stride: int = 1) -> Array:

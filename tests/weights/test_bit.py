@@ -14,7 +14,7 @@ import torch
 from cases_jax import CASES
 from timm.models.resnetv2 import _create_resnetv2_bit
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import BITS, BiT, BiTConfig, network
 from vitral.model import config as config_of
@@ -23,6 +23,7 @@ from vitral.weights.convert import write
 from vitral.weights.formats import FORMATS, detect
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.read.source import Source
 
 
 def weights_of(**changes: Any) -> Weights:
@@ -81,6 +82,7 @@ def test_a_network_of_ours_comes_back_bit_for_bit(changes: dict[str, Any], tmp_p
     assert close(logits(weights, images), torch.from_numpy(theirs))
 
 
+@pytest.mark.slow
 def test_timm_opens_it_and_it_comes_back_bit_for_bit(tmp_path: Path):
     weights = weights_of(layers=(3, 4, 6, 3), numerics="timm")
     write(weights, tmp_path / "out", "timm")
@@ -97,13 +99,13 @@ def test_timm_opens_it_and_it_comes_back_bit_for_bit(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "to", "why"),
     [
-        ({}, "timm", "there is none with"),
+        ({}, "timm", "timm has no BiT with"),
         ({"layers": (3, 4, 6, 3)}, "timm", "numerics is authors"),
         ({"numerics": "timm"}, "jax", "numerics is timm"),
-        ({}, "torchvision", "knows no such file"),
+        ({}, "torchvision", "knows no such format"),
     ],
 )
-def test_what_a_program_cannot_compute_is_said(changes: dict[str, Any], to: str, why: str, tmp_path: Path):
+def test_unsupported_networks_are_refused(changes: dict[str, Any], to: str, why: str, tmp_path: Path):
     weights = weights_of(**changes)
     with pytest.raises(WeightsError, match="cannot be written") as caught:
         write(weights, tmp_path / "out", to)
@@ -115,9 +117,9 @@ def test_other_channels_and_classes(tmp_path: Path):
     path = CASES["jax-bit/suffixes"]().write(tmp_path)
     fitted = read(path, channels=1, classes=3, new_head=True)
     assert fitted.weights.config == BiTConfig(layers=(1, 1), channels=1, classes=3)
-    grey = torch.randn(1, 1, 64, 64, generator=torch.Generator().manual_seed(1))
-    assert logits(fitted.weights, grey).shape == (1, 3)
-    assert any("head" in line for line in fitted.account.remarkable())
+    gray = torch.randn(1, 1, 64, 64, generator=torch.Generator().manual_seed(1))
+    assert logits(fitted.weights, gray).shape == (1, 3)
+    assert any("head" in line for line in fitted.account.highlights())
     with pytest.raises(UsageError, match="no patches"):
         read(path, patch_size=8)
 
@@ -140,8 +142,8 @@ def test_full_sizes_are_told_from_shapes_alone(kind: str, name: str):
     for parameter, tensor in ours.items():
         match = rules.keymap.writing(parameter)
         assert match is not None
-        theirs |= dict(zip(match.theirs, match.form.write(tensor, 1), strict=True))
-    assert detect(theirs, "file").name == kind
-    state = {m.ours: m.form.read([theirs[one] for one in m.theirs]) for m in rules.keymap.reading(theirs)}
+        theirs |= dict(zip(match.tensors, match.form.write(tensor, 1), strict=True))
+    assert detect(Source("file", theirs, {}, None, None, ())).name == kind
+    state = {m.parameter: m.form.read([theirs[one] for one in m.tensors]) for m in rules.keymap.reading(theirs)}
     assert rules.config is not None
     assert rules.config(state, {}, "file") == config_of(name)

@@ -1,4 +1,4 @@
-"""What original releases of DINO hold beside weights: a mask, a table of periods, chunks of blocks."""
+"""Original releases of DINO: masks, tables of periods, and chunks of blocks in addition to weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_periods_tell_the_heads(tmp_path: Path):
     assert read(CASES["dinov3/masked-bias"]().write(tmp_path)).weights.config.heads == 4
 
 
-def test_without_periods_the_heads_have_to_be_told(tmp_path: Path):
+def test_without_periods_the_heads_must_be_stated(tmp_path: Path):
     path = changed("dinov3/masked-bias", tmp_path, lambda state: state.pop("rope_embed.periods"))
     with pytest.raises(WeightsError, match="heads"):
         read(path)
@@ -72,9 +72,9 @@ def test_dino_of_2021_has_to_be_named(tmp_path: Path):
     assert named.weights.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
-def test_a_tensor_of_nobody_is_refused_with_the_nearest_format(tmp_path: Path):
+def test_an_unknown_tensor_is_refused_with_the_nearest_format(tmp_path: Path):
     path = changed("dinov2/plain", tmp_path, lambda state: state.update({"odd_one": torch.ones(1)}))
-    with pytest.raises(WeightsError, match="nearest is dinov2: odd_one not in it"):
+    with pytest.raises(WeightsError, match="nearest is dinov2: odd_one unexpected"):
         read(path)
 
 

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from vitral.errors import UsageError, WeightsError
-from vitral.weights.hub import is_reference, parse, resolve
+from vitral.weights.read.hub import is_reference, parse, resolve
 
 FIRST, SECOND = "1" * 40, "2" * 40
 MODEL = {"config.json": b'{"a": 1}', "model.safetensors": b"weights", "README.md": b"read", "run.py": b"code",
@@ -22,7 +22,7 @@ MODEL = {"config.json": b'{"a": 1}', "model.safetensors": b"weights", "README.md
 
 
 class Hub:
-    """What the server holds: repository → its commits, newest last, each with its files; and what it was asked for."""
+    """State of the server: repository → its commits, newest last, each with its files; and the requests received."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -94,7 +94,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
+    """Set the endpoint as HF_ENDPOINT does, which is read when huggingface_hub is imported."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -110,7 +110,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_newest_commit_is_fetched_and_told(hub, tmp_path):
+def test_the_newest_commit_is_fetched_and_reported(hub, tmp_path):
     found = resolve("hf:google/vit", cache_dir=tmp_path)
     assert (found.revision, found.reference) == (SECOND, f"hf:google/vit@{SECOND}")
     assert names(found.path) == ["config.json", "model.safetensors"]  # no code, no pickle
@@ -118,7 +118,7 @@ def test_the_newest_commit_is_fetched_and_told(hub, tmp_path):
     assert not any("run.py" in asked or "pytorch_model" in asked for asked in hub.asked)
 
 
-def test_a_revision_can_be_asked_for_again(hub, tmp_path):
+def test_a_revision_can_be_fetched_again(hub, tmp_path):
     found = resolve(f"hf:google/vit@{FIRST}", cache_dir=tmp_path)
     assert (found.path / "model.safetensors").read_bytes() == b"old"
     hub.asked.clear()
@@ -158,7 +158,7 @@ def test_without_a_network_the_cache_serves(hub, tmp_path, monkeypatch):
     point_at(monkeypatch, "http://127.0.0.1:9")
     assert resolve("hf:google/vit", cache_dir=tmp_path) == online
     (online.path / "model.safetensors").unlink()  # as after a download that was broken off
-    with pytest.raises(WeightsError, match="there is no whole copy in the cache"):
+    with pytest.raises(WeightsError, match="there is no complete copy in the cache"):
         resolve("hf:google/vit", cache_dir=tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_a_missing_shard_is_no_copy(hub, tmp_path, monkeypatch):
     point_at(monkeypatch, "http://127.0.0.1:9")
     assert resolve("hf:a/b", cache_dir=tmp_path) == found
     (found.path / shards[1]).unlink()
-    with pytest.raises(WeightsError, match="no whole copy"):
+    with pytest.raises(WeightsError, match="no complete copy"):
         resolve("hf:a/b", cache_dir=tmp_path)
 
 
@@ -180,7 +180,7 @@ def lines(caught: pytest.ExceptionInfo[WeightsError]) -> list[str]:
     return shown
 
 
-def test_a_missing_network_is_one_error_that_tells_what_to_do(no_network, tmp_path):
+def test_a_missing_connection_is_one_error_with_a_hint(no_network, tmp_path):
     with pytest.raises(WeightsError) as caught:
         resolve("hf:google/vit", cache_dir=tmp_path)
     what, where, why, hint = lines(caught)
@@ -198,9 +198,9 @@ def test_a_hub_that_is_down_is_like_a_missing_network(hub, tmp_path):
         resolve("hf:google/vit", cache_dir=tmp_path / "empty")
 
 
-def test_offline_mode_is_told(hub, tmp_path, monkeypatch):
+def test_offline_mode_is_reported(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set, and there is no whole copy in the cache"):
+    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set, and there is no complete copy in the cache"):
         resolve("hf:google/vit", cache_dir=tmp_path)
     assert hub.asked == []
 
@@ -217,13 +217,13 @@ def test_an_unknown_model_and_the_nearest(hub, tmp_path):
 def test_gated_models_revisions_and_repositories_without_weights(hub, tmp_path):
     hub.refuse = {"meta/gated": (403, "GatedRepo"), "meta/gated2": (401, "GatedRepo"), "meta/no": (403, "")}
     for name in hub.refuse:
-        with pytest.raises(WeightsError, match="not open to everyone") as caught:
+        with pytest.raises(WeightsError, match="access to this model is restricted") as caught:
             resolve(f"hf:{name}", cache_dir=tmp_path)
         assert f"https://huggingface.co/{name}" in lines(caught)[-1]
     with pytest.raises(WeightsError, match="no branch, tag or commit 'v9'"):
         resolve("hf:google/vit@v9", cache_dir=tmp_path)
     hub.commits["a/b"] = {FIRST: {"tf_model.h5": b"", "x.npz": b"", "y.npz": b"", ".gitattributes": b""}}
-    with pytest.raises(WeightsError, match=r"it has tf_model\.h5, x\.npz, y\.npz; wanted is"):
+    with pytest.raises(WeightsError, match=r"it has tf_model\.h5, x\.npz, y\.npz; needed is"):
         resolve("hf:a/b", cache_dir=tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_gated_models_revisions_and_repositories_without_weights(hub, tmp_path):
      "hf:a/b@", "hf:a/b@../main", "hf:a/b@x//y", "hf:a/b@-x", "hf:a b/c", "hf:a/b\n", "git:a/b", "hf:a/b?x=1",
      "hf:a--b/c", "hf:a/b@refs/../../x", "hf:a/.b"],
 )  # fmt: skip
-def test_what_is_no_reference_is_refused_before_anything_is_asked(hub, tmp_path, reference):
+def test_malformed_references_are_refused_without_a_request(hub, tmp_path, reference):
     with pytest.raises(UsageError, match="not the name of a model on a hub"):
         resolve(reference, cache_dir=tmp_path)
     assert hub.asked == []

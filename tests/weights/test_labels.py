@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from vitral.data import DataSet, Split
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import DataError, WeightsError
+from vitral.inference.options import InferenceOptions
+from vitral.inference.predictor import Predictor
 from vitral.model import ViT, ViTConfig
-from vitral.predict import Predictor
-from vitral.recipes.evaluation import evaluate_pictures, in_classes_of
 from vitral.weights.labels import SYNSETS, default, distinct, from_config, imagenet_names, match
+from vitral.workflows.data_options import DataOptions
+from vitral.workflows.evaluate import evaluate_images, in_classes_of
 
 
 def lemmas() -> list[str]:
@@ -113,7 +115,7 @@ def test_a_data_set_of_synsets_is_counted_in_the_networks_classes():
     assert found.classes == imagenet_names()
     found = in_classes_of(network(SYNSETS), data_set(("goldfish", "tench")))
     assert found["train"].labels.tolist() == [1, 0, 0]
-    with pytest.raises(DataError, match="1 classes that the model does not know: n99999999"):
+    with pytest.raises(DataError, match="1 class that the model does not have: n99999999"):
         in_classes_of(network(imagenet_names()), data_set(("n01443537", "n99999999")))
 
 
@@ -129,9 +131,8 @@ def test_photographs_of_imagenet_are_evaluated(shared_data: Path, tmp_path: Path
             folder = tmp_path / name.split("_")[0]
             folder.mkdir()
             (folder / name).write_bytes(tar.extractfile(member).read())  # type: ignore[union-attr]
-    options = {"split": None, "data_root": "data", "bad_images": "error", "device": "cpu", "precision": "fp32"}
-    found = evaluate_pictures(network(imagenet_names()), tmp_path, **options, progress=None)
+    found = evaluate_images(network(imagenet_names()), DataOptions(tmp_path), InferenceOptions("cpu", "fp32"))
     words = {Path(name).stem: imagenet_names()[label] for name, label in
-             zip(found.pictures.names, found.pictures.labels, strict=True)}  # fmt: skip
+             zip(found.images.names, found.images.labels, strict=True)}  # fmt: skip
     assert found.evaluation.images == len(members) == 10
     assert all(stem.split("_", 1)[1].lower() == name.replace(" ", "_").lower() for stem, name in words.items()), words

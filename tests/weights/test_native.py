@@ -1,4 +1,4 @@
-"""vitral's own format: a network comes back whole, and what does not hold together is refused."""
+"""vitral's own format: a network comes back whole, and inconsistent files are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native
@@ -71,7 +71,7 @@ def test_weights_that_do_not_fit_are_named(weights):
     with pytest.raises(WeightsError) as caught:
         native.build(dataclasses.replace(weights, state=state))
     message = str(caught.value)
-    for part in ("norm.weight is missing", "surprise has no place", "head.weight is (5, 8), not (3, 8)"):
+    for part in ("norm.weight is missing", "surprise is unexpected", "head.weight is (5, 8), not (3, 8)"):
         assert part in message
 
 

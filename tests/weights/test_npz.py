@@ -1,4 +1,4 @@
-"""Archives of arrays: equal to the bit, mapped, and refused where they lie."""
+"""Archives of arrays: equal to the bit, mapped, and refused if inconsistent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from vitral.errors import WeightsError
-from vitral.weights.npz import read_npz
+from vitral.weights.read import zip_entries
+from vitral.weights.read.npz import read_npz
 
 ARRAYS = {
     "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel": np.random.default_rng(0).normal(size=(5, 7)),
@@ -51,7 +52,7 @@ def test_bfloat16_of_jax_and_text(tmp_path):
     assert torch.equal(tensors["w"], numbers)
     assert tensors["w"].dtype == torch.bfloat16
     assert list(tensors) == ["w"]
-    assert notes == ("left out 'note': <U1 is not a number that torch has",)
+    assert notes == ("left out 'note': torch has no dtype <U1",)
 
 
 def test_stored_arrays_are_views_of_one_mapping(tmp_path):
@@ -100,14 +101,26 @@ def test_hostile_archives_are_refused(tmp_path):
 
 
 def test_a_lie_about_the_size_takes_no_memory(tmp_path):
-    """The check comes first: 10^15 numbers are refused in no time, whatever the archive's directory says."""
+    """The check comes first: 10^15 values are refused immediately, whatever the archive's directory states."""
     files = hostile.hostile_npz(tmp_path)
     tracemalloc.start()
-    for said in ("the header tells of (1000000000000, 1000)", "a zip bomb", "a zip bomb: "):
+    for said in ("the header states (1000000000000, 1000)", "a zip bomb", "a zip bomb: "):
         with pytest.raises(WeightsError):
             read_npz(files[said])
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+def test_more_than_a_network_has_is_refused(tmp_path, monkeypatch):
+    array = hostile.npy(np.zeros(1))
+    many = hostile.zipped(tmp_path / "many.npz", {f"{i}.npy": array for i in range(5_001)})
+    with pytest.raises(WeightsError, match="5,001; at most 5,000 are read"):
+        read_npz(many)
+    with pytest.raises(WeightsError, match="holds a control character"):
+        read_npz(hostile.zipped(tmp_path / "name.npz", {"a\x01\x1b[31m.npy": array}))
+    monkeypatch.setattr(zip_entries, "LONGEST_DIRECTORY", 100_000)
+    with pytest.raises(WeightsError, match=r"a table of contents of .* bytes; at most 100,000"):
+        read_npz(many)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from vitral.errors import UsageError, WeightsError
-from vitral.weights.resize import SCHEMES, change_channels, grid_of, resize_patches, resize_positions
+from vitral.weights.transform.resize import SCHEMES, change_channels, grid_of, resize_patches, resize_positions
 
 GRIDS = [
     ((14, 14), (24, 24)),
@@ -93,6 +94,17 @@ def transformers_parts(family: str) -> tuple[Any, Any]:
     return getattr(module, name), config
 
 
+def siglip2(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    if new[1] == 1 < new[0]:  # torch 2.15 on a CPU mixes up the rows of one column
+        turned = torch.cat([table[:, :1], table[:, 1:].unflatten(1, old).transpose(1, 2).flatten(1, 2)], dim=1)
+        return siglip2(turned, old[::-1], new[::-1])
+    grid, shapes = table[0, 1:].unflatten(0, old), torch.tensor([new])
+    resized = Siglip2VisionEmbeddings.resize_positional_embeddings(grid, shapes, math.prod(new))
+    return torch.cat([table[:, :1], resized], dim=1)
+
+
 def torchvision(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     return interpolate_embeddings(new[0], 1, {"encoder.pos_embedding": table})["encoder.pos_embedding"]
 
@@ -124,6 +136,7 @@ Reference = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
 REFERENCES: dict[str, Reference] = {
     "bilinear-corners": paper,
     "bicubic-antialias": timm_state_dict,
+    "bilinear-antialias": siglip2,
     "bicubic": hugging_face,
     "bicubic-corners": torchvision,
 }
@@ -290,8 +303,8 @@ def test_trained_parameters_are_taken_and_no_graph_is_kept():
     [
         (197, 1, None, None, (14, 14)),
         (198, 2, (224, 224), (16, 16), (14, 14)),
-        (196, 0, (112, 448), (16, 16), (7, 28)),  # as many as in a square: the picture decides
-        (197, 1, (384, 384), (16, 16), (14, 14)),  # the picture does not fit: a square
+        (196, 0, (112, 448), (16, 16), (7, 28)),  # as many as in a square: the image decides
+        (197, 1, (384, 384), (16, 16), (14, 14)),  # the image does not fit: a square
         (1370, 1, (518, 518), (14, 14), (37, 37)),
         (16, 1, (30, 53), (10, 10), (3, 5)),  # what is left over at the border is no patch
         (13, 1, (24, 16), (8, 4), (3, 4)),
@@ -307,39 +320,39 @@ def test_grid_of(length, prefix, image, patch, grid):
     [(197, 0, None), (16, 1, None), (1, 1, None), (0, 1, None), (16, 1, (30, 40)), (1, 1, (4, 4))],
 )
 def test_grid_that_cannot_be_told(length, prefix, image):
-    with pytest.raises(WeightsError, match=rf"a table of {length} positions\n.*{length - prefix} are left: no square"):
+    with pytest.raises(WeightsError, match=rf"a table of {length} positions\n.*{length - prefix} remain: not a square"):
         grid_of(length, prefix, image, (10, 10) if image else None)
 
 
 # Patch kernels
 
 
-def embed(pictures: Tensor, kernel: Tensor) -> Tensor:
-    return torch.einsum("bcpq,dcpq->bd", pictures, kernel)
+def embed(images: Tensor, kernel: Tensor) -> Tensor:
+    return torch.einsum("bcpq,dcpq->bd", images, kernel)
 
 
-def resized_picture(pictures: Tensor, new: tuple[int, int], scheme: str) -> Tensor:
+def resized_image(images: Tensor, new: tuple[int, int], scheme: str) -> Tensor:
     """By torch itself, not by way of `SCHEMES`."""
     mode, _, how = scheme.partition("-")
-    return F.interpolate(pictures, new, mode=mode, align_corners=how == "corners", antialias=how == "antialias")
+    return F.interpolate(images, new, mode=mode, align_corners=how == "corners", antialias=how == "antialias")
 
 
 @pytest.mark.parametrize(("old", "new"), PATCHES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_larger_patches_give_the_same_embedding(scheme, old, new):
-    kernel, pictures = noise(5, 8, 3, *old), noise(6, 10, 3, *old)
+    kernel, images = noise(5, 8, 3, *old), noise(6, 10, 3, *old)
     larger = resize_patches(kernel, new, scheme=scheme)
     assert larger.shape == (8, 3, *new)
-    expected = embed(pictures, kernel)
-    found = embed(resized_picture(pictures, new, scheme), larger)
+    expected = embed(images, kernel)
+    found = embed(resized_image(images, new, scheme), larger)
     torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize(("old", "new"), [((8, 8), (4, 4)), ((16, 16), (15, 11)), ((4, 9), (7, 5))], ids=str)
 def test_smaller_patches_are_nearest_in_least_squares(old, new):
-    """Against numpy's solver on the whole matrix B of the picture's resizing: min ‖Bᵀk' − k‖."""
+    """Against numpy's solver on the whole matrix B of the image's resizing: min ‖Bᵀk' − k‖."""
     basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
-    matrix = resized_picture(basis, new, "bilinear").flatten(1).T.numpy()
+    matrix = resized_image(basis, new, "bilinear").flatten(1).T.numpy()
     kernel = noise(7, 5, 2, *old, dtype=torch.float64)
     solution = np.linalg.lstsq(matrix.T, kernel.flatten(2).flatten(0, 1).T.numpy(), rcond=None)[0]
     expected = torch.from_numpy(solution.T).reshape(5, 2, *new)
@@ -375,27 +388,25 @@ def test_there_and_back():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_grey_pictures_give_the_same_embedding(seed):
-    kernel, grey = (noise(*of, 6, 5, dtype=torch.float64) for of in ((seed, 8, 3), (seed + 10, 4, 1)))
+def test_gray_images_give_the_same_embedding(seed):
+    kernel, gray = (noise(*of, 6, 5, dtype=torch.float64) for of in ((seed, 8, 3), (seed + 10, 4, 1)))
     torch.testing.assert_close(
-        embed(grey, change_channels(kernel, 1)), embed(grey.expand(-1, 3, -1, -1), kernel), atol=1e-12, rtol=0
+        embed(gray, change_channels(kernel, 1)), embed(gray.expand(-1, 3, -1, -1), kernel), atol=1e-12, rtol=0
     )
 
 
 @pytest.mark.parametrize(("have", "want"), [(1, 3), (1, 4), (3, 6), (3, 9), (2, 4)])
-def test_repeated_pictures_give_the_same_embedding(have, want):
-    kernel, pictures = noise(1, 8, have, 6, 5), noise(2, 4, have, 6, 5)
-    repeated = pictures.repeat(1, want // have, 1, 1)
-    torch.testing.assert_close(
-        embed(repeated, change_channels(kernel, want)), embed(pictures, kernel), atol=1e-5, rtol=0
-    )
+def test_repeated_images_give_the_same_embedding(have, want):
+    kernel, images = noise(1, 8, have, 6, 5), noise(2, 4, have, 6, 5)
+    repeated = images.repeat(1, want // have, 1, 1)
+    torch.testing.assert_close(embed(repeated, change_channels(kernel, want)), embed(images, kernel), atol=1e-5, rtol=0)
 
 
 def test_any_count_is_exact_where_channels_do_not_differ():
-    kernel, grey = noise(1, 8, 1, 6, 5).expand(-1, 3, -1, -1), noise(2, 4, 1, 6, 5)
+    kernel, gray = noise(1, 8, 1, 6, 5).expand(-1, 3, -1, -1), noise(2, 4, 1, 6, 5)
     for channels in (1, 2, 4, 5, 7):
-        found = embed(grey.expand(-1, channels, -1, -1), change_channels(kernel, channels))
-        torch.testing.assert_close(found, embed(grey.expand(-1, 3, -1, -1), kernel), atol=2e-5, rtol=0)
+        found = embed(gray.expand(-1, channels, -1, -1), change_channels(kernel, channels))
+        torch.testing.assert_close(found, embed(gray.expand(-1, 3, -1, -1), kernel), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("channels", range(1, 9))
@@ -406,14 +417,14 @@ def test_channels_equal_timm(channels):
     torch.testing.assert_close(change_channels(kernel, channels), theirs, atol=1e-6, rtol=0)
 
 
-def test_standardised_kernels_are_off_by_a_positive_factor():
-    """What the docstring warns of: the layer standardises the sum anew."""
+def test_standardized_kernels_are_off_by_a_positive_factor():
+    """The layer standardizes the sum again, as the docstring warns."""
 
-    def standardised(kernel: Tensor) -> Tensor:
+    def standardized(kernel: Tensor) -> Tensor:
         return (kernel - kernel.mean((1, 2, 3), keepdim=True)) / kernel.std((1, 2, 3), keepdim=True, correction=0)
 
     kernel = noise(4, 6, 3, 7, 7, dtype=torch.float64)
-    ratio = standardised(change_channels(kernel, 1)) / standardised(kernel).sum(1, keepdim=True)
+    ratio = standardized(change_channels(kernel, 1)) / standardized(kernel).sum(1, keepdim=True)
     factors = ratio[:, :, :1, :1]
     torch.testing.assert_close(ratio, factors.expand_as(ratio))
     assert (factors > 0).all()

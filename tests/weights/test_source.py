@@ -1,4 +1,4 @@
-"""Files and folders of weights: what comes out equals what went in, and nothing damaged goes through."""
+"""Files and folders of weights: tensors read equal tensors written, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitral.errors import WeightsError
-from vitral.weights.source import LARGEST_JSON, non_finite, open_source, without_prefixes
+from vitral.weights.read.source import LARGEST_JSON, non_finite, open_source, without_prefixes
 
 TENSORS = {
     "patch_embed.proj.weight": torch.randn(4, 3, 2, 2),
@@ -55,6 +55,7 @@ def test_tensors_come_in_the_order_of_the_header(tmp_path):
     assert source.tensors["m"].tolist() == [4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="asks Linux for its memory")
 def test_a_large_file_is_mapped_not_read(tmp_path):
     """320 MB, sparse on the disk: opening takes no memory, reading the pages read; writing into a tensor stays private.
@@ -67,7 +68,7 @@ def test_a_large_file_is_mapped_not_read(tmp_path):
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size + size)
     code = (
-        "import re, sys; from pathlib import Path; import torch; from vitral.weights.source import *\n"
+        "import re, sys; from pathlib import Path; import torch; from vitral.weights.read.source import *\n"
         "def resident():\n"  # MB of the file in memory, and of those the private copies
         "    parts = re.split(r'^(?=[0-9a-f]+-[0-9a-f]+ )', Path('/proc/self/smaps').read_text(), flags=re.M)\n"
         "    own = [part for part in parts if part.split('\\n')[0].endswith(sys.argv[1])]\n"
@@ -120,7 +121,7 @@ def test_every_cut_is_refused(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", ["x.pth", "x.npz", "x.safetensors"])
-def test_other_kinds_are_told_by_their_first_bytes(tmp_path, content, said, name):
+def test_other_formats_are_recognized_by_their_first_bytes(tmp_path, content, said, name):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WeightsError) as caught:
         open_source(tmp_path / name)
@@ -214,13 +215,13 @@ def test_an_index_that_points_outside(tmp_path, outside):
         open_source(inside)
 
 
-def test_an_index_that_lies(tmp_path):
+def test_an_inconsistent_index(tmp_path):
     shards(tmp_path, {"half": "model-0.safetensors", "gone": "model-0.safetensors"})
-    with pytest.raises(WeightsError, match=r"lacks a tensor(.|\n)*'gone'"):
+    with pytest.raises(WeightsError, match=r"is missing in a shard(.|\n)*'gone'"):
         open_source(tmp_path)
     shards(tmp_path, {"half": "model-0.safetensors", "flag": "model-0.safetensors"})
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"half": "model-0.safetensors"}}')
-    with pytest.raises(WeightsError, match="does not place there"):
+    with pytest.raises(WeightsError, match="does not list"):
         open_source(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ["half"]}')
     with pytest.raises(WeightsError, match="no weight_map"):
@@ -249,7 +250,7 @@ def test_strange_configurations(tmp_path, text):
         open_source(tmp_path)
     source = open_source(tmp_path / "model.safetensors")  # there it may be anybody's
     assert source.config is None
-    assert "config.json beside it was passed over" in source.notes[0]
+    assert "ignored config.json beside it" in source.notes[0]
 
 
 # ---- numbers

@@ -1,4 +1,4 @@
-"""PyTorch's pickles: read to the bit behind walls, and nothing that they ask for happens."""
+"""PyTorch's pickles are read to the bit in a sandbox, and their code never runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ import pytest
 import torch
 
 from vitral.errors import WeightsError
-from vitral.weights import confined, unpickle
-from vitral.weights.mapped import read_safetensors
-from vitral.weights.source import open_source
-from vitral.weights.unpickle import STAND_INS, UNWANTED, WRAPPERS, read_pickle
+from vitral.weights.read import sandbox, unpickle
+from vitral.weights.read.safetensors_mmap import read_safetensors
+from vitral.weights.read.source import open_source
+from vitral.weights.read.unpickle import STAND_INS, UNWANTED, WRAPPERS, read_pickle
 
-needs_walls = pytest.mark.skipif(
-    platform.system() != "Linux" or platform.machine() not in confined.MACHINES, reason="tests the walls of Linux"
+needs_sandbox = pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() not in sandbox.MACHINES, reason="tests the sandbox of Linux"
 )
 
 
 def deit() -> dict[str, object]:
-    """What DeiT's and MAE's trainings save: weights, the state of the optimizer, the options of the run."""
+    """Checkpoint as DeiT and MAE save it: weights, the state of the optimizer, the options of the run."""
     torch.manual_seed(0)
     tied = torch.randn(3, 4)
     model = OrderedDict(
@@ -65,7 +65,7 @@ Outcome = tuple[dict[str, torch.Tensor], tuple[str, ...]] | WeightsError
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What the real way in makes of some files; each waits seconds for torch, so all go at once."""
+    """Results of the real reader for some files; each waits seconds for torch, so all run in parallel."""
     folder = tmp_path_factory.mktemp("pickles")
     torch.save(deit(), folder / "deit.pth.tar")
     torch.save(deit(), folder / "legacy.pth", _use_new_zipfile_serialization=False)
@@ -79,7 +79,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         return source.tensors, source.notes
 
     if platform.system() not in ("Linux", "Darwin"):
-        pytest.skip("no walls on this system")
+        pytest.skip("no sandbox on this system")
     paths = [folder / "deit.pth.tar", folder / "legacy.pth", evil]
     with ThreadPoolExecutor(3) as pool:
         found = dict(zip(("deit", "legacy", "evil"), pool.map(read, paths), strict=True))
@@ -87,6 +87,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deit", "legacy"])
 def test_equal_to_the_bit(outcomes, name):
     assert not isinstance(outcomes[name], WeightsError), outcomes[name]
@@ -95,25 +96,26 @@ def test_equal_to_the_bit(outcomes, name):
     assert notes == DEIT_NOTES
 
 
+@pytest.mark.slow
 def test_code_is_refused_in_one_line(outcomes):
     said = str(outcomes["evil"]).splitlines()
     assert said[0] == "refused to open a pickle"
-    assert said[2] == "  why: it asks for posix.system, which is no weight and may run code"
+    assert said[2] == "  why: it needs posix.system, which is not a weight and may run code"
     assert "convert it to safetensors" in said[3]
     assert len(said) == 4
 
 
-# ---- the walls, tried from inside
+# ---- the sandbox, tested from inside
 
 INSIDE = """
 import json, os, pickle, sys
 sys.path.insert(0, {folder!r})
 import ctypes, fcntl, socket, subprocess, threading, resource, mmap
-import torch, confined
+import torch, sandbox
 request = json.loads(sys.argv[1])
 out = open(request["out"], "w")
 before = open(request["own"], "wb")
-confined.confine(2**20, 2**28, 60)
+sandbox.enter_sandbox(2**20, 2**28, 60)
 
 def outcome(call):
     try:
@@ -167,10 +169,11 @@ json.dump(tried, out)
 """
 
 
-@needs_walls
+@pytest.mark.slow
+@needs_sandbox
 def test_nothing_gets_out(tmp_path):
     """Python code that is free to do what it likes inside, with a real pickle that calls os.system."""
-    folder = str(Path(confined.__file__).parent)
+    folder = str(Path(sandbox.__file__).parent)
     names = {name: str(tmp_path / name) for name in ("out", "own", "proof", "victim")}
     Path(names["victim"]).write_text("whole")
     evil = hostile.hostile_pickles(tmp_path, Path(names["proof"]))["posix.system "]
@@ -193,7 +196,7 @@ def test_nothing_gets_out(tmp_path):
     assert Path(names["victim"]).read_text() == "whole"
 
 
-@needs_walls
+@needs_sandbox
 @pytest.mark.parametrize(("machine", "header"), [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", None)])
 def test_numbers_of_system_calls(machine, header):
     """Held against the headers of the C library."""
@@ -201,17 +204,17 @@ def test_numbers_of_system_calls(machine, header):
     if not path.exists():
         pytest.skip(f"no {path}")
     numbers = {m[1]: int(m[2]) for m in re.finditer(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", path.read_text())}
-    column, _ = confined.MACHINES[machine]
-    for name, pair in {**confined.DENIED, **confined.JUDGED, "seccomp": confined.SECCOMP}.items():
+    column, _ = sandbox.MACHINES[machine]
+    for name, pair in {**sandbox.DENIED, **sandbox.CONDITIONAL, "seccomp": sandbox.SECCOMP}.items():
         assert pair[column] == numbers.get(name), name
-        assert (pair[column] or 0) < confined.FIRST_UNKNOWN
+        assert (pair[column] or 0) < sandbox.FIRST_UNKNOWN
 
 
-@pytest.mark.parametrize("machine", sorted(confined.MACHINES))
+@pytest.mark.parametrize("machine", sorted(sandbox.MACHINES))
 def test_the_filter_decides(machine):
     """The program, run by an interpreter of classic BPF written here, for machines that are not at hand too."""
-    column, audit = confined.MACHINES[machine]
-    program = confined.filter_program(machine, own=77)
+    column, audit = sandbox.MACHINES[machine]
+    program = sandbox.filter_program(machine, own=77)
 
     def decide(number: int, *arguments: int, architecture: int = audit) -> int:
         data = struct.pack("<iIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
@@ -228,10 +231,10 @@ def test_the_filter_decides(machine):
                 at += then if truth else otherwise
 
     allow, refuse, missing, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
-    for name, pair in confined.DENIED.items():
+    for name, pair in sandbox.DENIED.items():
         if pair[column] is not None:
             assert decide(pair[column]) == refuse, name
-    call = {name: pair[column] for name, pair in confined.JUDGED.items()}
+    call = {name: pair[column] for name, pair in sandbox.CONDITIONAL.items()}
     assert [decide(n) for n in (424, 435, 10_000, 0x40000029)] == [missing] * 4
     assert decide(call["openat"], architecture=0x40000003) == kill
     readable, writable = (0, os.O_CLOEXEC), (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_WRONLY | 0x400)
@@ -253,18 +256,18 @@ def test_the_filter_decides(machine):
 BATCH = """
 import json, sys, warnings, io
 sys.path.insert(0, {folder!r})
-import torch, confined
+import torch, sandbox
 warnings.simplefilter("ignore")
 request, said = json.loads(sys.argv[1]), {{}}
 out = open(request["out"], "w")
-confined.confine(2**26, 2**30, 60)
+sandbox.enter_sandbox(2**26, 2**30, 60)
 for name, path in request["paths"].items():
     try:
-        tree = confined.load(path, request["mapped"][name], request["stand_ins"])
-        tree, _ = confined.choose(tree, request["wrappers"], request["unwanted"])
-        confined.write(io.BytesIO(), confined.flatten(tree)[0], 2**20)
+        tree = sandbox.load(path, request["mapped"][name], request["stand_ins"])
+        tree, _ = sandbox.choose(tree, request["wrappers"], request["unwanted"])
+        sandbox.write(io.BytesIO(), sandbox.flatten(tree)[0], 2**20)
         said[name] = "done"
-    except confined.RefusedError as error:
+    except sandbox.RefusedError as error:
         said[name] = str(error)
     except Exception as error:
         said[name] = f"{{type(error).__name__}}: {{error}}"
@@ -272,14 +275,14 @@ json.dump(said, out)
 """
 
 
-@needs_walls
+@needs_sandbox
 def test_hostile_pickles_are_refused(tmp_path):
     """All in one process, as torch takes seconds to import; `test_code_is_refused_in_one_line` goes the whole way."""
     paths = {said: str(path) for said, path in hostile.hostile_pickles(tmp_path, tmp_path / "proof").items()}
     is_zip = {said: Path(path).read_bytes()[:2] == b"PK" for said, path in paths.items()}
     request = {"paths": paths, "mapped": is_zip, "out": str(tmp_path / "out"), "stand_ins": STAND_INS}
     request |= {"wrappers": WRAPPERS, "unwanted": UNWANTED}
-    code = BATCH.format(folder=str(Path(confined.__file__).parent))
+    code = BATCH.format(folder=str(Path(sandbox.__file__).parent))
     subprocess.run([sys.executable, "-c", code, json.dumps(request)], check=True, timeout=60)
     told = json.loads((tmp_path / "out").read_text())
     assert list(told) == list(paths)
@@ -301,10 +304,12 @@ def test_what_is_refused_before_anything_starts(tmp_path, monkeypatch):
     files: dict[str, Callable[[], Path]] = {
         "TorchScript archive is a program": lambda: hostile.zipped(script, code),
         "there is no data.pkl": lambda: hostile.zipped(tmp_path / "1.pth", {"x/data.txt": b""}),
-        "is compressed; torch never does": lambda: hostile.zipped(tmp_path / "2.pth", {"x/data.pkl": b"abc"}, 8),
+        "is compressed, which torch.save never does": lambda: hostile.zipped(
+            tmp_path / "2.pth", {"x/data.pkl": b"abc"}, 8
+        ),
         "would lie outside": lambda: hostile.zipped(tmp_path / "3.pth", {"x/data.pkl": b"", "../../x": b""}),
         "a zip bomb": lambda: hostile.zipped(tmp_path / "4.pth", {"x/data.pkl": b"", "x/data/0": bytes(2**24)}, 8),
-        "is there twice": lambda: hostile.patched(
+        "occurs twice": lambda: hostile.patched(
             hostile.zipped(tmp_path / "5.pth", {"x/data.pkl": b"", "y/data.pkl": b""}), b"y/data", b"x/data"
         ),
     }
@@ -313,14 +318,15 @@ def test_what_is_refused_before_anything_starts(tmp_path, monkeypatch):
             read_pickle(make())
         assert len(str(caught.value).splitlines()) <= 5
     monkeypatch.setattr(platform, "system", lambda: "Windows")
-    with pytest.raises(WeightsError, match=r"no wall to open it behind(.|\n)*convert it to safetensors elsewhere"):
+    with pytest.raises(WeightsError, match=r"there is no sandbox(.|\n)*convert it to safetensors elsewhere"):
         read_pickle(good)
 
 
-def test_the_readers_end_is_told(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_failing_reader_is_reported(tmp_path, monkeypatch):
     """A reader that dies, hangs or reports nonsense."""
     torch.save({"a": torch.ones(3)}, tmp_path / "x.pth")
-    script = tmp_path / "confined.py"
+    script = tmp_path / "sandbox.py"
     monkeypatch.setattr(unpickle, "__file__", str(tmp_path / "unpickle.py"))
     report = "import json, sys; r = json.loads(sys.argv[1]); open(r['report'], 'w').write({!r})"
     endings = {
@@ -344,7 +350,7 @@ def test_the_reader_sees_no_secrets(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(3)}, tmp_path / "x.pth")
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setattr(unpickle, "__file__", str(tmp_path / "unpickle.py"))
-    (tmp_path / "confined.py").write_text(f"import os; open({str(tmp_path / 'env')!r}, 'w').write(str(os.environ))")
+    (tmp_path / "sandbox.py").write_text(f"import os; open({str(tmp_path / 'env')!r}, 'w').write(str(os.environ))")
     with pytest.raises(WeightsError):
         read_pickle(tmp_path / "x.pth")
     assert "secret" not in (tmp_path / "env").read_text()
@@ -365,7 +371,7 @@ def test_the_reader_sees_no_secrets(tmp_path, monkeypatch):
          ["unwrapped 'teacher'", "left out: 'student' (1 tensor), 'epoch'"]),
         ({"model": {"teacher": {"x": {"y": 1}}}}, ["x.y"], ["unwrapped 'model'", "unwrapped 'teacher'"]),
         ({"parts": {"a": 1, "n": None}, "optimizer": {"s": 2}, "args": 3}, ["parts.a", "args"],
-         ["left out: 'optimizer' (1 tensor)", "left out, as no tensors: 'parts.n'"]),
+         ["left out: 'optimizer' (1 tensor)", "left out, not tensors: 'parts.n'"]),
         ({"list": [1, (2,)], 7: 3}, ["list.0", "list.1.0", "7"], []),
     ],
 )  # fmt: skip
@@ -379,8 +385,8 @@ def test_unwrapping(tree, names, notes):
             return type(value)(map(grown, value))
         return torch.full((2,), value) if isinstance(value, int) else value
 
-    kept, told = confined.choose(grown(tree), WRAPPERS, UNWANTED)
-    tensors, more = confined.flatten(kept)
+    kept, told = sandbox.choose(grown(tree), WRAPPERS, UNWANTED)
+    tensors, more = sandbox.flatten(kept)
     assert list(tensors) == names
     assert told + more == notes
 
@@ -395,24 +401,24 @@ def test_averages_come_before_what_they_average():
 def test_a_pickle_that_holds_itself():
     loop: dict[str, object] = {"a": torch.ones(1)}
     loop["again"] = loop
-    with pytest.raises(confined.RefusedError, match="nested more than"):
-        confined.choose(loop, WRAPPERS, UNWANTED)
+    with pytest.raises(sandbox.RefusedError, match="nested more than"):
+        sandbox.choose(loop, WRAPPERS, UNWANTED)
 
 
 def test_what_is_written_is_safetensors(tmp_path):
     tensors = {"odd": torch.tensor([True] * 3), "b": torch.randn(2, 3).t(), "s": torch.tensor(1.5, dtype=torch.float64)}
     tensors["conjugate"] = torch.randn(2, dtype=torch.complex64).conj()
-    tensors, _ = confined.flatten(tensors)
+    tensors, _ = sandbox.flatten(tensors)
     with open(tmp_path / "x", "wb") as file:
-        confined.write(file, tensors, 100)
+        sandbox.write(file, tensors, 100)
     read, _ = read_safetensors(tmp_path / "x")
     assert same(read, tensors)
     assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in read.values())
-    with open(tmp_path / "x", "wb") as file, pytest.raises(confined.RefusedError, match="out of proportion"):
-        confined.write(file, tensors, 50)
+    with open(tmp_path / "x", "wb") as file, pytest.raises(sandbox.RefusedError, match="out of proportion"):
+        sandbox.write(file, tensors, 50)
 
 
 def test_a_stand_in_keeps_nothing():
-    stand_in = confined.Left(1, 2)
+    stand_in = sandbox.StandIn(1, 2)
     stand_in.__setstate__({"a": 1})
     assert vars(stand_in) == {}

@@ -1,4 +1,4 @@
-"""`docs/weights.md` tells of every format, every target and every scheme, and claims no parity that is not tested."""
+"""`docs/weights.md` covers every format, target and scheme, and claims parity only where it is tested."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from test_parity import CASES
 
 from vitral.weights.convert import TARGETS
 from vitral.weights.formats import FORMATS
-from vitral.weights.resize import SCHEMES
-from vitral.weights.source import SUFFIXES
+from vitral.weights.read.source import SUFFIXES
+from vitral.weights.transform.resize import SCHEMES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "weights.md").read_text("utf-8")
 

@@ -1,13 +1,13 @@
-"""`vitral bench`: ours and the other libraries side by side, in one process, in turn.
+"""`vitral bench`: compare vitral with other libraries in one process, in alternating rounds.
 
-timing.py      A B A B …: what is timed, and how
-machine.py     what a figure was measured on
-memory.py      what a call needs above what is there
-peers.py       the other libraries: how each is built and called
-engines.py     our other engines: which can compute here, and a predictor of each
-subject.py     the network that all build
-files.py       training from files: the pictures, and who reads them how
-measure.py     inference, training, training from files: what is timed of each, and into rows
+harness.py     timing in alternating rounds: A B A B …
+machine.py     description of the machine
+memory.py      peak memory of a call
+peers.py       the other libraries: how to build and call each
+engines.py     vitral's other engines: availability, and a predictor for each
+models.py      the network that all libraries build
+files.py       training from files: the images, and the loader of each library
+measure.py     inference, training, training from files: one row per contender
 report.py      rows as a table and as JSON
-command.py     what was asked, checked and carried out
+command.py     options: checked, then carried out
 """

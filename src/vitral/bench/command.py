@@ -1,4 +1,4 @@
-"""The whole of `vitral bench`: what was asked, checked before anything is measured, then measured case by case."""
+"""`vitral bench`: check all options before the first measurement, then measure case by case."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 
 from vitral.bench import engines, machine, peers
 from vitral.bench.measure import WHAT, Case, measure
-from vitral.bench.report import OURS, Report, Row
-from vitral.bench.subject import Subject, subject
+from vitral.bench.models import ModelUnderTest, model_under_test
+from vitral.bench.report import VITRAL, Report, Row
 from vitral.data import load as load_data
-from vitral.device import choose, keep_freed_memory
+from vitral.device import choose
 from vitral.errors import UsageError, unknown
+from vitral.system import keep_freed_memory
 
 BATCHES = {"inference": (1, 32), "training": (32,), "jpeg": (32,)}
-"""Batch sizes where none are given."""
+"""Default batch sizes."""
 GPU_BATCH = 256
-"""On a GPU of what trains."""
+"""Default batch size of training on a GPU."""
 
-_OURS = {
-    "inference": "Predictor, from uint8 pictures to probabilities",
-    "training": "its objective on uint8 pictures, its parameter groups, fused AdamW",
-    "jpeg": "its batches, every file read in every pass; kept: decoded once, as it does where the set fits",
+_SETTINGS = {
+    "inference": "Predictor, from uint8 images to probabilities",
+    "training": "its objective on uint8 images, its parameter groups, fused AdamW",
+    "jpeg": "its batches, every file read in every pass; kept: decoded once, as it does if the set fits in memory",
 }
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to measure; empty is the default of each."""
+class BenchOptions:
+    """Options of a benchmark; empty means the default."""
 
     models: Sequence[str] = ("S/16",)
     what: Sequence[str] = ("inference", "training")
@@ -45,7 +46,7 @@ class Asked:
     data_root: str = "data"
 
     def check(self) -> None:
-        """Raise `UsageError` for what makes no sense by itself."""
+        """Raise `UsageError` for options that contradict each other or are out of range."""
         if bad := [what for what in self.what if what not in WHAT]:
             raise unknown("thing to measure", bad[0], WHAT)
         if not self.models or not self.what:
@@ -58,75 +59,77 @@ class Asked:
             if bad_number := [value for value in values if value < 1]:
                 raise UsageError(f"{flag} must be at least 1, not {bad_number[0]}")
         if "jpeg" in self.what and not self.data:
-            raise UsageError("--what jpeg trains from picture files", why="none are named", hint="--data photos/")
+            raise UsageError("--what jpeg needs image files", why="no --data is given", hint="--data photos/")
         if self.data and "jpeg" not in self.what:
-            raise UsageError("--data is what --what jpeg trains from", hint="--what jpeg")
+            raise UsageError("--data applies to --what jpeg only", hint="--what jpeg")
         if set(self.engines) - {engines.DEFAULT} and "inference" not in self.what:
-            raise UsageError("--engines are what computes in inference", hint="--what inference")
+            raise UsageError("--engines apply to inference only", hint="--what inference")
 
 
 Progress = Callable[[str, int, int], None]
 
 
-def bench(asked: Asked, progress: Progress = lambda what, done, total: None) -> Report:
-    """Measure everything that was asked for.
+def bench(options: BenchOptions, progress: Progress = lambda what, done, total: None) -> Report:
+    """Run a benchmark.
 
-    `progress` is called with what is being measured, how much of it is done, and how much there is. Raises
-    `UsageError` for an unknown name or device, a batch that does not fit into memory, and what makes no sense.
+    `progress` is called with the current case, the steps done and their total. Raises `UsageError` for an unknown name
+    or device, a batch that does not fit into memory, and contradictory options.
     """
-    asked.check()
+    options.check()
     before = machine.load_average()
-    cases, notes = _cases(asked)
-    if choose(asked.device).device.type == "cpu":
-        keep_freed_memory()  # as our trainer does; it holds for the whole process, so the peers gain from it too
-    return carry_out(cases, asked.rounds, notes, before, progress)
+    cases, notes = _cases(options)
+    if choose(options.device).device.type == "cpu":
+        keep_freed_memory()  # as our trainer does; it affects the whole process, so the peers gain from it too
+    return run_cases(cases, options.rounds, notes, before, progress)
 
 
-def carry_out(
+def run_cases(
     cases: Sequence[Case], rounds: int, notes: Sequence[str], before: float | None, progress: Progress
 ) -> Report:
     """Measure the cases one after the other."""
     rows: list[Row] = []
-    told = list(notes)
+    collected = list(notes)
     for case in cases:
-        found, more = measure(case, rounds, progress)
-        rows += found
-        told += more
+        measured, more = measure(case, rounds, progress)
+        rows += measured
+        collected += more
     return Report(
         rows=rows, machine=machine.describe(cases[0].device), threads=torch.get_num_threads(),
         load_average=(before, machine.load_average()), date=machine.today(), versions=machine.versions(),
-        settings=_settings(cases), notes=tuple(dict.fromkeys(told)),
+        settings=_settings(cases), notes=tuple(dict.fromkeys(collected)),
     )  # fmt: skip
 
 
-def _cases(asked: Asked) -> tuple[list[Case], list[str]]:
-    """Everything named is looked up before the first measurement; what is left out is said in the notes."""
-    place = choose(asked.device).device
+def _cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
+    """Build all cases before the first measurement, with notes on what is left out."""
+    place = choose(options.device).device
     if place.type == "cuda" and place.index is not None:
-        torch.cuda.set_device(place)  # from here on a device is no more than its kind
+        torch.cuda.set_device(place)  # from here on a device is only its type
     device = place.type
-    dataset = load_data(asked.data, root=asked.data_root) if asked.data else None
+    dataset = load_data(options.data, root=options.data_root) if options.data else None
     cases: list[Case] = []
     notes: list[str] = []
-    for found in _subjects(asked):
-        some, left_out = peers.chosen(asked.peers, found.config)
-        ours, refused = engines.chosen(asked.engines, found, device)
+    for found in _models(options):
+        some, left_out = peers.chosen(options.peers, found.config)
+        more, refused = engines.chosen(options.engines, found, device)
         notes += left_out + refused
         precisions = tuple(
-            dict.fromkeys(choose(device, p, found.config.dim).precision for p in asked.precisions or ("auto",))
+            dict.fromkeys(choose(device, p, found.config.dim).precision for p in options.precisions or ("auto",))
         )
         cases += [
-            Case(found, what, batch, device, precisions, some, asked.compile, dataset if what == "jpeg" else None, ours)
-            for what in asked.what
-            for batch in dict.fromkeys(asked.batches or _batches(what, device))
+            Case(
+                found, what, batch, device, precisions, some, options.compile, dataset if what == "jpeg" else None, more
+            )
+            for what in options.what
+            for batch in dict.fromkeys(options.batches or _batches(what, device))
         ]
     return cases, notes
 
 
-def _subjects(asked: Asked) -> Iterator[Subject]:
-    for model in asked.models:
-        for size in asked.image_sizes or (None,):
-            yield subject(model, size)
+def _models(options: BenchOptions) -> Iterator[ModelUnderTest]:
+    for model in options.models:
+        for size in options.image_sizes or (None,):
+            yield model_under_test(model, size)
 
 
 def _batches(what: str, device: str) -> tuple[int, ...]:
@@ -134,17 +137,17 @@ def _batches(what: str, device: str) -> tuple[int, ...]:
 
 
 def _settings(cases: Sequence[Case]) -> dict[str, str]:
-    """How each was built and called; the machine's part of it is told elsewhere."""
+    """Describe how each contender was built and called; the machine is described elsewhere."""
     whats = dict.fromkeys(case.what for case in cases)
-    found = {OURS: "; ".join(f"{what}: {_OURS[what]}" for what in whats)}
+    found = {VITRAL: "; ".join(f"{what}: {_SETTINGS[what]}" for what in whats)}
     for name in dict.fromkeys(name for case in cases for name in case.engines):
-        found[f"{OURS} ({name})"] = engines.ENGINES[name].settings
+        found[f"{VITRAL} ({name})"] = engines.ENGINES[name].settings
     known = {name: peer for case in cases for name, peer in case.peers.items()}
     if known:
         found["every peer"] = "; ".join(peers.SETTINGS[what] for what in whats)
     if any(case.compile for case in cases):
         found["compiled"] = (
             "torch.compile(dynamic=False), its default mode; in inference with frozen weights, and the networks alone, "
-            "ours called as theirs are; in training ours with its loss, as `vitral train --compile` does"
+            "vitral called as the peers are; in training vitral with its loss, as `vitral train --compile`"
         )
     return found | {name: peer.settings for name, peer in known.items()}

@@ -1,6 +1,6 @@
-"""Our other engines beside the one that `Predictor` takes by itself, which is measured in any case.
+"""Engines of vitral other than `Predictor`'s default, which is always measured.
 
-All compute from the one network that they are given: what each adds is weights of its own layout, if any.
+All use the same network; an engine adds weights in its own layout, if any.
 """
 
 from __future__ import annotations
@@ -8,26 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vitral import openvino, predict
-from vitral.bench.subject import Subject
+from vitral.bench.models import ModelUnderTest
 from vitral.errors import MissingExtraError, UsageError, VitralError, unknown
-from vitral.model import ViTConfig, quantized
-from vitral.model.quantized import Ranges
-from vitral.predict import Predictor
+from vitral.inference import int8, openvino
+from vitral.inference import predictor as predict
+from vitral.inference.int8 import Ranges
+from vitral.inference.predictor import Predictor
+from vitral.model import ViTConfig
 
 DEFAULT = "auto"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What computes our predictions."""
+    """An engine of `Predictor`, in floats or integers."""
 
     name: predict.Engine  # in `Predictor`
     integers: bool
     settings: str
 
 
-_INTEGERS = "dense layers in int8, ranges from the pictures of the measurement, the rest as ours by default"
+_INTEGERS = "dense layers in int8, ranges from the images of the measurement, the rest as in vitral by default"
 
 ENGINES: dict[str, Engine] = {
     "plain": Engine("plain", False, "the network itself"),
@@ -35,28 +36,28 @@ ENGINES: dict[str, Engine] = {
     "openvino": Engine("openvino", False, "compiled by OpenVINO, anew each time"),
     "openvino-int8": Engine("openvino", True, f"compiled by OpenVINO, anew each time; {_INTEGERS}"),
 }
-"""Name → what it is."""
+"""Name → engine."""
 
 
-def chosen(names: Iterable[str], subject: Subject, device: str) -> tuple[tuple[str, ...], list[str]]:
-    """The engines beside `auto` that were named ("all", or names), and notes on those that "all" leaves out here.
+def chosen(names: Iterable[str], subject: ModelUnderTest, device: str) -> tuple[tuple[str, ...], list[str]]:
+    """Select engines in addition to `auto` ("all", or names), with notes on those that "all" leaves out here.
 
-    Raises `UsageError` for a name that is none of theirs, and for an engine that is named and cannot compute this
-    network on this device (cpu, cuda or mps); `MissingExtraError` where OpenVINO is named and not installed.
+    Raises `UsageError` for an unknown name, and for a named engine that cannot compute this network on this device
+    (cpu, cuda or mps); `MissingExtraError` if OpenVINO is named and not installed.
     """
-    asked = tuple(names)
+    requested = tuple(names)
     known = (*ENGINES, DEFAULT, "all")
-    if bad := [name for name in asked if name not in known]:
+    if bad := [name for name in requested if name not in known]:
         raise unknown("engine", bad[0], known)
-    if len(set(asked)) > 1 and "all" in asked:
-        raise UsageError("--engines all stands alone", hint="--engines plain openvino")
+    if len(set(requested)) > 1 and "all" in requested:
+        raise UsageError("--engines all excludes other names", hint="--engines plain openvino")
     found, notes = [], []
     for name in ENGINES:
-        if name not in asked and "all" not in asked:
+        if name not in requested and "all" not in requested:
             continue
         if (refusal := _refusal(name, subject, device)) is None:
             found.append(name)
-        elif "all" not in asked:
+        elif "all" not in requested:
             raise refusal
         else:
             install = f" ({refusal.hint})" if isinstance(refusal, MissingExtraError) else ""
@@ -64,34 +65,34 @@ def chosen(names: Iterable[str], subject: Subject, device: str) -> tuple[tuple[s
     return tuple(found), notes
 
 
-def _refusal(name: str, subject: Subject, device: str) -> VitralError | None:
-    """Why this engine cannot compute here; None where it can."""
+def _refusal(name: str, subject: ModelUnderTest, device: str) -> VitralError | None:
+    """Return the reason why this engine is unavailable here; None if it is available."""
     engine = ENGINES[name]
-    hint = "--engines all, which measures what can be computed"
+    hint = "--engines all, which measures what is available"
     if name != "plain" and device != "cpu":
-        return UsageError(f"{name} computes on a processor, not on {device}", hint=f"--device cpu, or {hint}")
+        return UsageError(f"{name} runs on a CPU, not on {device}", hint=f"--device cpu, or {hint}")
     if engine.integers and not isinstance(subject.config, ViTConfig):
-        return UsageError("only a ViT computes in int8", where=subject.name, hint=hint)
-    lacking = quantized.lacking
+        return UsageError("int8 is available for a ViT only", where=subject.name, hint=hint)
+    unavailable_reason = int8.unavailable_reason
     if engine.name == "openvino":
         try:
             openvino.package()
         except MissingExtraError as error:
             return error
-        lacking = openvino.lacking
-    if engine.integers and (why := lacking()):
+        unavailable_reason = openvino.unavailable_reason
+    if engine.integers and (why := unavailable_reason()):
         return UsageError(why, where=f"engine {name}", hint=hint)
     return None
 
 
-def predictor_by(engine: Engine, ours: Predictor, ranges: Ranges | None) -> Predictor:
-    """The same network on the same machine by another engine; `ranges` are for those that compute in integers.
+def predictor_by(engine: Engine, default: Predictor, ranges: Ranges | None) -> Predictor:
+    """Make a predictor of the same network on the same machine with another engine; integer engines need `ranges`.
 
-    What OpenVINO compiles is neither read from the user's cache nor kept there: measured, it shall be compiled, and a
-    network with random weights must not take the place of one in use.
+    OpenVINO neither reads the user's cache nor writes to it: compilation is to be measured, and a network with random
+    weights must not replace one in use.
     """
-    with openvino.anew():
+    with openvino.without_cache():
         return Predictor(
-            ours.model, ours.preprocessing, ours.classes, machine=ours.machine, engine=engine.name,
+            default.model, default.preprocessing, default.classes, machine=default.machine, engine=engine.name,
             ranges=ranges if engine.integers else None,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Training from picture files: the pictures, and how users of torchvision read them."""
+"""Training from image files: the images, vitral's loader and torchvision's."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from vitral.bench.subject import Subject
+from vitral.bench.models import ModelUnderTest
 from vitral.data import DataSet, Split
-from vitral.data.intake import read_image
+from vitral.data.augmentation import Augmentation
+from vitral.data.decode import read_image
 from vitral.data.loader import Batch, Batches, Residency
-from vitral.data.transforms import Augmentation, Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 
 AUGMENTATION = Augmentation(crop="random-resized", flip=True)
-"""What everyone does to the pictures, as ImageNet is trained on."""
+"""Augmentation of all contenders, as usual for ImageNet."""
 
 STEPS = {"cuda": 32}
-"""Training steps of one pass over the pictures, by device; elsewhere `FEW`."""
+"""Training steps of one pass over the images, by device; elsewhere `FEW`."""
 FEW = 4
 
 
-def some_pictures(dataset: DataSet, subject: Subject, batch: int, device: str) -> Split:
-    """Training pictures for one pass, whole batches of them, spread evenly over the set.
+def some_images(dataset: DataSet, subject: ModelUnderTest, batch: int, device: str) -> Split:
+    """Select training images for one pass: whole batches, spread evenly over the set.
 
-    Raises `UsageError` where there are fewer than a batch, or more classes than the network has.
+    Raises `UsageError` for fewer images than a batch, or more classes than the network has.
     """
     split = dataset["train"]
     if len(split) < batch:
         why = f"a batch is {batch}"
-        raise UsageError(
-            f"only {len(split)} training pictures", where=dataset.source, why=why, hint="a smaller --batch"
-        )
+        raise UsageError(f"only {len(split)} training images", where=dataset.source, why=why, hint="a smaller --batch")
     if len(dataset.classes) > subject.config.classes:
-        why = f"{subject.name} tells {subject.config.classes} apart"
+        why = f"{subject.name} has {subject.config.classes}"
         raise UsageError(f"{len(dataset.classes)} classes", where=dataset.source, why=why, hint="other --data")
-    pictures = batch * min(len(split) // batch, STEPS.get(device, FEW))
-    return split.select(np.linspace(0, len(split) - 1, pictures).round().astype(int))
+    images = batch * min(len(split) // batch, STEPS.get(device, FEW))
+    return split.select(np.linspace(0, len(split) - 1, images).round().astype(int))
 
 
-class Ours:
-    """The library's own batches, opened when they are first asked for; every pass is another epoch."""
+class VitralLoader:
+    """vitral's batches, opened at the first pass; every pass is another epoch."""
 
     def __init__(
         self,
@@ -73,8 +72,8 @@ class Ours:
         return self.batches.epoch(next(self.numbers))
 
 
-class Theirs:
-    """What torchvision's documentation advises: uint8 tensors through v2, in workers that stay, as many as ours."""
+class TorchvisionLoader:
+    """Loader as in torchvision's documentation: uint8 tensors through v2, in persistent workers."""
 
     def __init__(self, split: Split, preprocessing: Preprocessing, batch: int, device: torch.device, workers: int):
         self.device = device
@@ -90,7 +89,7 @@ class Theirs:
 
 
 class _Files(Dataset[tuple[Tensor, int]]):
-    """torchvision's `ImageFolder` for any source of pictures: number to a standardised float (C, H, W) and a label."""
+    """torchvision's `ImageFolder` for any source of images: index to a standardized float (C, H, W) and a label."""
 
     def __init__(self, split: Split, preprocessing: Preprocessing):
         self.split, self.channels = split, preprocessing.channels
@@ -108,7 +107,7 @@ class _Files(Dataset[tuple[Tensor, int]]):
         return self.transform(self._pixels(index)), int(self.split.labels[index])
 
     def _pixels(self, index: int) -> Tensor:
-        """uint8 (C, H, W), by torchvision's decoder; what that cannot read is read as ours is."""
+        """Decode to uint8 (C, H, W) by torchvision; images that it cannot read are read by vitral."""
         raw = self.split.raw(index)
         if isinstance(raw, bytes):
             from torchvision.io import ImageReadMode, decode_image  # deprecated since 0.29: may be gone one day

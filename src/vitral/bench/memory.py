@@ -1,4 +1,4 @@
-"""What a call needs above what is there: the allocator's figure on a GPU, resident pages on Linux."""
+"""Measure the peak memory of a call: the allocator's figure on a GPU, resident pages on Linux."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(program: Callable[[], object], device: str) -> int | None:
-    """Run once; the bytes by which its peak exceeds what was taken before. None where that cannot be found out.
+    """Run once and return the bytes by which the peak exceeds the memory in use before; None if unknown.
 
-    Weights and the optimizer's state are there before; activations, gradients and workspace come on top.
+    Weights and the optimizer's state are in use before; activations, gradients and workspace come on top.
     """
     found = peak(program, device)
     return None if found is None else max(0, found[1] - found[0])
 
 
 def peak(program: Callable[[], object], device: str) -> tuple[int, int] | None:
-    """Run once; the bytes that were taken before, and at the peak. None where that cannot be found out.
+    """Run once and return the bytes in use before and at the peak; None if unknown.
 
-    On a CPU the memory that C's allocator holds in reserve is given back first: taken from there, it would not be seen.
+    On a CPU the reserve of C's allocator is released first: memory taken from the reserve would not be seen.
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -41,7 +41,7 @@ def peak(program: Callable[[], object], device: str) -> tuple[int, int] | None:
 
 
 def _reset_peak() -> bool:
-    """Let VmHWM begin at what is resident now; whether that could be done."""
+    """Reset VmHWM to the resident memory; False if the system does not allow it."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -53,6 +53,6 @@ def _reset_peak() -> bool:
 
 
 def _status(name: str) -> int:
-    """A size that Linux tells of this process, in bytes."""
+    """Read a size of this process from Linux, in bytes."""
     lines = (_PROCESS / "status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The other libraries: how each builds the network that is measured, and with which settings.
+"""Peers: how each of the other libraries builds the network, and with which settings.
 
 All of them build the plain ViT of the paper; none is imported before it is measured.
 """
@@ -21,13 +21,13 @@ from vitral.errors import UsageError, unknown
 from vitral.model import ModelConfig, ViTConfig
 
 SETTINGS = {
-    "inference": "inference: standardised pictures to logits; bf16 by casting and by autocast, of which the faster "
+    "inference": "inference: standardized images to logits; bf16 by casting and by autocast, of which the faster "
     "counts (compiled: cast)",
-    "training": "training: standardised pictures, autocast, fused AdamW",
-    "jpeg": "jpeg: torchvision's decoder and v2 transforms on uint8 tensors, DataLoader with as many workers as ours, "
-    "which stay",
+    "training": "training: standardized images, autocast, fused AdamW",
+    "jpeg": "jpeg: torchvision's decoder and v2 transforms on uint8 tensors, DataLoader with persistent workers, "
+    "as many as vitral's",
 }
-"""What is the same for all of them."""
+"""Settings shared by all peers."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Peer:
 
     package: str  # what is imported
     install: str  # what pip calls it
-    build: Callable[[ViTConfig], nn.Module]  # images (B, C, H, W), standardised, to logits (B, K)
+    build: Callable[[ViTConfig], nn.Module]  # images (B, C, H, W), standardized, to logits (B, K)
     settings: str
-    square: bool = False  # takes square, three-channel pictures only
+    square: bool = False  # takes square, three-channel images only
     channels_last: bool = False  # its training script offers that layout
 
     @property
@@ -47,13 +47,13 @@ class Peer:
 
 
 def network(peer: Peer, config: ViTConfig, device: str) -> nn.Module:
-    """The network as its authors would have it on this kind of device, not there yet."""
+    """Build the network in its authors' recommended memory format for this type of device, still on the CPU."""
     model = peer.build(config)
     return model.to(memory_format=torch.channels_last) if peer.channels_last and device == "cuda" else model
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
-    """What vit-pytorch's networks are told."""
+    """Arguments of vit-pytorch's networks."""
     return {
         "image_size": config.image, "patch_size": config.patch, "channels": config.channels,
         "num_classes": config.classes, "dim": config.dim, "depth": config.depth, "heads": config.heads,
@@ -69,7 +69,7 @@ def _timm(config: ViTConfig) -> nn.Module:
 
 
 class _Logits(nn.Module):
-    """transformers' networks answer with an object."""
+    """Wrapper for transformers' networks, which return an object."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -123,36 +123,36 @@ PEERS: dict[str, Peer] = {
     ),
     "vit-pytorch-flash": Peer(
         "vit_pytorch", "vit-pytorch", _vit_pytorch_flash,
-        "SimpleViT with use_flash; no such bias and no class token: a little less work than the others'",
+        "SimpleViT with use_flash; no such bias and no class token: slightly less work than the others",
     ),
 }  # fmt: skip
-"""Name → how it is built."""
+"""Name → peer."""
 
-_FREE = ("norm_eps", "cls_init", "pos_init", "head_bias_init", "qkv_bias", "activation")
-"""Fields that change no shape and hardly any time: not what makes a network another one."""
+_SAME_COST = ("norm_eps", "cls_init", "pos_init", "head_bias_init", "qkv_bias", "activation")
+"""Fields that change no shape and hardly any time."""
 
 
 def chosen(names: Iterable[str], config: ModelConfig) -> tuple[dict[str, Peer], list[str]]:
-    """The peers that were named ("all", "none", or names) and can be measured; and a note on those that cannot.
+    """Select the named peers ("all", "none", or names) that can be measured, with notes on those that cannot.
 
-    Raises `UsageError` for a name that is none of theirs.
+    Raises `UsageError` for an unknown name.
     """
-    asked = tuple(names)
-    if bad := [name for name in asked if name not in (*PEERS, "all", "none")]:
+    requested = tuple(names)
+    if bad := [name for name in requested if name not in (*PEERS, "all", "none")]:
         raise unknown("peer", bad[0], [*PEERS, "all", "none"])
-    if len(asked) > 1 and {"all", "none"} & set(asked):
-        raise UsageError("--peers all and none stand alone", hint="--peers timm torchvision")
-    wanted = {name: peer for name, peer in PEERS.items() if asked == ("all",) or name in asked}
+    if len(requested) > 1 and {"all", "none"} & set(requested):
+        raise UsageError("--peers all and none exclude other names", hint="--peers timm torchvision")
+    wanted = {name: peer for name, peer in PEERS.items() if requested == ("all",) or name in requested}
     found = {name: peer for name, peer in wanted.items() if peer.is_installed}
     notes = []
     if missing := dict.fromkeys(peer.install for peer in wanted.values() if not peer.is_installed):
         notes.append(f"not installed, left out: {', '.join(missing)} (pip install {' '.join(missing)})")
     if found and not is_plain(config):
-        notes.append(f"left out: {', '.join(found)}, which build the plain ViT alone")
+        notes.append(f"left out: {', '.join(found)}, which build the plain ViT only")
         found = {}
     if found and not _is_square(config):
         if odd := [name for name, peer in found.items() if peer.square]:
-            notes.append(f"left out: {', '.join(odd)}, for square pictures of three channels alone")
+            notes.append(f"left out: {', '.join(odd)}, which support square images of three channels only")
         found = {name: peer for name, peer in found.items() if not peer.square}
     return found, notes
 
@@ -163,21 +163,21 @@ def _is_square(config: ModelConfig) -> bool:
 
 
 def is_plain(config: ModelConfig) -> bool:
-    """Whether this is a ViT of the paper's kind, whatever its sizes: what all peers can build."""
+    """True for the paper's plain ViT of any size, which all peers can build."""
     if not isinstance(config, ViTConfig):
         return False
     sizes = ("image_size", "patch_size", "channels", "classes", "dim", "depth", "heads", "mlp_dim")
-    kept = {name: getattr(config, name) for name in (*sizes, *_FREE)}
+    kept = {name: getattr(config, name) for name in (*sizes, *_SAME_COST)}
     return config == ViTConfig(**kept) and config.activation != "swiglu"
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW as torch recommends it."""
+    """Make a fused AdamW, as torch recommends."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, batch: Batch) -> None:
-    """Their training step; the images of the batch are standardised floats."""
+    """Run a peer's training step on a batch of standardized floats."""
     with autocast(batch.images.device.type, precision):
         logits = model(batch.images)
     F.cross_entropy(logits.float(), batch.labels).backward()
@@ -187,11 +187,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, bat
 
 @torch.inference_mode()
 def logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
-    """Their inference: standardised images (B, C, H, W) to logits (B, K)."""
+    """Run a peer's inference: standardized images (B, C, H, W) to logits (B, K)."""
     with autocast(images.device.type, precision):
-        return model(images).cpu()  # as ours ends: an answer that a person can read
+        return model(images).cpu()  # as by vitral: results arrive on the CPU
 
 
 def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """torch's own way to bf16."""
+    """Return torch's autocast context for `precision`."""
     return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""What was measured: rows, what they were measured on, and both as a table and as plain data."""
+"""Report of a benchmark: rows with the machine they were measured on, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 
-from vitral.bench.timing import Sample
+from vitral.bench.harness import Sample
 from vitral.console import table
 
-OURS = "vitral"
+VITRAL = "vitral"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One library doing one thing at one precision."""
+    """Measurement of one library in one task at one precision."""
 
     model: str
     image_size: tuple[int, int]
     what: str  # inference, training, jpeg
-    who: str  # vitral, with another engine than its own choice in brackets, or the name of a peer
+    who: str  # vitral, with an engine other than the default in brackets, or the name of a peer
     compiled: bool
     precision: str  # bf16, fp32, int8
-    via: str  # how a peer came to bf16 in inference: cast, autocast
+    via: str  # a peer's route to bf16 in inference: cast, autocast
     batch: int
-    pictures: int  # of one call
+    images: int  # of one call
     seconds: tuple[float, ...]  # of one call, round by round
-    ours: float  # median seconds of ours, not compiled, at the same precision; beside int8, at the usual one
+    reference: float  # median seconds of vitral, not compiled, at the same precision; for int8, at the default one
     flops: int  # operations of one call; a multiply-add is two
-    matrix_rate: float | None  # the machine's own, FLOP/s, in the same rounds; not measured in integers
-    memory: int | None  # bytes that a call needs above what is there before
-    first: float | None  # seconds of the first call, where it compiles, lays weights out or opens files
+    matrix_rate: float | None  # of the machine, FLOP/s, in the same rounds; not measured in integers
+    memory: int | None  # bytes of a call on top of the memory in use before
+    first: float | None  # seconds of the first call, if it compiles, packs weights or opens files
 
     @property
     def sample(self) -> Sample:
@@ -44,8 +44,8 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Pictures a second."""
-        return self.pictures / self.sample.median
+        """Images a second."""
+        return self.images / self.sample.median
 
     @property
     def share(self) -> float | None:
@@ -54,17 +54,17 @@ class Row:
 
     @property
     def times(self) -> float:
-        """Median time as a multiple of ours."""
-        return self.sample.median / self.ours
+        """Median time as a multiple of vitral's."""
+        return self.sample.median / self.reference
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what was measured, and what follows from it (times in seconds)."""
-        derived = {**self.sample.columns(), "pictures_per_second": self.rate, "times": self.times, "share": self.share}
+        """Convert to plain data: measured and derived values (times in seconds)."""
+        derived = {**self.sample.columns(), "images_per_second": self.rate, "times": self.times, "share": self.share}
         return {**dataclasses.asdict(self), **derived}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """Read `to_json`'s form; what follows from the rest is not read."""
+        """Read the form of `to_json`; derived values are ignored."""
         values: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(cls)}
         lists = {name: tuple(values[name]) for name in ("image_size", "seconds")}
         return cls(**{**values, **lists})
@@ -79,18 +79,18 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "median ms": lambda row: _milliseconds(row.sample.median),
     "least": lambda row: _milliseconds(min(row.seconds)),
     "greatest": lambda row: _milliseconds(max(row.seconds)),
-    "pictures/s": lambda row: f"{row.rate:,.1f}",
-    "× ours": lambda row: f"{row.times:.2f}",
+    "images/s": lambda row: f"{row.rate:,.1f}",
+    "× vitral": lambda row: f"{row.times:.2f}",
     "of matrix rate": lambda row: "–" if row.share is None else f"{row.share:.0%}",
     "memory MB": lambda row: "–" if row.memory is None else f"{row.memory / 1e6:,.1f}",
     "first s": lambda row: "" if row.first is None else f"{row.first:.1f}",
 }
-"""Heading → cell. The last is left out where no row has one."""
+"""Heading → cell. The last column is left out if all its cells are empty."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Rows, and what they were measured on."""
+    """Rows, and the machine they were measured on."""
 
     rows: Sequence[Row]
     machine: Mapping[str, Any]
@@ -99,32 +99,32 @@ class Report:
     date: str
     versions: Mapping[str, str]
     settings: Mapping[str, str]
-    """Who → how it was built and called."""
+    """Contender → how it was built and called."""
     notes: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` is the way back."""
+        """Convert to plain data; `from_json` reads it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lists = {"load_average": list(self.load_average), "notes": list(self.notes)}
         return {**fields, **lists, "rows": [row.to_json() for row in self.rows]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """Read `to_json`'s form."""
+        """Read the form of `to_json`."""
         return cls(**{**data, "rows": [Row.from_json(row) for row in data["rows"]]})
 
     def print_table(self, console: Console) -> None:
-        """A table for each network and image size, and under them where the figures come from."""
+        """Print a table for each network and image size, and below them the origin of the figures."""
         for (model, (height, width)), rows in groupby(self.rows, key=lambda row: (row.model, row.image_size)):
             _print_rows(f"{model} at {height}×{width}", list(rows), console)
         for line in self.origin():
             console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
 
     def origin(self) -> Iterator[str]:
-        """Machine, its matrix rate, load, versions, settings: a line each."""
+        """Iterate over lines on the machine, its matrix rate, load, versions and settings."""
         machine = self.machine
         place = [machine["gpu"]] if "gpu" in machine else []
-        place += [f"{machine['cpu']}, {machine['cores']} cores, {self.threads} of torch's threads"]
+        place += [f"{machine['cpu']}, {machine['cores']} cores, {self.threads} torch threads"]
         yield "; ".join([*place, machine["system"], self.date])
         rates: dict[str, set[float]] = {}
         for row in self.rows:
@@ -136,17 +136,17 @@ class Report:
         for who, settings in self.settings.items():
             yield f"{who}: {settings}"
         yield (
-            "× ours: median ÷ vitral's at the same precision, of int8 at its default, not compiled: above 1 is slower "
-            "than ours; memory: above weights and optimizer, at the peak of a call"
+            "× vitral: median ÷ vitral's at the same precision (for int8 at its default), not compiled; above 1 is "
+            "slower than vitral; memory: peak of a call, without weights and optimizer"
         )
         if any(row.first is not None for row in self.rows):
-            yield "first s: the first call, which compiles, lays weights out or opens files; it is not in the median"
+            yield "first s: the first call, which compiles, packs weights or opens files; not in the median"
         if (fewest := min(row.sample.n for row in self.rows)) < _FEW_ROUNDS:
-            yield f"n is {fewest}: such medians tell large differences alone; --rounds 7 tells more"
+            yield f"n is {fewest}: such medians show large differences only; --rounds 7 shows more"
 
 
 _FEW_ROUNDS = 3
-"""Below so many rounds a median says little on a machine that does other things, too."""
+"""Fewer rounds than this give unreliable medians on a busy machine."""
 
 
 def _print_rows(title: str, rows: list[Row], console: Console) -> None:
@@ -160,13 +160,13 @@ def _print_rows(title: str, rows: list[Row], console: Console) -> None:
         if (row.what, row.batch) != (before.what, before.batch):
             found.add_row()
         found.add_row(*map(escape, line))
-    # figures that are cut off are worth nothing: a terminal that is too narrow wraps the lines
+    # truncated figures are useless: a narrow terminal wraps the lines instead
     console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), found).maximum)
     console.print(found)
 
 
 def _milliseconds(seconds: float) -> str:
-    """Three digits, or all that are before the point."""
+    """Format with three digits, or all digits before the point."""
     taken = 1000 * seconds
     return f"{taken:,.{2 if taken < 10 else 1 if taken < 100 else 0}f}"
 

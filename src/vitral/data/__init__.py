@@ -1,9 +1,9 @@
-"""Labelled pictures: where they come from, how they are read, split and checked.
+"""Labeled images: sources, decoding, splits, checks.
 
-load(DATA) -> DataSet -> Split -> picture         sources/: one file for each kind of source
-                                                  intake.py: one way in for every picture
-                                                  splits.py: validation cut, subsets
-                                                  check.py: what is wrong with a data set
+load(DATA) -> DataSet -> Split -> image         sources/: one file for each kind of source
+                                                  decode.py: the decoder of every image
+                                                  splits.py: validation split, subsets
+                                                  validate.py: defects of a data set
 """
 
 from vitral.data.dataset import DataSet, Fetch, Split

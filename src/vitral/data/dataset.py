@@ -1,7 +1,7 @@
-"""What every source of pictures becomes: a `DataSet` of named `Split`s.
+"""`DataSet`: named `Split`s of labeled images, from any source.
 
 Nothing here reads a disk: a split holds names, labels and a picklable `Fetch`, so that it can be cut, reordered and
-sent to worker processes before a single picture is opened.
+sent to worker processes before any image is opened.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import overload
 
 import numpy as np
 
-from vitral.data.intake import read_image
+from vitral.console import Described
+from vitral.data.decode import read_image
+from vitral.data.targets import ONE_CLASS, Targets
 from vitral.errors import DataError, ImageError
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
-"""Picture number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
+"""Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
 
-A fetch that can tell cheaply whether a picture is still the same has a method `identity`: picture number -> a text that
-is another one when the picture has changed, and for every other picture."""
+A fetch that can detect changes cheaply has a method `identity`: image number -> a string that differs after the image
+has changed, and from that of every other image."""
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -33,18 +35,22 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-"""What people call a split (in lower case) -> what we call it."""
+"""Common name of a split (in lower case) -> its name here."""
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
+"""Names of the label column of a table, in lower case."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Pictures of one split, each known by name."""
+    """Named images of one split."""
 
     names: Sequence[str]
-    """As a person knows them: "photos/cat/1.jpg", "cifar10.tar:train/cat/0001.jpg", "mnist/train[17]"."""
+    """Names for messages: "photos/cat/1.jpg", "cifar10.tar:train/cat/0001.jpg", "mnist/train[17]"."""
     labels: np.ndarray
-    """(n,) int64, indexes into `DataSet.classes`."""
+    """A row for each image, as `DataSet.targets` describes: by default (n,) int64, indexes into `DataSet.classes`."""
     fetch: Fetch
+    groups: np.ndarray | None = None
+    """(n,) int64: images of one number stay on one side of a cut, as those of a patient; None if all are apart."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.labels):
@@ -53,13 +59,17 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images)"
+
     def select(self, indices: Sequence[int] | np.ndarray) -> Split:
-        """The pictures with these numbers, in this order; nothing is read or copied."""
+        """Select images by number, in this order; nothing is read or copied."""
         index = np.asarray(indices, dtype=np.int64)
-        return Split(_PickedNames.of(self.names, index), self.labels[index], _PickedFetch.of(self.fetch, index))
+        groups = None if self.groups is None else self.groups[index]
+        return Split(_PickedNames.of(self.names, index), self.labels[index], _PickedFetch.of(self.fetch, index), groups)
 
     def raw(self, index: int) -> bytes | np.ndarray:
-        """What `fetch` gives for this picture; `ImageError` names the picture where the file cannot be read."""
+        """Fetch an image, still encoded; `ImageError`, which names the image, if its file cannot be read."""
         try:
             return self.fetch(index)
         except ImageError:
@@ -69,66 +79,87 @@ class Split:
             raise ImageError(self.names[index], why) from error
 
     def identity(self, index: int) -> str:
-        """A text that is another one when the picture has changed, and for every other picture.
+        """A string that differs after the image has changed, and from that of every other image.
 
-        Of files and archives it follows from path, size and time of the last change, so nothing is read; else from a
-        hash of what `fetch` gives. What cannot be read has no identity of its own: it is said where it is decoded.
+        For files and archives it is made of path, size and modification time, without reading; else of a hash of what
+        `fetch` returns. All unreadable images share one: decoding reports them.
         """
         try:
             return _identity(self.fetch, index)
         except (OSError, ValueError):
             return "unreadable"
 
-    def image(self, index: int, channels: int | None = None, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """The picture as uint8 (H, W, C), upright, with 1 or 3 channels (None: as the picture has); a JPEG at 1/2, 1/4
-        or 1/8 of its size where that is still `at_least` = (height, width).
+    def shard_numbers(self) -> np.ndarray | None:
+        """Number of the shard of each image, (n,) int64; None for images that are not in shards."""
+        numbers = getattr(self.fetch, "shard_numbers", None)
+        return None if numbers is None else numbers(np.arange(len(self)))
 
-        Raises `ImageError`, which names the picture.
+    def image(self, index: int, channels: int | None = None, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        """Decode an image to uint8 (H, W, C), upright, with 1 or 3 channels (None: the image's own).
+
+        With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as it stays that
+        large. Raises `ImageError`, which names the image.
         """
         return read_image(self.raw(index), name=self.names[index], channels=channels, at_least=at_least)
 
 
-@dataclass(frozen=True, eq=False)
-class DataSet:
-    """Labelled pictures in splits that share one list of classes."""
+@dataclass(frozen=True, eq=False, repr=False)
+class DataSet(Described):
+    """Labeled images in splits that share one list of classes."""
 
     name: str
-    """Short, for run folders and titles: "photos", "mnist"."""
+    """Short name for run folders and titles: "photos", "mnist"."""
     classes: tuple[str, ...]
     """Sorted naturally ("2" before "10"); the position is the label."""
     splits: Mapping[str, Split]
-    """ "train" and, as found, "val" and "test"."""
+    """ "train" and, if present, "val" and "test"."""
     source: str
-    """What was typed."""
+    """The data argument as typed."""
     notes: tuple[str, ...] = ()
-    """What the source left out or found odd, a sentence each; none of it stopped the reading."""
+    """Warnings of the source, a sentence each: files left out, oddities."""
+    left_out: tuple[str, ...] = ()
+    """Names of unreadable images left out on request."""
+    targets: Targets = ONE_CLASS
+    """The meaning of the labels: one class an image, or another task."""
+    reason: str = ""
+    """The reason for the task, of a table whose columns chose it."""
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        sizes = {name: f"{name}: {len(split):,} images" for name, split in self.splits.items()}
+        return {"name": self.name, "classes": f"{len(self.classes):,} classes", **sizes}
 
     def __getitem__(self, split: str) -> Split:
-        """The split of this name; `DataError` says which there are."""
+        """The split of this name; `DataError`, which lists the splits, if there is none."""
         if split not in self.splits:
             raise DataError(
                 f"no '{split}' split in the data",
                 where=self.source,
                 why=f"found: {', '.join(self.splits)}",
-                hint=f"put pictures into {split}/CLASS/, or choose one of the splits found",
+                hint=f"put images into {split}/CLASS/, or choose one of the splits found",
             )
         return self.splits[split]
 
 
 class LazyNames(Sequence[str]):
-    """Names that are made when they are asked for: millions of them need not be held as strings."""
+    """Names built on access, so that millions of them are not held as strings."""
 
     def name(self, i: int) -> str:
-        """One name."""
+        """Build one name."""
         raise NotImplementedError
 
     def part(self, which: slice) -> Sequence[str]:
-        """Some of the names, lazy too."""
+        """A slice of the names, lazy as well."""
         raise NotImplementedError
 
-    def within(self) -> list[str]:
-        """All of them, without the place where the data lie."""
+    def relative(self) -> list[str]:
+        """All names, relative to the data's location."""
         raise NotImplementedError
+
+    @property
+    def digest(self) -> str | None:
+        """A short text that stands for `relative()`, so that millions of names need not be built; None without one."""
+        return None
 
     @overload
     def __getitem__(self, i: int) -> str: ...
@@ -140,7 +171,7 @@ class LazyNames(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class _PickedNames(LazyNames):
-    """Some of the names in another order, without a copy of the strings."""
+    """A selection of names, without a copy of the strings."""
 
     base: Sequence[str]
     order: np.ndarray
@@ -158,14 +189,19 @@ class _PickedNames(LazyNames):
     def part(self, which: slice) -> Sequence[str]:
         return _PickedNames(self.base, self.order[which])
 
-    def within(self) -> list[str]:
-        names = within(self.base)
+    def relative(self) -> list[str]:
+        names = relative_names(self.base)
         return [names[i] for i in self.order.tolist()]
 
+    @property
+    def digest(self) -> str | None:
+        base = self.base.digest if isinstance(self.base, LazyNames) else None
+        return base and f"{base} {hashlib.sha256(self.order.astype('<i8').tobytes()).hexdigest()}"
 
-def within(names: Sequence[str]) -> list[str]:
-    """Names without the place where the data lie: these stay as they are when the data move."""
-    return names.within() if isinstance(names, LazyNames) else list(names)
+
+def relative_names(names: Sequence[str]) -> list[str]:
+    """Names relative to the data's location: they do not change when the data are moved."""
+    return names.relative() if isinstance(names, LazyNames) else list(names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +219,10 @@ class _PickedFetch:
     def identity(self, i: int) -> str:
         return _identity(self.base, int(self.index[i]))
 
+    def shard_numbers(self, index: np.ndarray) -> np.ndarray | None:
+        numbers = getattr(self.base, "shard_numbers", None)
+        return None if numbers is None else numbers(self.index[index])
+
 
 def _identity(fetch: Fetch, i: int) -> str:
     if (identity := getattr(fetch, "identity", None)) is not None:
@@ -195,7 +235,7 @@ def _identity(fetch: Fetch, i: int) -> str:
 
 @dataclass(frozen=True)
 class Numbered(Sequence[str]):
-    """The names of pictures that have only a number: "mnist/train[0]", "mnist/train[1]" …"""
+    """Names of images that have only a number: "mnist/train[0]", "mnist/train[1]" …"""
 
     prefix: str
     total: int
@@ -214,7 +254,7 @@ class Numbered(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Fetch from pictures that lie in memory, all of one size."""
+    """Fetch of images in memory, all of one size."""
 
     array: np.ndarray
     """uint8 (n, H, W) or (n, H, W, C)."""
@@ -224,58 +264,49 @@ class Pixels:
 
 
 def natural(text: str) -> tuple[object, ...]:
-    """Sort key under which "2" comes before "10" and case does not matter."""
-    # Digits compare by length, then as text: int() refuses more than 4,300 of them, and a name may hold as many.
+    """Sort key that puts "2" before "10" and ignores case."""
+    # Digits compare by length, then as text: int() refuses more than 4,300 of them, and a name may hold more.
     parts = re.split(r"([0-9]+)", text.casefold())
     return (*((len(p.lstrip("0")), p.lstrip("0")) if i % 2 else p for i, p in enumerate(parts)), text)
 
 
 def shown(name: str) -> str:
-    """A name that can be printed and saved: control characters and undecodable bytes as escapes."""
+    """Escape control characters and undecodable bytes, for printing and saving."""
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def some(items: Iterable[object], limit: int = 3) -> str:
-    """The first few of a list for a message: "a, b, c and 9 more"."""
+    """Abbreviate a list for a message: "a, b, c and 9 more"."""
     texts = [shown(str(item)) for item in items]
     rest = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
     return ", ".join(texts[:limit]) + rest
 
 
-def check_classes(dataset: DataSet) -> None:
-    """`DataError` for data from which no network can learn to tell classes apart."""
-    if len(dataset.classes) < 2:
-        raise DataError(
-            f"only one class: {some(dataset.classes)}",
-            where=dataset.source,
-            why="a classifier needs at least two classes to tell apart",
-            hint="one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg",
-        )
+def index_labels(
+    labels: Mapping[str, Sequence[str]], source: str, also: Iterable[str] = ()
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Return the classes, sorted naturally, and each split's labels (n,) int64 as indexes into them.
 
-
-def index_labels(labels: Mapping[str, Sequence[str]], source: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """The classes, sorted naturally, and for every split its labels (n,) int64 as indexes into them.
-
-    The train split says which classes there are (all splits together where there is no train split); `DataError` where
-    another split has more.
+    The classes are those of the train split (of all splits, if there is no train split) and those of `also`.
+    `DataError` if another split has more.
     """
-    found = {split: set(texts) for split, texts in labels.items()}
-    known = found.get("train") or set().union(*found.values())
+    names_of = {split: set(texts) for split, texts in labels.items()}
+    known = (names_of.get("train") or set().union(*names_of.values())).union(also)
     classes = tuple(sorted(known, key=natural))
-    for split, names in found.items():
+    for split, names in names_of.items():
         if extra := sorted(names - known, key=natural):
             raise DataError(
                 f"the {split} split has classes that train lacks: {some(extra, 5)}",
                 where=source,
                 why=f"train has {len(classes)}: {some(classes, 5)}",
-                hint="give the classes the same names in every split, or take the others out",
+                hint="give the classes the same names in every split, or remove the extra ones",
             )
     position = {name: i for i, name in enumerate(classes)}
     return classes, {split: np.array([position[t] for t in texts], np.int64) for split, texts in labels.items()}
 
 
 def in_order(splits: Mapping[str, Split]) -> dict[str, Split]:
-    """The same splits, train first, then val, then test."""
+    """Order the splits: train, val, test."""
     return {split: splits[split] for split in SPLITS if split in splits}

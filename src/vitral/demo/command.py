@@ -1,82 +1,84 @@
-"""The whole of `vitral demo`: draw, predict, explain, and write pictures and maps into a folder."""
+"""`vitral demo`: draw images, predict, explain, and write images and heat maps into a folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from vitral.demo.drawings import SCENES, draw
+from vitral import bounded
+from vitral.atomic import replacing, write_text
+from vitral.demo import IMAGES
+from vitral.digest import check, sealed_json
 from vitral.errors import UsageError
-from vitral.evaluation.report import duration
+from vitral.evaluation.wording import duration
 from vitral.explanation.drawing import contact_sheet, save
-from vitral.explanation.files import explain_files, question
+from vitral.explanation.files import explain_files, explain_options
 from vitral.explanation.heatmap import Heatmap
-from vitral.predict import Prediction, load
+from vitral.inference.predictions import Prediction
+from vitral.inference.predictor import load
 from vitral.weights import native
-from vitral.weights.files import replacing, write_text
-from vitral.weights.references import DEMO, is_demo
+from vitral.weights.read.references import DEMO, is_demo
 
 SHOWN = "ship"
-"""The picture that has a page of its own, and that the commands to try next are about."""
+"""The image with a separate heat map, used in the suggested commands."""
 
-_OWN = "demo.json"  # says which files of the folder are ours to overwrite
+_OWN = "demo.json"  # lists the files in the folder that may be overwritten
 
 
 @dataclass(frozen=True, eq=False)
 class Demo:
-    """What the network in the package says of the drawings, and where everything was written."""
+    """Predictions and heat maps for the drawings, and the files written."""
 
     folder: Path
     trained: Mapping[str, Any]
-    """Where the network comes from, as its file tells: data, command, time, accuracy, licence."""
+    """Origin of the model, from the header of its file: data, command, time, accuracy, license."""
     predictions: Sequence[Prediction]
-    """One for each picture, in the order of the classes."""
+    """One per image, in the order of the classes."""
     heatmaps: Sequence[Heatmap]
-    """What these answers rest on."""
+    """One per prediction."""
     page: Path
-    """The map of one picture."""
+    """The file with the heat map of `SHOWN`."""
     sheet: Path
-    """All maps."""
+    """The file with all heat maps."""
 
     @property
     def right(self) -> int:
-        """Pictures that are answered with the class that they were drawn as."""
+        """Number of correct predictions."""
         return sum(Path(one.name).stem == one.label for one in self.predictions)
 
     def about(self) -> list[str]:
-        """How good the network is and what it was not made for, in lines for a person."""
-        told, test = self.trained, self.trained["test"]
+        """Describe the model, its accuracy and its limits, in lines for the terminal."""
+        origin, test = self.trained, self.trained["test"]
         low, high = test["accuracy_interval"]
         return [
-            f"Network  {told['model']}, {told['parameters']:,} parameters, trained in {duration(told['seconds'])} "
-            f"({told['device']}) on {told['training_pictures']:,} photographs of {told['data']}",
-            f"Accuracy {test['accuracy']:.2%} ({low:.1%} to {high:.1%}) on {test['images']:,} test photographs, never "
-            "seen in training",
-            "Pictures drawings, one of each class: not the photographs that it learned from; they show how it is used, "
-            "not how good it is",
+            f"Network  {origin['model']}, {origin['parameters']:,} parameters, trained in "
+            f"{duration(origin['seconds'])} ({origin['device']}) on {origin['training_images']:,} photographs of "
+            f"{origin['data']}",
+            f"Accuracy {test['accuracy']:.2%} ({low:.1%} to {high:.1%}) on {test['images']:,} test photographs, not "
+            "used in training",
+            "Images   drawings, one of each class; the model was trained on photographs, so this shows the usage, not "
+            "the accuracy",
             "",
         ]
 
     def next_commands(self) -> list[str]:
-        """What to type then, without the program's name."""
-        name = "demo" if is_demo("demo") else shlex.quote(str(DEMO))  # somebody's own run is called so here
-        picture = shlex.quote(str(self.folder / f"{SHOWN}.png"))
+        """Return suggested commands, without the program's name."""
+        name = "demo" if is_demo("demo") else shlex.quote(str(DEMO))  # a file or run named demo exists here
+        image = shlex.quote(str(self.folder / f"{SHOWN}.png"))
         return [
-            f"predict {name} {picture}",
-            f"explain {name} {picture} --check",
+            f"predict {name} {image}",
+            f"explain {name} {image} --check",
             f"summary {name}",
-            f"train YOUR_PICTURES/ --init {name}",
+            f"train YOUR_IMAGES/ --init {name}",
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "model": dict(self.trained),
             "predictions": [one.to_json(3) for one in self.predictions],
@@ -88,49 +90,52 @@ class Demo:
 
 
 def demo(folder: Path) -> Demo:
-    """Let the network in the package name and explain the drawings; write these and the maps into `folder`.
+    """Classify and explain the drawings with the included model; write images and heat maps into `folder`.
 
-    Raises `UsageError` for a folder that cannot be written and for files in it that an earlier call has not written.
+    Raises `UsageError` for a folder that cannot be written to, and if it contains files that `demo` did not write.
     """
-    asked = question(load(DEMO, precision="fp32"))
-    pictures = [folder / f"{name}.png" for name in SCENES]
-    page = folder / "explained" / f"{SHOWN}-{asked.name}.png"
-    sheet = folder / "explained" / f"contact-sheet-{asked.name}.png"
-    _open(folder, [*pictures, page, sheet])
-    for path in pictures:
+    model = load(DEMO, precision="fp32")
+    request = explain_options(model)
+    images = [folder / f"{name}.png" for name in model.classes]
+    page = folder / "explained" / f"{SHOWN}-{request.name}.png"
+    sheet = folder / "explained" / f"contact-sheet-{request.name}.png"
+    _open(folder, [*images, page, sheet])
+    for path in images:
         with replacing(path) as temporary:
-            Image.fromarray(draw(path.stem)).save(temporary, "PNG")
-    predictions = load(DEMO)([str(path) for path in pictures])
-    heatmaps = [one for maps in explain_files(asked, pictures) if isinstance(maps, list) for one in maps]
+            shutil.copyfile(IMAGES / path.name, temporary)
+    predictions = load(DEMO)([str(path) for path in images])
+    heatmaps = [one for maps in explain_files(request, images) if isinstance(maps, list) for one in maps]
     save([one for one in heatmaps if Path(one.name).stem == SHOWN], page)
     contact_sheet(heatmaps, sheet)
     return Demo(folder, native.read(DEMO).trained, predictions, heatmaps, page, sheet)
 
 
 def _open(folder: Path, files: Sequence[Path]) -> None:
-    """Make the folder and note which files in it are ours; `UsageError` where it cannot be written or has others."""
+    """Create the folder and record its files. Raises `UsageError` if it is not writable or contains other files."""
     hint = "vitral demo --out ANOTHER_FOLDER"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("cannot make this folder", where=folder, why=error.strerror, hint=hint) from error
+        raise UsageError("cannot create this folder", where=folder, why=error.strerror, hint=hint) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError("cannot write into this folder", where=folder, why="it may not be written", hint=hint)
+        raise UsageError("cannot write into this folder", where=folder, why="permission denied", hint=hint)
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others and not (folder / _OWN).exists():  # pictures among somebody's data would be taken for data
-        told = ", ".join(others[:3]) + " …" * (len(others) > 3)
-        raise UsageError("this folder is not empty", where=folder, why=f"it holds {told}", hint=hint)
+    if others and not (folder / _OWN).exists():  # drawings among the user's images could be mistaken for data
+        names_found = ", ".join(others[:3]) + " …" * (len(others) > 3)
+        raise UsageError("this folder is not empty", where=folder, why=f"it contains {names_found}", hint=hint)
     names = [_OWN, *(path.relative_to(folder).as_posix() for path in files)]
-    ours = _ours(folder / _OWN)
-    if strangers := [name for name in names if (folder / name).exists() and name not in ours]:
-        why = f"vitral demo did not write {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}"
-        raise UsageError("will not overwrite what is in this folder", where=folder, why=why, hint=hint)
-    write_text(folder / _OWN, json.dumps({"written by": "vitral demo", "files": names}, indent=1) + "\n")
+    own = _written_before(folder / _OWN)
+    if foreign := [name for name in names if (folder / name).exists() and name not in own]:
+        why = f"vitral demo did not write {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}"
+        raise UsageError("refusing to overwrite files in this folder", where=folder, why=why, hint=hint)
+    write_text(folder / _OWN, sealed_json({"written by": "vitral demo", "files": names}, indent=1))
 
 
-def _ours(record: Path) -> set[str]:
-    """The files that an earlier call has written."""
+def _written_before(record: Path) -> set[str]:
+    """Return the files that an earlier call has written."""
     try:
-        return set(json.loads(record.read_text("utf-8"))["files"])
+        written = record.read_bytes()
+        check(written)
+        return set(bounded.parse(written)["files"])
     except (OSError, ValueError, TypeError, KeyError):
         return set()

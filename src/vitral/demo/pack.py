@@ -1,6 +1,6 @@
-"""`python -m vitral.demo.pack RUN [--data-root FOLDER]`: make the network of `vitral demo` from a finished run.
+"""`python -m vitral.demo.pack RUN [--data-root FOLDER]`: create the model of `vitral demo` from a finished run.
 
-The best weights in 16 bits, measured anew on the run's test pictures as they then are, with where they come from.
+Converts the best weights to 16 bits, evaluates these on the run's test images, and records their origin.
 """
 
 from __future__ import annotations
@@ -13,43 +13,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitral.atomic import replacing
 from vitral.device import choose
 from vitral.errors import RunError, UsageError, VitralError
 from vitral.evaluation.metrics import Evaluation
-from vitral.predict import Predictor
-from vitral.recipes.evaluation import evaluate
-from vitral.training.run import RunFolder
+from vitral.inference.predictor import Predictor
+from vitral.training.run_folder import RunFolder
 from vitral.weights import native
-from vitral.weights.files import replacing
-from vitral.weights.references import DEMO
+from vitral.weights.read.references import DEMO
+from vitral.workflows.evaluate import evaluate
 
 LARGEST = 2_000_000
-"""Bytes that the file may have: everyone who installs vitral downloads it."""
+"""Largest size of the file in bytes, since it is part of the package."""
 
-LICENCES: Mapping[str, str] = {
-    "cifar10": "The weights are vitral's own work, under its licence. They were trained on CIFAR-10 (Krizhevsky, Nair, "
-    "Hinton; Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images), which states no licence.",
+LICENSES: Mapping[str, str] = {
+    "cifar10": "The weights are vitral's own work, under its license. They were trained on CIFAR-10 (Krizhevsky, Nair, "
+    "Hinton; Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images), which states no license.",
 }
-"""What is known of the rights in data that a network in the package may be trained on."""
+"""License notes on the data sets that the included model may be trained on."""
 
 _OF_ONE_MACHINE = ("--data-root", "--out")
 
 
 def pack(run: str | Path, target: Path = DEMO, *, data_root: str | Path | None = None) -> native.Weights:
-    """Write the best weights of `run` to `target`, in 16 bits; what was written.
+    """Write the best weights of `run` to `target` in 16 bits, and return them.
 
-    Where they come from is told in `trained`: command, time, machine, versions, accuracy on the run's test pictures,
-    licence. `data_root` is where these pictures lie, by default where the run found them.
+    `trained` records their origin: command, time, machine, versions, accuracy on the run's test images, license.
+    `data_root` is the folder of these images, by default that of the run.
 
-    Raises `RunError` for a run that is not finished, `UsageError` for data whose licence is not looked into and for
-    weights that are too large; the file that was there stays.
+    Raises `RunError` for an unfinished run, `UsageError` for data without an entry in `LICENSES` and for weights that
+    are too large. An existing file is then unchanged.
     """
     folder = RunFolder(run)
     plan = folder.read_plan().run
     if not folder.result.is_file():
         raise RunError("the run is not finished", where=folder.path, hint=f"vitral train --out {folder.path} --resume")
-    if plan.data not in LICENCES:
-        raise UsageError(f"no licence is noted for {plan.data}", where=folder.path, hint="LICENCES in demo/pack.py")
+    if plan.data not in LICENSES:
+        hint = "add it to LICENSES in demo/pack.py"
+        raise UsageError(f"the license of {plan.data} is unknown", where=folder.path, hint=hint)
     result = folder.read_result()
     best = native.read(folder.weights)
     weights = dataclasses.replace(best, state=native.in_16_bits(best.state))
@@ -66,23 +67,23 @@ def pack(run: str | Path, target: Path = DEMO, *, data_root: str | Path | None =
 
 
 def _trained(best: native.Weights, result: Mapping[str, Any], test: Evaluation) -> dict[str, Any]:
-    """Where the weights come from."""
-    told = {name: best.trained[name] for name in ("data", "model", "recipe", "versions")}
+    """Return the origin of the weights."""
+    origin = {name: best.trained[name] for name in ("data", "model", "recipe", "versions")}
     of_run = ("parameters", "epochs", "best_epoch", "seconds", "device", "precision", "seed")
     return {
-        **told,
+        **origin,
         **{name: result[name] for name in of_run},
         "command": _command(result["command"]),
-        "training_pictures": result["images"]["train"],
+        "training_images": result["images"]["train"],
         "test": {
             "images": test.images, "accuracy": test.accuracy, "accuracy_interval": list(test.accuracy_interval)
         },
-        "licence": LICENCES[told["data"]],
+        "license": LICENSES[origin["data"]],
     }  # fmt: skip
 
 
 def _command(typed: str) -> str:
-    """The command that repeats the run, without where files lie on the machine that it ran on."""
+    """Return the command that repeats the run, without the paths on the machine that it ran on."""
     words = shlex.split(typed)
     kept = [
         word
@@ -93,13 +94,13 @@ def _command(typed: str) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Pack, and say what was written."""
+    """Create the file and report it."""
     parser = argparse.ArgumentParser("python -m vitral.demo.pack", description=__doc__)
     parser.add_argument("run", help="folder of a finished run")
-    parser.add_argument("--data-root", help="where the run's data lie; by default where it found them")
-    asked = parser.parse_args(words)
+    parser.add_argument("--data-root", help="folder of the run's data (default: that of the run)")
+    arguments = parser.parse_args(words)
     try:
-        weights = pack(asked.run, data_root=asked.data_root)
+        weights = pack(arguments.run, data_root=arguments.data_root)
     except VitralError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,6 @@
-"""Measure a classifier, and write what was found as one page that a person enjoys reading.
+"""Evaluate a classifier and write a report.
 
-`vitral.evaluation.report` is imported by who writes a report: it needs matplotlib and jinja2, which measuring does not.
+Import `vitral.evaluation.report` explicitly: it needs matplotlib and jinja2, which the metrics do not.
 """
 
 from vitral.evaluation.metrics import CalibrationBin, ClassScore, Evaluation, measure

@@ -1,7 +1,7 @@
-"""Few-shot accuracy in closed form: least squares from a few frozen features of each class to its name.
+"""Few-shot accuracy in closed form: least squares on frozen features of a few images per class.
 
-The definition is that of the authors' code (big_vision `evaluators/fewshot_lsr.py`, whose pictures are drawn here by
-the same generator in the same order): no learning rate and no stopping, so it compares networks in seconds.
+The definition is that of the authors' code (big_vision `evaluators/fewshot_lsr.py`), with images drawn by the same
+generator in the same order. It needs no learning rate and no stopping criterion, so it compares networks in seconds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from vitral.errors import UsageError
 
 SHOTS = (1, 5, 10, 25)
 CONSTANT = 100.0
-"""The feature that is appended for the bias: so large that λ hardly holds it back."""
+"""The constant feature appended for the bias, so large that λ hardly regularizes it."""
 
 
 @dataclass(frozen=True)
 class FewShot:
-    """Accuracy from `shots` pictures of each class; fractions from 0 to 1."""
+    """Accuracy from `shots` images of each class; fractions from 0 to 1."""
 
     shots: int
     accuracies: tuple[float, ...]
-    """One for each seed."""
+    """One per seed."""
     short: int
-    """Classes that have fewer training pictures than `shots` and gave all they have (some may have none)."""
+    """Number of classes with fewer training images than `shots`, of which all are used (possibly none)."""
 
     @property
     def mean(self) -> float:
@@ -39,7 +39,7 @@ class FewShot:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of one seed's accuracy, estimated from the seeds (n - 1); None for a single one."""
+        """Standard deviation over the seeds (n - 1); None for a single seed."""
         return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -57,32 +57,32 @@ def few_shot(
     seeds: int = 3,
     l2: float = 2.0**10,
 ) -> list[FewShot]:
-    """Accuracy on the test features (m, D) from a few training features (n, D) of each class, by number of shots.
+    """Measure accuracy on test features (m, D) from a few training features (n, D) of each class, per number of shots.
 
-    For each seed the pictures of each class are permuted once, and the first `shots` of them are the support. A class
-    that has fewer gives all it has, and `FewShot.short` counts it. `UsageError` where sizes do not fit together.
+    For each seed the images of each class are permuted once, and the first `shots` of them are the support. A class
+    with fewer images uses all of them, and `FewShot.short` counts it. Raises `UsageError` if sizes do not match.
     """
     _check(train_features, train_labels, test_features, test_labels, classes, shots, seeds)
-    correct: dict[int, list[float]] = {count: [] for count in shots}
+    accuracies: dict[int, list[float]] = {count: [] for count in shots}
     truth = torch.from_numpy(np.asarray(test_labels))
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        members = [rng.permutation(np.flatnonzero(train_labels == label)) for label in range(classes)]
-        for count in correct:
-            chosen = np.concatenate([member[:count] for member in members])
+        permuted = [rng.permutation(np.flatnonzero(train_labels == label)) for label in range(classes)]
+        for count in accuracies:
+            chosen = np.concatenate([indices[:count] for indices in permuted])
             targets = torch.from_numpy(np.asarray(train_labels)[chosen])
             scores = least_squares(train_features[chosen], targets, test_features, classes, l2)
-            correct[count].append(float((scores.argmax(1) == truth).double().mean()))
+            accuracies[count].append(float((scores.argmax(1) == truth).double().mean()))
     sizes = np.bincount(train_labels, minlength=classes)
-    return [FewShot(count, tuple(found), int((sizes < count).sum())) for count, found in correct.items()]
+    return [FewShot(count, tuple(values), int((sizes < count).sum())) for count, values in accuracies.items()]
 
 
 def least_squares(support: Tensor, labels: Tensor, test: Tensor, classes: int, l2: float) -> Tensor:
-    """Scores (m, K), fp64, of test features (m, D) from a support (n, D) with labels (n,).
+    """Compute scores (m, K), fp64, of test features (m, D) from a support (n, D) with labels (n,).
 
-    Both are whitened by mean and standard deviation (+ 1e-5) of the support and get a constant; targets are ±1. The
-    weights (XᵀX + λI)⁻¹Xᵀy come from the eigenvectors of XᵀX (D + 1 square), or, for fewer pictures than features,
-    of XXᵀ (n square): Xᵀ(XXᵀ + λI)⁻¹y is the same matrix.
+    Features are standardized by mean and standard deviation (+ 1e-5) of the support, and a constant is appended;
+    targets are ±1. The weights (XᵀX + λI)⁻¹Xᵀy are computed from the eigenvectors of XᵀX (D + 1 square) or, for fewer
+    images than features, of XXᵀ (n square): Xᵀ(XXᵀ + λI)⁻¹y is the same matrix.
     """
     x = support.double()
     mean, std = x.mean(0), x.std(0, correction=0) + 1e-5
@@ -106,10 +106,10 @@ def _check(
 ) -> None:
     sizes = f"{tuple(train.shape)} with {len(train_labels)} labels, {tuple(test.shape)} with {len(test_labels)} labels"
     if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
-        raise UsageError("features of the two sides do not fit together", why=sizes)
+        raise UsageError("training and test features do not match", why=sizes)
     if len(train) != len(train_labels) or len(test) != len(test_labels) or not len(train) or not len(test):
-        raise UsageError("features and labels do not fit together", why=sizes)
+        raise UsageError("features and labels do not match", why=sizes)
     if max(int(np.max(train_labels)), int(np.max(test_labels))) >= classes:
-        raise UsageError(f"a label of {classes} classes or more", why=f"labels count from 0 to {classes - 1}")
+        raise UsageError("label out of range", why=f"labels of {classes} classes are 0 to {classes - 1}")
     if not shots or min(shots) < 1 or seeds < 1:
         raise UsageError("shots and seeds must be at least 1", hint="--few-shot 1,5,10,25")

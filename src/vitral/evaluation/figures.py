@@ -1,7 +1,7 @@
-"""The report's figures: training curves and reliability diagram as inline SVG, heat map and pictures as data URIs.
+"""Figures of the report: training curves and reliability diagram as inline SVG, heat map and images as data URIs.
 
-Figures are drawn without a display and without matplotlib's global state (no pyplot, no rcParams). Colours are written
-as CSS variables, so that one figure serves a light page, a dark page and paper. The same input gives the same bytes.
+Figures are drawn without a display and without matplotlib's global state (no pyplot, no rcParams). Colors are CSS
+variables, so that the same figure works on a light page, on a dark page and in print. Output is deterministic.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from PIL import Image
 
 from vitral.evaluation.metrics import CalibrationBin
 
-# matplotlib knows no CSS: each figure is drawn in these stand-ins, which `_inline` replaces by the page's variables.
+# Placeholder colors, because matplotlib does not support CSS variables; `_inline` replaces them.
 INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", FIRST: "--first", SECOND: "--second"}
 
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
+_FONT = "DejaVu Sans"  # included in matplotlib: the same font on every machine
 _SIZE_INCHES = (4.3, 3.0)
-_FEW_POINTS = 40  # up to here every epoch gets a dot
+_FEW_POINTS = 40  # up to this number of epochs, each gets a marker
 _HEAT_MAP_CELLS = 250
-_PIXELATED_BELOW = 96  # pixels; smaller pictures are shown enlarged, pixel by pixel
+_PIXELATED_BELOW = 96  # pixels; smaller images are shown enlarged, pixel by pixel
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure for the page: `svg` is markup without links, `alt` says in words what can be seen."""
+    """A figure for the page: `svg` is markup without links, `alt` a description in words."""
 
     title: str
     svg: str
@@ -45,8 +45,8 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture inside the page: a data URI, its size in pixels, and whether enlarging should keep the pixels."""
+class EmbeddedImage:
+    """An image embedded in the page: a data URI and its size in pixels; `pixelated` keeps hard edges when enlarged."""
 
     uri: str
     width: int
@@ -54,24 +54,42 @@ class Picture:
     pixelated: bool
 
 
-def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None) -> list[Plot]:
-    """Loss, accuracy and learning rate over the epochs; a quantity with fewer than two finite values has no plot."""
-    specs = [
-        ("Loss", [("train", "train_loss"), ("validation", "val_loss")], "{:.4g}"),
-        ("Accuracy", [("train", "train_accuracy"), ("validation", "val_accuracy")], "{:.2%}"),
-        ("Learning rate", [("learning rate", "lr")], "{:.3g}"),
+Spec = tuple[str, list[tuple[str, str]], str]
+"""Title of a plot, label and key of each of its lines, and the format of a value."""
+
+SPECS: list[Spec] = [
+    ("Loss", [("train", "train_loss"), ("validation", "val_loss")], "{:.4g}"),
+    ("Accuracy", [("train", "train_accuracy"), ("validation", "val_accuracy")], "{:.2%}"),
+    ("Learning rate", [("learning rate", "lr")], "{:.3g}"),
+]
+
+
+def specs_of(measured: Sequence[tuple[str, str, str]]) -> list[Spec]:
+    """Return the curves of a task by its metrics: key without `train_` or `val_`, title, format."""
+    own = [
+        (
+            title if any(map(str.isupper, title)) else title.capitalize(),
+            [("train", f"train_{key}"), ("validation", f"val_{key}")],
+            form,
+        )
+        for key, title, form in measured
     ]
+    return [SPECS[0], *own, SPECS[-1]]
+
+
+def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, specs: Sequence[Spec] = SPECS) -> list[Plot]:
+    """Plot loss, accuracy and learning rate over the epochs, each only if it has at least two finite values."""
     plots = []
-    for title, names, shown in specs:
+    for title, names, number_format in specs:
         series = [(label, series_of(history, key)) for label, key in names]
         series = [(label, points) for label, points in series if len(points) > 1]
         if series:
-            plots.append(_curve(title, series, best_epoch, shown))
+            plots.append(_curve(title, series, best_epoch, number_format))
     return plots
 
 
 def series_of(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(epoch, value) in order of epochs; without lines that lack a finite value, the last line of an epoch counting."""
+    """Return (epoch, value) sorted by epoch, skipping lines without a finite value; the last line of an epoch wins."""
     points = {
         float(line["epoch"]): float(line[key])
         for line in history
@@ -85,7 +103,7 @@ def is_finite(value: object) -> bool:
 
 
 def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
-    """Accuracy over confidence, bin by bin, beside the diagonal of a calibrated model, with each bin's pictures."""
+    """Plot accuracy over confidence by bin, with the diagonal of a calibrated model and the images in each bin."""
     figure = Figure(figsize=(5.2, 4.1))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     filled = [bin_ for bin_ in bins if bin_.images]
@@ -97,34 +115,34 @@ def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
     upper.plot([], [], color=SECOND, linewidth=2.4, label="gap to confidence")
     lower.bar(middle, [bin_.images for bin_ in filled], width, color=MUTED, alpha=0.6)
     upper.set(xlim=(0, 1), ylim=(0, 1.02))
-    for axes, label in ((upper, "accuracy"), (lower, "pictures")):
+    for axes, label in ((upper, "accuracy"), (lower, "images")):
         _dress(axes, label)
     lower.set_xlabel("confidence", fontfamily=_FONT, fontsize=10.5, color=MUTED)
     lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     for axis in (upper.yaxis, lower.xaxis):
         axis.set_major_formatter(FuncFormatter(_percent))
     _legend(upper, "upper left")
-    parts = [f"{b.confidence:.0%} sure, {b.accuracy:.0%} right ({b.images})" for b in filled]
-    alt = f"Reliability diagram; expected calibration error {ece:.2%}. By confidence: {'; '.join(parts)}."
+    parts = [f"{b.confidence:.0%} confidence, {b.accuracy:.0%} accuracy ({b.images})" for b in filled]
+    alt = f"Reliability diagram; expected calibration error {ece:.2%}. By bin: {'; '.join(parts)}."
     return Plot("Reliability", _inline(figure, "reliability"), alt)
 
 
-def heat_map(confusion: np.ndarray) -> Picture:
-    """The share of each true class (row) that goes to each predicted class (column), on a square-root scale in cividis.
+def heat_map(confusion: np.ndarray) -> EmbeddedImage:
+    """Draw the share of each predicted class (column) in each true class (row), on a square-root scale in cividis.
 
-    More than 250 classes share cells, so that a single mistake stays visible.
+    With more than 250 classes, several share a cell, so that a single error stays visible.
     """
     count = len(confusion)
     per_cell = math.ceil(count / _HEAT_MAP_CELLS)
     starts = np.arange(0, count, per_cell)
     cells = np.add.reduceat(np.add.reduceat(confusion, starts, axis=0), starts, axis=1).astype(np.float64)
     share = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
-    colours = colormaps["cividis"](np.sqrt(share), bytes=True)[..., :3]
-    return _embed(Image.fromarray(np.ascontiguousarray(colours)), pixelated=True)
+    colors = colormaps["cividis"](np.sqrt(share), bytes=True)[..., :3]
+    return _embed(Image.fromarray(np.ascontiguousarray(colors)), pixelated=True)
 
 
-def picture(pixels: np.ndarray, limit: int) -> Picture:
-    """A picture, uint8 (H, W) or (H, W, C), reduced to `limit` pixels a side where it is larger."""
+def embedded(pixels: np.ndarray, limit: int) -> EmbeddedImage:
+    """Embed an image, uint8 (H, W) or (H, W, C), scaled down to `limit` pixels per side if it is larger."""
     pixels = np.asarray(pixels)
     if pixels.ndim == 3:
         pixels = pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3]
@@ -135,8 +153,8 @@ def picture(pixels: np.ndarray, limit: int) -> Picture:
     return _embed(image, pixelated=original < _PIXELATED_BELOW)
 
 
-def _embed(image: Image.Image, pixelated: bool) -> Picture:
-    """Pictures whose pixels count are PNG; photographs, reduced anyway, are JPEG at a tenth of the bytes."""
+def _embed(image: Image.Image, pixelated: bool) -> EmbeddedImage:
+    """Encode pixelated images as PNG, and photographs as JPEG at a tenth of the size."""
     buffer = io.BytesIO()
     if pixelated:
         image.save(buffer, "PNG", optimize=True)
@@ -144,22 +162,22 @@ def _embed(image: Image.Image, pixelated: bool) -> Picture:
         image.save(buffer, "JPEG", quality=88)
     kind = "png" if pixelated else "jpeg"
     uri = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-    return Picture(uri, *image.size, pixelated)
+    return EmbeddedImage(uri, *image.size, pixelated)
 
 
 def _curve(
-    title: str, series: Sequence[tuple[str, list[tuple[float, float]]]], best_epoch: int | None, shown: str
+    title: str, series: Sequence[tuple[str, list[tuple[float, float]]]], best_epoch: int | None, number_format: str
 ) -> Plot:
     figure = Figure(figsize=_SIZE_INCHES)
     axes = figure.subplots()
     words = []
     for label, points in series:
         x, y = zip(*points, strict=True)
-        # What is measured on unseen pictures is the solid line, in the first colour, on every figure.
-        colour, style = (SECOND, (0, (3, 1.5))) if label == "train" else (FIRST, "solid")
+        # In every figure, the solid line in the first color is measured on unseen images.
+        color, style = (SECOND, (0, (3, 1.5))) if label == "train" else (FIRST, "solid")
         marker = "o" if len(points) <= _FEW_POINTS else ""
-        axes.plot(x, y, color=colour, linestyle=style, linewidth=2, marker=marker, markersize=3.5, label=label)
-        words.append(f"{label} from {shown.format(y[0])} to {shown.format(y[-1])}")
+        axes.plot(x, y, color=color, linestyle=style, linewidth=2, marker=marker, markersize=3.5, label=label)
+        words.append(f"{label} from {number_format.format(y[0])} to {number_format.format(y[-1])}")
     first, last = (limit([x for _, points in series for x, _ in points]) for limit in (min, max))
     if best_epoch is not None and first <= best_epoch <= last and title != "Learning rate":
         line = axes.axvline(best_epoch, color=INK, linewidth=1.2, zorder=0, label=f"best epoch, {best_epoch}")
@@ -169,7 +187,7 @@ def _curve(
     _dress(axes, title.lower())
     axes.set_xlabel("epoch", fontfamily=_FONT, fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    if title == "Accuracy":
+    if number_format.endswith("%}"):
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     if title == "Learning rate":
         axes.set_ylim(bottom=0)
@@ -204,12 +222,12 @@ def _legend(axes: Axes, place: str) -> None:
 
 
 def _percent(value: float, _position: object) -> str:
-    # A narrow range gives ticks such as 97.5 %, which must not be rounded to 98 %.
+    # Ticks of a narrow range, such as 97.5 %, must not be rounded to 98 %.
     return f"{100 * value:.4g} %"
 
 
 def _inline(figure: Figure, prefix: str) -> str:
-    """The figure as an <svg> element for an HTML page: no declarations, no links, ids that no other figure has."""
+    """Return the figure as an <svg> element for an HTML page, without declarations and links, with unique ids."""
     figure.patch.set_alpha(0)
     figure.set_layout_engine("constrained")
     buffer = io.StringIO()
@@ -218,16 +236,16 @@ def _inline(figure: Figure, prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text).replace("xlink:href", "href")
-    # matplotlib salts its ids at random; numbered in order they are the same every time.
+    # matplotlib's ids are random; numbering them makes the output deterministic.
     ids: dict[str, str] = {}
     for name in re.findall(r'\bid="([^"]*)"', text):
         ids.setdefault(name, f"{prefix}-{len(ids)}")
     text = re.sub(r'\bid="([^"]*)"', lambda m: f'id="{ids[m[1]]}"', text)
     text = re.sub(r'href="#([^"]*)"', lambda m: f'href="#{ids[m[1]]}"', text)
     text = re.sub(r"url\(#([^)]*)\)", lambda m: f"url(#{ids[m[1]]})", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    # The page sets the size; the drawing is hidden from screen readers, which read the figure's alt text instead.
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
+    # The page sets the size. Screen readers skip the drawing and read the figure's alt text.
     text = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", text, count=1)
     text = text.replace("<svg", '<svg aria-hidden="true"', 1)
     return re.sub(r"\n\s*", "\n", text).strip()

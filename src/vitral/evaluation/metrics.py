@@ -1,4 +1,4 @@
-"""From probabilities and labels to the figures that say how good a classifier is, and where it fails."""
+"""Metrics of a classifier from probabilities and labels: accuracy, calibration, scores per class, confusion matrix."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitral.console import table
+from vitral.console import Described, table
 from vitral.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
 """Equal-width bins of the confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"."""
 
 DENSE_JSON_CLASSES = 1000
-"""Up to here JSON holds the whole confusion matrix; beyond, only its cells that are not 0 (21,843² zeros are a GB)."""
+"""Up to this number of classes JSON holds the full confusion matrix; beyond, its nonzero cells (21,843² is a GB)."""
 
-_SMALLEST_PROBABILITY = 1e-12  # keeps the loss finite where a float32 softmax has rounded to 0
-_Z95 = 1.959963984540054  # the 97.5 % point of the normal distribution
+_SMALLEST_PROBABILITY = 1e-12  # keeps the loss finite if a float32 softmax rounds to 0
+Z95 = 1.959963984540054  # the 97.5 % point of the normal distribution
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How one class fares.
+    """Scores of one class.
 
-    `precision`, `recall` and `f1` are fractions; a ratio without a denominator is 0. A class with `images == 0` has no
-    score: its zeros mean nothing, and no mean includes them.
+    `precision`, `recall` and `f1` are fractions; a ratio with a denominator of 0 is 0. The scores of a class with
+    `images == 0` are undefined, and no mean includes them.
     """
 
     name: str
@@ -39,14 +39,14 @@ class ClassScore:
     recall: float
     f1: float
     most_confused_with: str | None
-    """The class that its pictures are most often taken for; None where none is taken for another."""
+    """The most frequent wrong prediction for its images; None if all are correct."""
     times: int
-    """How many of its pictures are taken for that class."""
+    """Number of its images with that prediction."""
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """The pictures whose confidence lies in (lower, upper]; `confidence` and `accuracy` are their means (0 if none)."""
+    """Images with a confidence in (lower, upper]; `confidence` and `accuracy` are their means (0 if none)."""
 
     lower: float
     upper: float
@@ -55,26 +55,44 @@ class CalibrationBin:
     accuracy: float
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """What `measure` found; every rate is a fraction from 0 to 1."""
+class Measured(Described):
+    """Metrics of the images of a split, for any task."""
+
+    images: int
+
+    def headline(self) -> str:
+        """The main metrics in a line."""
+        raise NotImplementedError
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        return {"images": f"{self.images:,} images", "metrics": self.headline()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Measured):
+    """Metrics computed by `measure`; every rate is a fraction from 0 to 1."""
 
     images: int
     accuracy: float
     accuracy_interval: tuple[float, float]
-    """95 % Wilson interval: where the accuracy on many such pictures plausibly lies."""
+    """95 % Wilson interval of the accuracy."""
     top5: float | None
-    """Share of pictures with the label among the five most probable classes; None for five classes or fewer."""
+    """Share of images with the label among the five most probable classes; None for five classes or fewer."""
     loss: float
     """Mean cross-entropy in nats."""
     ece: float
     """Expected calibration error: mean distance between confidence and accuracy."""
     calibration: tuple[CalibrationBin, ...]
     macro_f1: float
-    """Mean F1 of the classes that have pictures."""
+    """Mean F1 of the classes that have images."""
     per_class: tuple[ClassScore, ...]
     confusion: np.ndarray
     """(K, K) int64: a row for each true class, a column for each predicted one."""
+    temperature: float = 1.0
+    """Divisor of the logits, fitted on validation images, with which all other metrics are computed."""
+    raw_ece: float | None = None
+    """ECE without the temperature; None if it is 1."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -82,11 +100,16 @@ class Evaluation:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that have pictures: a rare class counts as much as a common one."""
+        """Mean recall of the classes that have images: a rare class counts as much as a common one."""
         return float(np.mean([score.recall for score in self.per_class if score.images]))
 
+    def headline(self) -> str:
+        """The main metric in a line."""
+        low, high = self.accuracy_interval
+        return f"Accuracy {self.accuracy:.2%} ({low:.1%} to {high:.1%})"
+
     def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
-        """The most frequent mistakes as (true class, predicted class, times), most frequent first."""
+        """Return the most frequent errors as (true class, predicted class, times), most frequent first."""
         wrong = self.confusion * ~np.eye(len(self.confusion), dtype=bool)
         rows, columns = np.nonzero(wrong)
         order = np.argsort(-wrong[rows, columns], kind="stable")[:count]
@@ -95,17 +118,17 @@ class Evaluation:
 
     @property
     def one_class(self) -> bool:
-        """Whether all pictures are of one class: nothing else can be taken for it, and precision says nothing."""
+        """True if all images are of one class, which makes precision meaningless."""
         return np.count_nonzero(self.confusion.sum(axis=1)) == 1
 
     @property
     def one_answer(self) -> str | None:
-        """The class that all pictures are taken for, where they are of several; else None."""
-        answered = np.flatnonzero(self.confusion.sum(axis=0))
-        return self.classes[answered[0]] if len(answered) == 1 and not self.one_class else None
+        """The class predicted for all images, if they are of several classes and only one is predicted; else None."""
+        predicted = np.flatnonzero(self.confusion.sum(axis=0))
+        return self.classes[predicted[0]] if len(predicted) == 1 and not self.one_class else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `json` writes and `from_json` reads back without loss."""
+        """Return plain data for `json`, which `from_json` reads back without loss."""
         plain: dict[str, Any] = {
             "images": self.images,
             "accuracy": self.accuracy,
@@ -118,6 +141,8 @@ class Evaluation:
             "per_class": [asdict(score) for score in self.per_class],
             "calibration": [asdict(bin_) for bin_ in self.calibration],
         }
+        if self.raw_ece is not None:
+            plain |= {"temperature": self.temperature, "raw_ece": self.raw_ece}
         if len(self.confusion) <= DENSE_JSON_CLASSES:
             plain["confusion"] = self.confusion.tolist()
         else:
@@ -127,7 +152,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_json`; DataError where a part is missing or is not what it should be."""
+        """Invert `to_json`. Raises `DataError` for a missing or invalid part."""
         try:
             low, high = plain["accuracy_interval"]
             per_class = tuple(ClassScore(**score) for score in plain["per_class"])
@@ -142,30 +167,32 @@ class Evaluation:
                 macro_f1=float(plain["macro_f1"]),
                 per_class=per_class,
                 confusion=_confusion_from(plain, len(per_class)),
+                temperature=float(plain.get("temperature", 1.0)),
+                raw_ece=None if plain.get("raw_ece") is None else float(plain["raw_ece"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError("not an evaluation", why=f"{type(error).__name__}: {error}") from error
 
     def print_table(self, console: Console, worst: int = 5) -> None:
-        """Write the headline figures and the `worst` classes by F1 to a terminal."""
+        """Print the main metrics and the `worst` classes by F1."""
         console.print(_headline(self))
         if self.one_answer is not None:
-            console.print(_plain(f"It has one answer for every picture: {self.one_answer}", style="yellow"))
+            console.print(plain_text(f"The model predicts the same class for every image: {self.one_answer}", "yellow"))
         scored = sorted((score for score in self.per_class if score.images), key=lambda score: (score.f1, score.name))
         if worst > 0 and (len(scored) > 1 or scored[0].times):
             all_of_them = "Classes, worst first" if len(scored) > 1 else "The class"
             title = all_of_them if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
             console.print(_class_table(scored[:worst], title, recall_alone=self.one_class))
         if without := [score.name for score in self.per_class if not score.images]:
-            shown = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
-            console.print(_plain(f"Without pictures, so not measured ({len(without)}): {shown}", style="dim"))
+            names = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
+            console.print(plain_text(f"Not measured, without images ({len(without)}): {names}", style="dim"))
 
 
 def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> Evaluation:
-    """Score predictions against the truth.
+    """Compute the metrics of predictions.
 
-    `probabilities` is (n, K), rows summing to 1; `labels` is (n,), indexes into the K `classes`. Of equal probabilities
-    the lower index wins. UsageError where shapes or values are not so; DataError where there is no picture at all.
+    `probabilities` is (n, K), with rows summing to 1; `labels` is (n,), indices into the K `classes`. Of equal
+    probabilities the lower index wins. Raises `UsageError` for invalid shapes or values, `DataError` without images.
     """
     probabilities, labels = np.asarray(probabilities), np.asarray(labels)
     _check(probabilities, labels, len(classes))
@@ -194,39 +221,39 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927); unlike p ± 2σ it holds for few trials and for rates near 1."""
-    rate, z2 = successes / trials, _Z95**2
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = _Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
-    # At the ends the bounds are exactly 0 and 1; rounding must not leave 1e-17 or cross them.
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == trials else min(1.0, centre + half)
+    """Return the 95 % interval of a rate (Wilson 1927); unlike p ± 2σ it is valid for few trials and rates near 1."""
+    rate, z2 = successes / trials, Z95**2
+    center = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
+    # At the ends the bounds are exactly 0 and 1, without rounding errors.
+    low = 0.0 if successes == 0 else max(0.0, center - half)
+    high = 1.0 if successes == trials else min(1.0, center + half)
     return low, high
 
 
 def _check(probabilities: np.ndarray, labels: np.ndarray, count: int) -> None:
     if probabilities.ndim != 2 or probabilities.shape[1] != count or labels.shape != probabilities.shape[:1]:
         raise UsageError(
-            "predictions, labels and classes do not fit together",
+            "shapes of probabilities, labels and classes do not match",
             why=f"probabilities {probabilities.shape}, labels {labels.shape}, {count} classes",
             hint="probabilities (n, K), labels (n,), K classes",
         )
     if not len(labels):
-        raise DataError("no pictures to measure on", why="the split is empty")
+        raise DataError("no images to measure on", why="the split is empty")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= count:
-        raise UsageError("labels are not class indexes", why=f"expected integers from 0 to {count - 1}")
-    # NaN fails every comparison, so it is caught here too; 2 % leaves room for sums of bfloat16.
+        raise UsageError("labels are not class indices", why=f"expected integers from 0 to {count - 1}")
+    # NaN fails every comparison, so it is caught here too; 2 % allows for sums in bfloat16.
     sums = probabilities.sum(axis=1, dtype=np.float64)
     if not (probabilities.min() >= 0 and np.abs(sums - 1).max() < 0.02):
         raise UsageError(
             "these are not probabilities",
             why="a row has a negative or non-finite value, or does not sum to 1",
-            hint="apply softmax to the logits first; non-finite values mean that the model has diverged",
+            hint="apply softmax to the logits first; non-finite values indicate a diverged model",
         )
 
 
 def _rank_of_label(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(n,): how many classes come before the label; 0 exactly where argmax is the label."""
+    """Return (n,): the number of classes ranked before the label; 0 exactly if argmax is the label."""
     of_label = probabilities[np.arange(len(labels)), labels][:, None]
     ahead = np.arange(probabilities.shape[1]) < labels[:, None]
     return np.asarray(((probabilities > of_label) | ((probabilities == of_label) & ahead)).sum(axis=1))
@@ -261,7 +288,7 @@ def _class_scores(
 
 
 def _calibrate(confidence: np.ndarray, correct: np.ndarray) -> tuple[tuple[CalibrationBin, ...], float]:
-    """Bins of the confidence, and Σ share · |accuracy - confidence| over them. Both arrays are (n,)."""
+    """Return bins of the confidence, and Σ share · |accuracy - confidence| over them. Both arrays are (n,)."""
     which = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
     bins, ece = [], 0.0
     for index in range(CALIBRATION_BINS):
@@ -287,9 +314,9 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
     return confusion
 
 
-ENOUGH_PICTURES = 100
-"""From how many pictures on rates say something: with fewer an accuracy may be off by ten per cent, and a calibrated
-network, too, may have an ECE of as much.
+ENOUGH_IMAGES = 100
+"""Number of images for reliable rates: with fewer, an accuracy may be off by ten percent, and even a calibrated network
+may have an ECE as large.
 """
 
 
@@ -299,7 +326,7 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_column(style="bold")
     rows.add_column(justify="right")
     rows.add_column(style="dim")
-    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.images:,} pictures"
+    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.images:,} images"
     rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
     if evaluation.top5 is not None:
         rows.add_row("top-5", f"{evaluation.top5:.2%}", "")
@@ -307,24 +334,28 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; {evaluation.images} are too few to tell" if evaluation.images < ENOUGH_PICTURES else ""
+    few = f"; unreliable with only {evaluation.images} images" if evaluation.images < ENOUGH_IMAGES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy (ECE){few}")
+    if evaluation.raw_ece is not None:
+        rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")
     return rows
 
 
 def _class_table(scores: Sequence[ClassScore], title: str, *, recall_alone: bool) -> Table:
     rows = table(title)
     rows.add_column("class")
-    for heading in ("pictures", "recall") if recall_alone else ("pictures", "precision", "recall", "F1"):
+    for heading in ("images", "recall") if recall_alone else ("images", "precision", "recall", "F1"):
         rows.add_column(heading, justify="right")
-    rows.add_column("most often taken for")
+    rows.add_column("most often confused with")
     for score in scores:
         confused = f"{score.most_confused_with} ({score.times}×)" if score.most_confused_with is not None else "—"
         rates = (score.recall,) if recall_alone else (score.precision, score.recall, score.f1)
-        rows.add_row(_plain(score.name), f"{score.images:,}", *(f"{rate:.1%}" for rate in rates), _plain(confused))
+        rows.add_row(
+            plain_text(score.name), f"{score.images:,}", *(f"{rate:.1%}" for rate in rates), plain_text(confused)
+        )
     return rows
 
 
-def _plain(text: str, style: str = "") -> Text:
-    """A name as it stands: no markup where it is "[red]", no order to the terminal where it holds an escape."""
+def plain_text(text: str, style: str = "") -> Text:
+    """Return a name as literal text, without markup such as "[red]" and without escape sequences."""
     return Text("".join(character if character.isprintable() else "�" for character in text), style=style)

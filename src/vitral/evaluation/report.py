@@ -1,44 +1,45 @@
-"""One self-contained page about a run: opens from disk, asks no network, runs no script.
+"""Write one self-contained HTML page about a run, without scripts and network access.
 
-`write_report` turns `ReportContent` into what each section shows (the functions below, in the order of the page) and
-fills `report.html.jinja`. Every part is conditional: what is not known is left out or said to be missing.
+`write_report` converts `ReportContent` to the data of each section (the functions below, in the order of the page) and
+renders `report.html.jinja`. Every section is optional: unknown parts are left out or reported as missing.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
 
+from vitral.atomic import write_text
+from vitral.digest import with_digest
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import ENOUGH_PICTURES, ClassScore, Evaluation
-from vitral.weights.files import write_text
+from vitral.evaluation.metrics import ENOUGH_IMAGES, ClassScore, Evaluation
+from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.sections import Headline, Section
+from vitral.evaluation.wording import compact, count, duration, percent
 
-GALLERY_PICTURES = 24
-CLASS_PICTURES = 48
-"""Small pictures beside the classes, all classes together; with the gallery and the samples this bounds the file."""
+GALLERY_IMAGES = 24
+CLASS_IMAGES = 48
+"""Most small images next to the classes, for all classes; with the gallery and the samples this limits the file."""
+SAMPLES = 12
+"""Most augmented training images."""
 
-_PICTURES_PER_CLASS = 4
-_SAMPLES = 12
+_IMAGES_PER_CLASS = 4
 _GALLERY_SIDE, _CLASS_SIDE = 224, 64  # pixels
-_MATRIX_CLASSES = 30  # with more, numbers in cells are no longer readable
+_MATRIX_CLASSES = 30  # with more, numbers in cells are not readable
 _CONFUSIONS = 12
 _CLASSES_IN_DETAIL = 18
-_CLASSES_AT_ONCE = 30
+_FIRST_CLASSES = 30  # not collapsed in the table
 _HISTORY_LINES = 200
 _SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
 
 class Choice(Protocol):
-    """A line of the plan: what was chosen and why."""
+    """A line of the plan: a choice and its reason."""
 
     @property
     def name(self) -> str: ...
@@ -50,9 +51,9 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """A picture taken for another class; `picture` is uint8 (H, W, C)."""
+    """A misclassified image; `image` is uint8 (H, W, C)."""
 
-    picture: np.ndarray
+    image: np.ndarray
     name: str
     label: str
     predicted: str
@@ -60,21 +61,13 @@ class Mistake:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """A picture as the network sees it in training, after augmentation; `picture` is uint8 (H, W, C)."""
+class ExplainedMistake:
+    """A misclassified image with heat maps; images are uint8 (H, W, C)."""
 
-    picture: np.ndarray
-    label: str
-
-
-@dataclass(frozen=True, eq=False)
-class LookedAt:
-    """A mistake with maps of what it rests on; pictures are uint8 (H, W, C)."""
-
-    picture: np.ndarray
-    """As the network saw it."""
+    image: np.ndarray
+    """The input of the network."""
     maps: Sequence[tuple[str, float, np.ndarray]]
-    """Class, its probability, and the map over the picture."""
+    """Class, its probability, and the heat map over the image."""
     name: str
     label: str
     predicted: str
@@ -82,52 +75,59 @@ class LookedAt:
 
 @dataclass(frozen=True, eq=False)
 class ReportContent:
-    """What the page tells; only `title` must be known."""
+    """Content of the page; only `title` is required."""
 
     title: str
     run: str = ""
-    """The run or weights, as a person would type it; where it is not said, the page lies in the run's folder."""
+    """The run or weights, as typed in a command; by default the folder of the page."""
     command: str = ""
     result: Mapping[str, Any] | None = None
-    """As in result.json."""
+    """The contents of result.json."""
     plan: Sequence[Choice] = ()
     history: Sequence[Mapping[str, Any]] = ()
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
+    """Metrics of one class an image; other tasks have `headline` and `sections`."""
+    measured: Sequence[tuple[str, str, str]] = (("accuracy", "accuracy", "{:.2%}"),)
+    """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format."""
+    headline: Headline | None = None
+    sections: Sequence[Section] = ()
     evaluated_on: str = "val"
-    """The split of `evaluation` and `mistakes`: "val" or "test"; "" of pictures that are in none."""
+    """The split of `evaluation` and `mistakes`: "val" or "test"; "" for images without splits."""
     caution: str = ""
-    """Why these pictures may tell too much: a sentence."""
+    """A sentence on why the metrics on these images may be too optimistic."""
     findings: Sequence[tuple[str, str]] = ()
-    """What else is to be said beside the figures: heading, sentence."""
+    """Additional remarks: heading, sentence."""
     mistakes: Sequence[Mistake] = ()
     layers: Sequence[Mapping[str, Any]] = ()
     """Rows {name, type, output_shape, parameters, trainable, flops}."""
-    samples: Sequence[Sample] = ()
-    looked_at: Sequence[LookedAt] = ()
-    """What the worst mistakes rest on."""
-    looked_note: str = ""
-    """How to read that, or why it is not there."""
+    samples: Sequence[tuple[np.ndarray, str]] = ()
+    """Augmented training images, uint8 (H, W, C), with their class names."""
+    explained: Sequence[ExplainedMistake] = ()
+    """Heat maps for the most confident errors."""
+    explained_note: str = ""
+    """Instructions to read them, or the reason why they are missing."""
     inside: Sequence[figures.Plot] = ()
-    """Figure 7 of the paper: filters, positions, attention distance; `alt` is shown below each."""
+    """Figure 7 of the paper: filters, positions, attention distance; each with its `alt` text as caption."""
     inside_note: str = ""
 
 
 def write_report(path: Path, content: ReportContent) -> None:
-    """Write the page; `path` holds either the old page or the whole new one, never a part."""
+    """Write the page atomically."""
     path = Path(path)
-    # File names may hold bytes that are no text (surrogates); a page that cannot be written would help nobody.
-    write_text(path, render(content, run=content.run or str(path.parent)).encode("utf-8", errors="replace").decode())
+    # File names may contain undecodable bytes (surrogates); replace them rather than fail.
+    page = render(content, run=content.run or str(path.parent)).encode("utf-8", errors="replace")
+    write_text(path, with_digest(page, "\n<!-- ", " -->\n").decode())
 
 
 def render(content: ReportContent, run: str) -> str:
-    """The page as text; `run` is the run folder as a person would type it."""
+    """Render the page; `run` is the run folder as typed in a command."""
     result = content.result or {}
     evaluation = content.evaluation
     split = _SPLITS.get(content.evaluated_on, content.evaluated_on)
     best_epoch = result.get("best_epoch")
     best_epoch = int(best_epoch) if isinstance(best_epoch, int | float) else None
-    page = _environment().get_template("report.html.jinja")
+    page = environment().get_template("report.html.jinja")
     text = page.render(
         title=content.title,
         split=split,
@@ -137,91 +137,31 @@ def render(content: ReportContent, run: str) -> str:
         facts=_facts(evaluation, result, content.evaluated_on),
         caution=content.caution,
         findings=[*content.findings, *_findings(evaluation, content.history, best_epoch)],
-        plots=figures.curves(content.history, best_epoch),
-        history=_history_table(content.history, best_epoch),
+        plots=figures.curves(content.history, best_epoch, figures.specs_of(content.measured)),
+        history=_history_table(content.history, best_epoch, content.measured),
+        result_of=content.headline,
+        sections=[_section(one) for one in content.sections],
         matrix=_matrix(evaluation),
         scores=_scores(evaluation),
         several=evaluation is not None and not evaluation.one_class,
-        at_once=_CLASSES_AT_ONCE,
+        first_classes=_FIRST_CLASSES,
         failures=_failures(evaluation, content.mistakes),
         gallery=_gallery(content.mistakes),
-        mistakes_left_out=max(0, len(content.mistakes) - GALLERY_PICTURES),
+        mistakes_left_out=max(0, len(content.mistakes) - GALLERY_IMAGES),
         reliability=figures.reliability(evaluation.calibration, evaluation.ece) if evaluation else None,
-        samples=[(figures.picture(s.picture, _GALLERY_SIDE), s.label) for s in content.samples[:_SAMPLES]],
-        looked_at=[_looked(one) for one in content.looked_at],
-        looked_note=content.looked_note,
+        samples=[(figures.embedded(image, _GALLERY_SIDE), label) for image, label in content.samples[:SAMPLES]],
+        explained=[_explained(one) for one in content.explained],
+        explained_note=content.explained_note,
         inside=content.inside,
         inside_note=content.inside_note,
         plan=content.plan,
         layers=content.layers,
         command=content.command or str(result.get("command") or ""),
-        told=_told(result),
+        environment=_reproduction(result),
         version=(result.get("versions") or {}).get("vitral", ""),
         run=shlex.quote(run),
     )
-    # Characters that HTML forbids, from hostile names; tab and newline stay.
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f]", "�", text)
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FunctionLoader(lambda name: resources.files(__package__).joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(percent=percent, count=count, amount=amount, shape=shape, svg=Markup)
-    return environment
-
-
-# How values are written ------------------------------------------------------
-
-
-def percent(fraction: float, digits: int = 1) -> str:
-    return f"{100 * fraction:.{digits}f}\u202f%"
-
-
-def count(number: float, singular: str = "", plural: str = "") -> str:
-    """1234 → "1,234"; with words, "1 picture", "2 pictures"."""
-    word = singular if number == 1 else plural or f"{singular}s"
-    return f"{number:,} {word}" if singular else f"{number:,}"
-
-
-def amount(value: object) -> str:
-    """A cell of the layer table: nothing rather than 0 or an unknown."""
-    return compact(value) if isinstance(value, int | float) and value else ""
-
-
-def shape(sizes: object) -> str:
-    """[1, 65, 384] → "1 × 65 × 384"."""
-    return " × ".join(map(str, sizes)) if isinstance(sizes, list | tuple) else str(sizes or "")
-
-
-def compact(number: float) -> str:
-    """86567656 → "86.6 M"."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return (
-                f"{number / size:.3g}\u202f{letter}" if number / size < 999.5 else f"{number / size:.0f}\u202f{letter}"
-            )
-    return f"{number:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """3725 → "1 h 2 min"."""
-    if seconds < 60:
-        return f"{seconds:.1f}\u202fs" if seconds < 10 else f"{seconds:.0f}\u202fs"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}\u202fmin {rest}\u202fs" if rest else f"{minutes}\u202fmin"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours}\u202fh {minutes}\u202fmin"
-    return f"{hours // 24}\u202fd {hours % 24}\u202fh"
-
-
-# The sections, in the order of the page --------------------------------------
+    return without_control_characters(text)
 
 
 def _subtitle(evaluation: Evaluation | None, result: Mapping[str, Any]) -> str:
@@ -231,7 +171,7 @@ def _subtitle(evaluation: Evaluation | None, result: Mapping[str, Any]) -> str:
 
 
 def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> dict[str, Any] | None:
-    """The one number, where it probably lies, and what guessing would reach; None where nothing was measured."""
+    """Return accuracy, its interval, and the accuracy of guessing; None if nothing was measured."""
     if evaluation:
         per_class = [score.images for score in evaluation.per_class]
         return {
@@ -251,24 +191,25 @@ def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: s
 
 
 def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> list[tuple[str, str, str]]:
-    """The tiles below the headline: name, value, explanation."""
+    """Return the tiles below the headline: name, value, explanation."""
     facts: list[tuple[str, str, str]] = []
 
     def known(key: str) -> bool:
         return figures.is_finite(result.get(key))
 
     if known("test_accuracy") and evaluation and split != "test":
-        facts.append(("test accuracy", percent(result["test_accuracy"]), "pictures that no choice was made on"))
+        facts.append(("test accuracy", percent(result["test_accuracy"]), "images not used for any choice"))
     if known("val_accuracy") and (split == "test" if evaluation else known("test_accuracy")):
-        facts.append(("validation accuracy", percent(result["val_accuracy"]), "what was kept was chosen on it"))
+        facts.append(("validation accuracy", percent(result["val_accuracy"]), "used to select the weights"))
     if evaluation:
         if evaluation.top5 is not None:
-            facts.append(("top-5", percent(evaluation.top5), "label among the five most probable"))
+            facts.append(("top-5", percent(evaluation.top5), "label among the five most probable classes"))
         if not evaluation.one_class:
-            facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, rare ones count the same"))
+            facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, each with the same weight"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        few = f"; {count(evaluation.images, 'picture')} are too few to tell" * (evaluation.images < ENOUGH_PICTURES)
-        facts.append(("calibration error", percent(evaluation.ece), f"mean gap of confidence and accuracy{few}"))
+        few = f"; unreliable with only {count(evaluation.images, 'image')}" * (evaluation.images < ENOUGH_IMAGES)
+        gap = "mean gap between confidence and accuracy"
+        facts.append(("calibration error", percent(evaluation.ece), f"{gap}{few}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))
     if known("seconds"):
@@ -276,7 +217,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         compiling = f"{duration(result['compile_seconds'])} of it compiling" if known("compile_seconds") else ""
         facts.append(("training time", duration(result["seconds"]), ", ".join(filter(None, (epochs, compiling)))))
     if known("images_per_second"):
-        facts.append(("speed", compact(result["images_per_second"]), "pictures a second"))
+        facts.append(("speed", compact(result["images_per_second"]), "images per second"))
     if result.get("device"):
         facts.append(("device", str(result["device"]), str(result.get("precision") or "")))
     return facts
@@ -285,61 +226,68 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
 def _findings(
     evaluation: Evaluation | None, history: Sequence[Mapping[str, Any]], best_epoch: int | None
 ) -> list[tuple[str, str]]:
-    """What a person who knows would say after a look at the page: heading, sentence."""
+    """Summarize the page for the reader: heading, sentence."""
     findings = []
     if evaluation and evaluation.one_answer is not None:
-        findings.append(("One answer", f"Every picture is taken for “{evaluation.one_answer}”."))
+        findings.append(("One class", f"Every image is classified as “{evaluation.one_answer}”."))
     elif evaluation and evaluation.accuracy < 1:
         label, predicted, times = evaluation.most_confused(1)[0]
         of = evaluation.per_class[evaluation.classes.index(label)].images
-        sentence = f"“{label}” is taken for “{predicted}”: {times} of {count(of, 'picture')}."
-        findings.append(("Most frequent mistake", sentence))
+        sentence = f"“{label}” classified as “{predicted}”: {times} of {count(of, 'image')}."
+        findings.append(("Most frequent error", sentence))
         weakest = min((score for score in evaluation.per_class if score.images), key=lambda score: score.recall)
-        found = round(weakest.recall * weakest.images)
+        correct = round(weakest.recall * weakest.images)
         if not evaluation.one_class:
             findings.append(
-                ("Hardest class", f"“{weakest.name}”: {found} of {count(weakest.images, 'picture')} recognised.")
+                ("Hardest class", f"“{weakest.name}”: {correct} of {count(weakest.images, 'image')} correct.")
             )
     if evaluation:
         findings.append(("Confidence", _confidence_in_words(evaluation)))
         if without := [score.name for score in evaluation.per_class if not score.images]:
             names = ", ".join(f"“{name}”" for name in without[:5]) + (" …" if len(without) > 5 else "")
-            sentence = f"{count(len(without), 'class', 'classes')} without pictures, so nothing is known of: {names}."
+            sentence = f"{count(len(without), 'class', 'classes')} without images: {names}."
             findings.append(("Not measured", sentence))
-    epochs = [epoch for epoch, _ in figures.series_of(history, "val_accuracy")]
+    epochs = [
+        epoch for epoch, _ in figures.series_of(history, "val_accuracy") or figures.series_of(history, "val_loss")
+    ]
     if best_epoch is not None and len(epochs) > 2 and best_epoch in epochs:
         after = sum(epoch > best_epoch for epoch in epochs)
         if after:
-            sentence = f"Epoch {best_epoch} was the best; the {count(after, 'epoch')} after it did no better."
+            sentence = f"Epoch {best_epoch} was the best; the {count(after, 'epoch')} after it did not improve."
         else:
-            sentence = f"The last epoch, {best_epoch}, was the best: more epochs may do better still."
+            sentence = f"The last epoch, {best_epoch}, was the best: more epochs may improve further."
         findings.append(("Length of training", sentence))
     return findings
 
 
 def _confidence_in_words(evaluation: Evaluation) -> str:
-    sure = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
+    confidence = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
-    means = f"on average {percent(sure)} sure and {percent(evaluation.accuracy)} right"
-    if evaluation.images < ENOUGH_PICTURES:
-        return f"Too few pictures to judge it: {means}."
-    if sure > high:
-        return f"Too sure of itself: {means}."
-    if sure < low:
-        return f"Too cautious: {means}."
-    return f"No sign of being too sure or too cautious: {means}."
+    means = f"mean confidence {percent(confidence)}, accuracy {percent(evaluation.accuracy)}"
+    if evaluation.images < ENOUGH_IMAGES:
+        return f"Too few images to judge calibration: {means}."
+    if confidence > high:
+        return f"Overconfident: {means}."
+    if confidence < low:
+        return f"Underconfident: {means}."
+    return f"Neither overconfident nor underconfident: {means}."
 
 
-def _history_table(history: Sequence[Mapping[str, Any]], best_epoch: int | None) -> dict[str, Any] | None:
-    """The numbers behind the curves, thinned out evenly where there are very many epochs."""
+def _history_table(
+    history: Sequence[Mapping[str, Any]], best_epoch: int | None, measured: Sequence[tuple[str, str, str]]
+) -> dict[str, Any] | None:
+    """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [
         ("epoch", "epoch", "{:g}"),
         ("train_loss", "train loss", "{:.4f}"),
         ("val_loss", "validation loss", "{:.4f}"),
-        ("train_accuracy", "train accuracy", "{:.2%}"),
-        ("val_accuracy", "validation accuracy", "{:.2%}"),
+        *(
+            (f"{split}_{key}", f"{words} {title}", form)
+            for key, title, form in measured
+            for split, words in (("train", "train"), ("val", "validation"))
+        ),
         ("lr", "learning rate", "{:.3g}"),
-        ("images_per_second", "pictures/s", "{:,.0f}"),
+        ("images_per_second", "images/s", "{:,.0f}"),
     ]
     columns = [column for column in columns if any(figures.is_finite(line.get(column[0])) for line in history)]
     lines = [line for line in history if figures.is_finite(line.get("epoch"))]
@@ -364,7 +312,7 @@ def _history_table(history: Sequence[Mapping[str, Any]], best_epoch: int | None)
 
 
 def _matrix(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    """The confusion matrix: as cells with numbers for few classes, as a heat map with a list for many."""
+    """Return the confusion matrix: cells with numbers for few classes, a heat map with a list for many."""
     if evaluation is None:
         return None
     images, classes = evaluation.confusion.sum(axis=1), evaluation.classes
@@ -391,55 +339,60 @@ def _matrix(evaluation: Evaluation | None) -> dict[str, Any] | None:
 
 
 def _shade(share: float, right: bool) -> float:
-    """Opacity of a cell, at most 0.8 so that the number on it stays readable; the root keeps a rare mistake visible."""
+    """Return the opacity of a cell: at most 0.8, to keep its number readable; a root keeps rare errors visible."""
     return round(0.7 * share**0.5 if right else 0.2 + 0.6 * share**0.5, 3)
 
 
 def _scores(evaluation: Evaluation | None) -> list[ClassScore]:
-    """Worst F1 first; classes without pictures at the end."""
+    """Sort the classes by F1, worst first, with classes without images at the end."""
     if evaluation is None:
         return []
     return sorted(evaluation.per_class, key=lambda score: (score.images == 0, score.f1, score.name))
 
 
 def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dict[str, Any]:
-    """For each class with mistakes, lowest recall first: what it is taken for, and its most confident mistakes."""
+    """Return the predictions and most confident errors of each class with errors, lowest recall first."""
     if evaluation is None:
         return {"classes": [], "left_out": 0}
     failing = [(k, score) for k, score in enumerate(evaluation.per_class) if score.images and score.recall < 1]
     failing.sort(key=lambda pair: (pair[1].recall, pair[1].name))
-    left = CLASS_PICTURES
+    left = CLASS_IMAGES
     classes = []
     for k, score in failing[:_CLASSES_IN_DETAIL]:
         row = evaluation.confusion[k].copy()
         row[k] = 0
         order = [j for j in np.argsort(-row, kind="stable")[:4] if row[j]]
-        own = _most_confident([m for m in mistakes if m.label == score.name])[: min(_PICTURES_PER_CLASS, left)]
+        own = _most_confident([m for m in mistakes if m.label == score.name])[: min(_IMAGES_PER_CLASS, left)]
         left -= len(own)
         classes.append(
             asdict(score)
             | {
                 "found": int(evaluation.confusion[k, k]),
-                "taken_for": [(evaluation.classes[j], int(row[j])) for j in order],
+                "predicted": [(evaluation.classes[j], int(row[j])) for j in order],
                 "others": int(row.sum() - sum(row[j] for j in order)),
-                "pictures": _shown(own, _CLASS_SIDE),
+                "mistakes": _embedded(own, _CLASS_SIDE),
             }
         )
     return {"classes": classes, "left_out": len(failing) - len(classes)}
 
 
+def _section(section: Section) -> dict[str, Any]:
+    examples = [(figures.embedded(one.image, _GALLERY_SIDE), one.caption, one.name) for one in section.examples]
+    return {**vars(section), "examples": examples}
+
+
 def _gallery(mistakes: Sequence[Mistake]) -> list[dict[str, Any]]:
-    return _shown(_most_confident(mistakes)[:GALLERY_PICTURES], _GALLERY_SIDE)
+    return _embedded(_most_confident(mistakes)[:GALLERY_IMAGES], _GALLERY_SIDE)
 
 
 def _most_confident(mistakes: Sequence[Mistake]) -> list[Mistake]:
     return sorted(mistakes, key=lambda mistake: -mistake.confidence)
 
 
-def _shown(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
+def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
     return [
         {
-            "picture": figures.picture(mistake.picture, side),
+            "image": figures.embedded(mistake.image, side),
             "name": mistake.name,
             "label": mistake.label,
             "predicted": mistake.predicted,
@@ -449,17 +402,17 @@ def _shown(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
     ]
 
 
-def _looked(one: LookedAt) -> dict[str, Any]:
+def _explained(one: ExplainedMistake) -> dict[str, Any]:
     return {
-        "picture": figures.picture(one.picture, _GALLERY_SIDE),
-        "maps": [(label, probability, figures.picture(drawn, _GALLERY_SIDE)) for label, probability, drawn in one.maps],
+        "image": figures.embedded(one.image, _GALLERY_SIDE),
+        "maps": [(label, share, figures.embedded(drawn, _GALLERY_SIDE)) for label, share, drawn in one.maps],
         "name": one.name,
         "label": one.label,
         "predicted": one.predicted,
     }
 
 
-def _told(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What else decides whether a repetition gives the same figures."""
+def _reproduction(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings and versions needed to reproduce the result."""
     known = {key: result.get(key) for key in ("seed", "device", "precision")} | dict(result.get("versions") or {})
     return [(key, str(value)) for key, value in known.items() if value is not None]

@@ -1,14 +1,14 @@
-"""Looking into a network while it computes, without changing what it computes.
+"""Capture attention and tokens during a forward pass, which changes by rounding at most.
 
-    with capture(model) as seen:
+    with capture(model) as captured:
         logits = model(images)
-    seen.attention(0)                # (B, heads, N, N) of the first block
-    seen.tokens[11]                  # (B, N, D) after the last one
+    captured.attention(0)                # (B, heads, N, N) of the first block
+    captured.tokens[11]                  # (B, N, D) after the last one
 
-Attention stays the fused kernel: queries and keys are taken where they enter it, and softmax(q kᵀ) is computed from
-them when it is asked for, in fp32. Where whole maps would not fit, `reduce` is given each layer's attention as it
-comes, and nothing is kept; `backward` is given what a layer's attention does for a logit as the backward pass comes by.
-When the block ends, hooks, methods and settings are as they were.
+Attention still runs as the fused kernel. An observer records its q and k, from which softmax(q kᵀ) is computed on
+demand, in fp32. If all maps would not fit into memory, `reduce` receives the attention of each layer in turn, and
+nothing is stored. `backward` receives attention × gradient of each layer in the backward pass. At the end of the `with`
+block, hooks, backends, observers and settings are restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,47 +25,55 @@ from torch.autograd.function import once_differentiable
 
 from vitral.errors import UsageError
 from vitral.model import ViT
+from vitral.model.vit import Observer
 
-Reduce = Callable[[int, Tensor], None]
-"""Called with the layer's number and its attention (B, heads, N, N), detached; in fp32 unless `once` is asked for."""
+Layer = int | Literal["pool", "input"]
+"""The number of a block, from 0, or `POOL` or `INPUT`."""
 
-Backward = Callable[[int, Tensor], None]
-"""Called with the layer's number and A ⊙ ∂y/∂A of its attention A, (B, heads, N, N), in the network's precision."""
+POOL: Layer = "pool"
+"""The MAP head, with attention (B, heads, 1, N)."""
 
-POOL = -1
-"""The layer's number under which a MAP head's attention (B, heads, 1, N) is found."""
+INPUT: Layer = "input"
+"""The input of the first block, for tokens only."""
+
+Reduce = Callable[[Layer, Tensor], None]
+"""Called with a layer and its attention (B, heads, N, N), detached, in fp32 unless `explicit`."""
+
+Backward = Callable[[Layer, Tensor], None]
+"""Called with a layer and A ⊙ ∂y/∂A of its attention A, (B, heads, N, N), in the network's dtype."""
 
 
 @dataclass
-class Seen:
-    """What was seen in one forward pass; of several passes the last. Layers count from 0; `POOL` is a MAP head."""
+class Captured:
+    """Tensors of the last forward pass in the block, by layer."""
 
     layers: tuple[int, ...]
+    """Numbers of the captured blocks."""
     prefix: int
-    """Tokens before the patches."""
+    """Number of tokens before the patches."""
     grid: tuple[int, int] = (0, 0)
     """Rows and columns of patches."""
-    q: dict[int, Tensor] = field(default_factory=dict)
-    """(B, heads, N, d), as they enter the product: normalised and rotated."""
-    k: dict[int, Tensor] = field(default_factory=dict)
-    v: dict[int, Tensor] = field(default_factory=dict)
-    mixed: dict[int, Tensor] = field(default_factory=dict)
-    """(B, heads, N, d): attention × v, in the graph, before heads are joined."""
-    tokens: dict[int, Tensor] = field(default_factory=dict)
-    """(B, N, D) after each block; under `POOL` before the first one."""
-    masks: dict[int, Tensor | None] = field(default_factory=dict)
-    scales: dict[int, float] = field(default_factory=dict)
+    q: dict[Layer, Tensor] = field(default_factory=dict)
+    """(B, heads, N, d), as used in the product: normalized and rotated."""
+    k: dict[Layer, Tensor] = field(default_factory=dict)
+    v: dict[Layer, Tensor] = field(default_factory=dict)
+    mixed: dict[Layer, Tensor] = field(default_factory=dict)
+    """(B, heads, N, d): attention × v, in the graph, before heads are concatenated."""
+    tokens: dict[Layer, Tensor] = field(default_factory=dict)
+    """(B, N, D) after each block; under `INPUT` before the first one."""
+    masks: dict[Layer, Tensor | None] = field(default_factory=dict)
+    scales: dict[Layer, float] = field(default_factory=dict)
 
-    def attention(self, layer: int) -> Tensor:
-        """softmax(q kᵀ · scale) of a layer, (B, heads, N, N), in fp32 at least; in the graph where they are."""
+    def attention(self, layer: Layer) -> Tensor:
+        """softmax(q kᵀ · scale) of a layer, (B, heads, N, N), in fp32 at least; in the graph if q and k are."""
         if layer not in self.q:
-            raise UsageError(f"layer {layer} was not captured", why=f"captured: {', '.join(map(str, sorted(self.q)))}")
+            raise UsageError(f"layer {layer} was not captured", why=f"captured: {', '.join(map(str, self.q))}")
         return attention_of(self.q[layer], self.k[layer], self.masks[layer], self.scales[layer])
 
-    def attention_gradient(self, layer: int, of_mixed: Tensor) -> Tensor:
-        """∂y/∂attention (B, heads, N, N) fp32 from ∂y/∂mixed (B, heads, N, d): mixed = attention × v, so it is G vᵀ.
+    def attention_gradient(self, layer: Layer, of_mixed: Tensor) -> Tensor:
+        """∂y/∂attention (B, heads, N, N) fp32. Since mixed = attention × v, it is G vᵀ with G = ∂y/∂mixed.
 
-        The fused kernel never made the matrix, and need not have: this is exact.
+        This is exact, although the fused kernel never materializes the attention matrix.
         """
         return wide(of_mixed) @ wide(self.v[layer].detach()).transpose(-2, -1)
 
@@ -76,7 +84,7 @@ def attention_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Ten
 
 
 def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale), (B, heads, N, N) in the precision of q and k."""
+    """softmax(q kᵀ · scale), (B, heads, N, N) in the dtype of q and k."""
     scores = (q * scale) @ k.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -84,7 +92,7 @@ def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tenso
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32 at least."""
+    """Convert to fp32; fp64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -97,46 +105,58 @@ def capture(
     tokens: bool = False,
     graph: bool = False,
     reduce: Reduce | None = None,
-    once: bool = False,
+    explicit: bool = False,
     backward: Backward | None = None,
-    lean: bool = False,
-) -> Iterator[Seen]:
-    """Record what `model` computes while this is open: of `layers` (default all; negative ones count from the end).
+    prune_last_block: bool = False,
+) -> Iterator[Captured]:
+    """Record forward passes of `model` in the `with` block, for `layers` (default all; negative ones from the end).
 
-    `attention` keeps q and k of each layer, `tokens` what each block gives. With `graph` tensors stay in the graph, so
-    that gradients can be asked for, and v and attention × v are kept too. With `reduce` nothing is kept of attention:
-    each layer's is computed, handed over and dropped. With `once` that is in the network's precision, and the network
-    goes on with it instead of the fused kernel's result: faster, and the same up to rounding. `backward` is called in
-    each backward pass, from the last layer to the first; there too the network goes on with the matrix;
-    a gradient with respect to the first layer's `v` is the least that makes it come by all of them.
+    `attention`: record q and k of each layer.
+    `tokens`: record the output of each block.
+    `graph`: keep tensors in the graph, for gradients, and record v and attention × v, too.
+    `reduce`: called with the attention of each layer, which is dropped afterwards.
+    `explicit`: with `reduce`, compute attention in the network's dtype, and use it in the forward pass instead of the
+    fused kernel. Faster, and equal up to rounding.
+    `backward`: called in each backward pass, from the last layer to the first. The forward pass uses explicit
+    attention, too. To reach every layer, differentiate with respect to `captured.v` of the first one.
+    `prune_last_block`: allow the last block to compute only the tokens that the head reads, and their rows of
+    attention. By default it computes every token.
 
-    The last block computes every token, unless `lean` lets it go on with those that the head reads: then its attention
-    may have only their rows.
-
-    Raises `UsageError` for a compiled or exported model, one without attention, and layers that there are not.
+    Raises `UsageError` for a compiled or exported model, one without attention, invalid layers, `explicit` without
+    `reduce`, and `reduce` with `backward`.
     """
-    network = plain(model)
+    network = require_vit(model)
+    if explicit and reduce is None:
+        raise UsageError("explicit=True goes with reduce", why="otherwise no attention is computed explicitly")
+    if reduce and backward:
+        raise UsageError("reduce and backward do not go together", hint="capture twice")
     numbers = _numbers(layers, len(network.blocks))
-    seen = Seen(numbers, network.config.prefix)
+    captured = Captured(numbers, network.config.prefix)
     with ExitStack() as undo:
-        undo.callback(setattr, network, "lean", network.lean)
-        network.lean = network.lean and lean
-        _watch_input(network, seen, undo, tokens, graph)
-        parts: list[tuple[int, Any]] = [(i, network.blocks[i].attn) for i in numbers]
+        undo.callback(setattr, network, "prune_last_block", network.prune_last_block)
+        network.prune_last_block = network.prune_last_block and prune_last_block
+        _record_input(network, captured, undo, tokens, graph)
+        parts: list[tuple[Layer, Any]] = [(i, network.blocks[i].attn) for i in numbers]
         if network.config.pool == "map":
             parts.append((POOL, network.attn_pool))
         if attention or graph or reduce or backward:
             for layer, part in parts:
-                part.attend = _watching(part, layer, seen, graph, reduce, once, backward)
-                undo.callback(delattr, part, "attend")
+                if backward:
+                    override(undo, part, "backend", partial(_backward_backend, captured, layer, backward))
+                elif reduce and explicit:
+                    override(undo, part, "backend", partial(_reducing_backend, layer, reduce))
+                elif reduce:
+                    _observe(undo, part, partial(_reducing_observer, layer, reduce, part.scale))
+                else:
+                    _observe(undo, part, partial(_recording_observer, captured, layer, graph, part.scale))
         if tokens:
             for layer in numbers:
-                _watch_output(network.blocks[layer], layer, seen, undo, graph)
-        yield seen
+                _record_output(network.blocks[layer], layer, captured, undo, graph)
+        yield captured
 
 
-def plain(model: nn.Module) -> ViT:
-    """The ViT that was passed; `UsageError` where it is none, or is compiled or exported."""
+def require_vit(model: nn.Module) -> ViT:
+    """Return `model` if it is a ViT; `UsageError` for other networks and for compiled or exported ones."""
     if hasattr(model, "_orig_mod"):
         hint = "pass the network that was compiled: model._orig_mod"
         raise UsageError("cannot look into a compiled network", why="its parts are no longer called", hint=hint)
@@ -148,7 +168,7 @@ def plain(model: nn.Module) -> ViT:
         raise UsageError("cannot look into an exported network", why="its parts are gone", hint=hint)
     if not isinstance(model, ViT):
         raise UsageError(
-            f"{type(model).__name__} has no attention to look at", why="it is no Vision Transformer",
+            f"{type(model).__name__} has no attention to look at", why="it is not a Vision Transformer",
             hint="methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise",
         )  # fmt: skip
     return model
@@ -164,36 +184,98 @@ def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     return tuple(sorted({layer % depth for layer in layers}))
 
 
-def _watching(
-    part: Any, layer: int, seen: Seen, graph: bool, reduce: Reduce | None, once: bool, backward: Backward | None
-) -> Callable[..., Tensor]:
-    original = part.attend
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if backward is not None:
-            seen.v[layer] = v
-            return _Mixed.apply(q, k, v, mask, part.scale, partial(backward, layer))
-        if reduce is not None and once:
-            matrix = weights_of(q, k, mask, part.scale)
-            reduce(layer, matrix.detach())
-            return matrix @ v
-        mixed = original(q, k, v, mask)
-        if reduce is not None:
-            with torch.no_grad():
-                reduce(layer, attention_of(q.detach(), k.detach(), mask, part.scale))
-            return mixed
-        keep = (lambda x: x) if graph else Tensor.detach
-        seen.q[layer], seen.k[layer] = keep(q), keep(k)
-        seen.masks[layer], seen.scales[layer] = mask, part.scale
-        if graph:
-            seen.v[layer], seen.mixed[layer] = v, mixed
-        return mixed
-
-    return attend
+def override(undo: ExitStack, module: nn.Module, name: str, value: object) -> None:
+    """Set a declared attribute (`backend`, `observer`, …) of a module until `undo` closes."""
+    own = module.__dict__
+    if name in own:
+        undo.callback(own.__setitem__, name, own[name])
+    else:
+        undo.callback(own.pop, name)  # restores the class attribute
+    own[name] = value
 
 
-class _Mixed(torch.autograd.Function):
-    """attention × v, whose backward pass hands over A ⊙ ∂y/∂A, both of which it has at hand."""
+def _observe(undo: ExitStack, part: Any, observer: Observer) -> None:
+    """Add an observer until `undo` closes. An existing observer stays active."""
+    existing: Observer | None = part.observer
+
+    def both(*arguments: Any) -> None:
+        if existing is not None:
+            existing(*arguments)
+        observer(*arguments)
+
+    override(undo, part, "observer", both)
+
+
+def _recording_observer(
+    captured: Captured,
+    layer: Layer,
+    graph: bool,
+    scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    mixed: Tensor,
+) -> None:
+    """Record q and k; with `graph` keep them in the graph, and record v and the result, too."""
+    keep = (lambda x: x) if graph else Tensor.detach
+    captured.q[layer], captured.k[layer] = keep(q), keep(k)
+    captured.masks[layer], captured.scales[layer] = mask, scale
+    if graph:
+        captured.v[layer], captured.mixed[layer] = v, mixed
+
+
+@torch.no_grad()
+def _reducing_observer(
+    layer: Layer, reduce: Reduce, scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+) -> None:
+    """Pass the attention to `reduce`, without recording it."""
+    reduce(layer, attention_of(q.detach(), k.detach(), mask, scale))
+
+
+def explicit_backend(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *, scale: float
+) -> Tensor:
+    """Attention in elementary operators, for graphs whose target has no fused backward pass."""
+    return weights_of(q, k, attn_mask, scale) @ v
+
+
+def _reducing_backend(
+    layer: Layer,
+    reduce: Reduce,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *,
+    scale: float,
+) -> Tensor:
+    """Compute attention explicitly, pass it to `reduce`, and use it."""
+    attention = weights_of(q, k, attn_mask, scale)
+    reduce(layer, attention.detach())
+    return attention @ v
+
+
+def _backward_backend(
+    captured: Captured,
+    layer: Layer,
+    backward: Backward,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *,
+    scale: float,
+) -> Tensor:
+    """Compute attention explicitly; the backward pass calls `backward`."""
+    captured.v[layer] = v
+    return _ExplicitAttention.apply(q, k, v, attn_mask, scale, partial(backward, layer))
+
+
+class _ExplicitAttention(torch.autograd.Function):
+    """attention × v, whose backward passes A ⊙ ∂y/∂A to a callback."""
 
     @staticmethod
     def forward(
@@ -203,12 +285,12 @@ class _Mixed(torch.autograd.Function):
         v: Tensor,
         mask: Tensor | None,
         scale: float,
-        hand_over: Callable[[Tensor], None],
+        callback: Callable[[Tensor], None],
     ) -> Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # each product would copy what is strided
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # each product would copy strided tensors
         attention = weights_of(q, k, mask, scale)
         ctx.save_for_backward(q, k, v, attention)
-        ctx.scale, ctx.hand_over = scale, hand_over
+        ctx.scale, ctx.callback = scale, callback
         return attention @ v
 
     @staticmethod
@@ -218,27 +300,28 @@ class _Mixed(torch.autograd.Function):
         gradient = gradient.contiguous()
         of_attention = gradient @ v.transpose(-2, -1)
         scores = torch.ops.aten._softmax_backward_data(of_attention, attention, -1, attention.dtype)
-        ctx.hand_over(of_attention.mul_(attention))
+        ctx.callback(of_attention.mul_(attention))
         of_q, of_k = ctx.scale * (scores @ k), ctx.scale * (scores.transpose(-2, -1) @ q)
         return of_q, of_k, attention.transpose(-2, -1) @ gradient, None, None, None
 
 
-def _watch_input(network: ViT, seen: Seen, undo: ExitStack, tokens: bool, graph: bool) -> None:
-    """The grid of the pictures at hand, and the tokens that enter the first block."""
-    original = network.embed
+def _record_input(network: ViT, captured: Captured, undo: ExitStack, tokens: bool, graph: bool) -> None:
+    """Record the grid of the images and, with `tokens`, the input of the first block."""
+    rows, columns = network.config.patch
 
-    def embed(images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        x, seen.grid = original(images)
-        if tokens:
-            seen.tokens[POOL] = x if graph else x.detach()
-        return x, seen.grid
+    def keep_grid(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        captured.grid = arguments[0].shape[2] // rows, arguments[0].shape[3] // columns
 
-    network.embed = embed  # type: ignore[method-assign]
-    undo.callback(delattr, network, "embed")
+    def keep_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        captured.tokens[INPUT] = arguments[0] if graph else arguments[0].detach()
+
+    undo.callback(network.patch_embed.register_forward_pre_hook(keep_grid).remove)
+    if tokens:
+        undo.callback(network.blocks[0].register_forward_pre_hook(keep_tokens).remove)
 
 
-def _watch_output(block: nn.Module, layer: int, seen: Seen, undo: ExitStack, graph: bool) -> None:
+def _record_output(block: nn.Module, layer: int, captured: Captured, undo: ExitStack, graph: bool) -> None:
     def keep(_: nn.Module, __: object, output: Tensor) -> None:
-        seen.tokens[layer] = output if graph else output.detach()
+        captured.tokens[layer] = output if graph else output.detach()
 
     undo.callback(block.register_forward_hook(keep).remove)

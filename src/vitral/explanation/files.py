@@ -1,10 +1,10 @@
-"""Explaining picture files: from paths to heat maps to files beside each other in a folder."""
+"""Explain image files: from paths to heat maps to files in a folder."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,70 +12,85 @@ from typing import Any
 import torch
 
 from vitral.errors import ImageError, UsageError
-from vitral.explanation.drawing import SUFFIXES, check_suffix, contrast
-from vitral.explanation.explain import Target, check_method, default_method, explain, find_method, resolve_targets
-from vitral.explanation.heatmap import Heatmap
-from vitral.explanation.methods import METHODS, Method
-from vitral.model import ViT
-from vitral.predict import Predictor
+from vitral.explanation.drawing import SUFFIXES, check_suffix
+from vitral.explanation.explain import explain
+from vitral.explanation.heatmap import Heatmap, contrast
+from vitral.explanation.methods import METHODS, Method, method_named
+from vitral.explanation.methods.any_network import AnyNetwork
+from vitral.explanation.methods.select import Target, check_method, default_method, find_method, resolve_targets
+from vitral.explanation.subject import of_foreign
+from vitral.explanation.texts import TextExplanation, explain_texts, refuse_for_text, text_method
+from vitral.inference.predictor import Predictor
+from vitral.model import EncoderDecoder, Foreign, ViT
 
-_TOGETHER = 8
-_LONG = 80  # characters of a name that many classes are asked of
+_BATCH_SIZE = 8
+_MAX_NAME = 80  # characters of a file name, which many classes would exceed
 _OTHER_FILES = (".html", ".htm", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".txt", ".csv", ".npy")
-"""Ends of names that are meant as files, though not as ours."""
+"""Suffixes that mean a file, though not one that heat maps can be written to."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be explained of every picture, found to be possible before the first one is read."""
+class ExplainOptions:
+    """Options for explaining every image, validated before the first one is read."""
 
     predictor: Predictor
     targets: tuple[Target, ...]
     methods: tuple[str, ...]
     options: dict[str, Any]
-    """Of each method that takes them."""
+    """Options of methods, for those that take them."""
     check: bool = False
 
     @property
     def name(self) -> str:
-        """What files about it are called: by all that was asked, so that no answer takes another's place."""
-        asked = [self.methods[0] if len(self.methods) == 1 else "compared"]
-        asked += [re.sub(r"[^\w.+]+", "_", str(target)) for target in self.targets if target is not None]
-        asked += [f"layer{layer}" for layer in (self.options.get("layer"),) if layer is not None]
-        return "-".join(asked)[:_LONG]
+        """Part of the file name, unique for these options, so that no result overwrites another."""
+        parts = [self.methods[0] if len(self.methods) == 1 else "compared"]
+        parts += [re.sub(r"[^\w.+]+", "_", str(target)) for target in self.targets if target is not None]
+        parts += [f"layer{layer}" for layer in (self.options.get("layer"),) if layer is not None]
+        return "-".join(parts)[:_MAX_NAME]
 
     @property
     def used(self) -> list[Method]:
-        """The entries of the methods."""
-        return [METHODS[name] for name in self.methods]
+        """Entries of the methods in `METHODS`."""
+        return [method_named(name) for name in self.methods]
 
 
-def question(
+def explain_options(
     predictor: Predictor, targets: Sequence[Target] = (), method: str | None = None, *, compare: bool = False,
     layer: int | None = None, check: bool = False,
-) -> Question:  # fmt: skip
-    """A question that this network can be asked; no target is the class that it answers, `compare` asks all methods.
+) -> ExplainOptions:  # fmt: skip
+    """Validate options for a network. Without targets, the predicted class is explained; `compare` runs all methods.
 
-    Raises `UsageError` for an unknown class or method, a method without its parts here, and a layer that there is not.
+    Raises `UsageError` for an unknown class or method, an unsupported method, and an invalid layer.
     """
-    network = predictor.model
+    if isinstance(predictor.model, EncoderDecoder):
+        refuse_for_text(targets, check=check, compare=compare)
+        name = text_method(method).name
+        options = {} if layer is None else {"layer": _layer(predictor.model.decoder, layer, [name])}
+        return ExplainOptions(predictor, (None,), (name,), options)
+    foreign = isinstance(predictor.model, Foreign)
+    network = of_foreign(predictor.model) if isinstance(predictor.model, Foreign) else predictor.model
     if compare and method is not None:
         raise UsageError("--compare draws all methods, --method names one", hint="one of the two")
     if compare:
         methods = tuple(name for name, one in METHODS.items() if one.any_network or isinstance(network, ViT))
+        methods = tuple(name for name in methods if not (foreign and "layer" in _options(name)))  # it needs a name
     else:
         methods = (method or default_method(network),)
         check_method(find_method(methods[0]), network)
-    if predictor.classes:  # else `explain` says so
-        resolve_targets(targets or (None,), torch.zeros(1, len(predictor.classes)), predictor.classes)
+    if predictor.classes:  # otherwise `explain` raises the error
+        values = torch.zeros(1, len(predictor.classes))
+        resolve_targets(targets or (None,), values, predictor.classes, predictor.output.predicted)
     options = {} if layer is None else {"layer": _layer(network, layer, methods)}
-    return Question(predictor, tuple(targets) or (None,), methods, options, check)
+    return ExplainOptions(predictor, tuple(targets) or (None,), methods, options, check)
 
 
 def _layer(network: Any, layer: int, methods: Sequence[str]) -> int:
     if not any("layer" in _options(name) for name in methods):
         able = ", ".join(name for name in METHODS if "layer" in _options(name))
         raise UsageError(f"'{methods[0]}' has no layer to choose", why="it reads all of them", hint=f"--method {able}")
+    if isinstance(network, AnyNetwork):
+        hint = "in Python vitral.explain(…, method='grad-cam', layer=NAME)"
+        raise UsageError(f"there is no layer {layer}", why=network.why, hint=hint)
     depth = len(network.blocks)
     if not -depth <= layer < depth:
         raise UsageError(f"there is no layer {layer}", why=f"the network has {depth}", hint=f"--layer 0 … {depth - 1}")
@@ -83,59 +98,69 @@ def _layer(network: Any, layer: int, methods: Sequence[str]) -> int:
 
 
 def _options(method: str) -> set[str]:
-    return set(inspect.signature(METHODS[method].run).parameters)
+    return set(inspect.signature(method_named(method).run).parameters)
 
 
-def explain_files(asked: Question, paths: Iterable[Path]) -> Iterator[list[Heatmap] | ImageError]:
-    """For each picture its maps, method by method, target by target and, where there are several targets, contrasts
-    with the first; or the error of a picture that cannot be read.
+def explain_files(
+    options: ExplainOptions, paths: Iterable[Path]
+) -> Iterator[list[Heatmap] | TextExplanation | ImageError]:
+    """Yield for each image its maps or explained text, or the error of an unreadable image.
+
+    Maps are in the order of methods, then targets; with several targets, contrasts with the first one follow.
     """
     paths = list(paths)
-    for start in range(0, len(paths), _TOGETHER):
-        part: dict[str, list[Heatmap] | ImageError] = {str(path): [] for path in paths[start : start + _TOGETHER]}
-        while good := [name for name, found in part.items() if isinstance(found, list)]:
+    for start in range(0, len(paths), _BATCH_SIZE):
+        part: dict[str, list[Heatmap] | TextExplanation | ImageError]
+        part = {str(path): [] for path in paths[start : start + _BATCH_SIZE]}
+        while good := [name for name, maps in part.items() if isinstance(maps, list)]:
             try:
-                part.update(_explained(asked, good))
+                part.update(_explained(options, good))
                 break
-            except ImageError as error:  # the others of its batch go on without it
+            except ImageError as error:  # retry the rest of the batch without it
                 part[error.name] = error
-        yield from (part[str(path)] for path in paths[start : start + _TOGETHER])
+        yield from (part[str(path)] for path in paths[start : start + _BATCH_SIZE])
 
 
-def _explained(asked: Question, names: list[str]) -> dict[str, list[Heatmap]]:
-    found: dict[str, list[Heatmap]] = {name: [] for name in names}
-    for method in asked.methods:
-        options = {key: value for key, value in asked.options.items() if key in _options(method)}
-        if asked.check:
-            options["check"] = True
-        maps = explain(asked.predictor, names, asked.targets, method=method, batch_size=_TOGETHER, **options)
-        count = len(asked.targets)
+def _explained(
+    options: ExplainOptions, names: list[str]
+) -> Mapping[str, list[Heatmap]] | Mapping[str, TextExplanation]:
+    if isinstance(options.predictor.model, EncoderDecoder):
+        texts = explain_texts(options.predictor, names, options.methods[0], batch_size=_BATCH_SIZE, **options.options)
+        return dict(zip(names, texts, strict=True))
+    heatmaps: dict[str, list[Heatmap]] = {name: [] for name in names}
+    for method in options.methods:
+        own = {key: value for key, value in options.options.items() if key in _options(method)}
+        if options.check:
+            own["check"] = True
+        maps = explain(options.predictor, names, options.targets, method=method, batch_size=_BATCH_SIZE, **own)
+        count = len(options.targets)
         for i, name in enumerate(names):
-            found[name] += with_contrasts(maps[i * count : (i + 1) * count])
-    return found
+            heatmaps[name] += with_contrasts(maps[i * count : (i + 1) * count])
+    return heatmaps
 
 
 def with_contrasts(maps: Sequence[Heatmap]) -> list[Heatmap]:
-    """The maps of one picture by one method, and how the first differs from each of the others; for a routing method
-    there is no difference to show.
+    """Maps of one image by one method, followed by contrasts of the first with each other class.
+
+    Maps of a routing method do not depend on the class, so they have no contrasts.
     """
     others = [one for one in maps[1:] if one.target != maps[0].target and not METHODS[one.method].routing]
     return [*maps, *(contrast(maps[0], one) for one in others)]
 
 
-def files_for(paths: Sequence[Path], asked: Question, out: str | None, folder: Path) -> list[Path]:
-    """Where the pictures of each go: into `out`, a folder or (for one picture) a file, by default into `folder`.
+def files_for(paths: Sequence[Path], options: ExplainOptions, out: str | None, folder: Path) -> list[Path]:
+    """Output file of each image: in `out`, a folder or (for one image) a file, by default in `folder`.
 
-    Pictures of one name in several folders get numbers. Raises `UsageError` for a file of a kind that we do not write.
+    Images with the same name in several folders are numbered. Raises `UsageError` for a file with another suffix.
     """
     if out and not Path(out).is_dir() and Path(out).suffix.lower() in (*SUFFIXES, *_OTHER_FILES):
         file = check_suffix(out)
         if len(paths) > 1:
-            why = f"{len(paths)} pictures were given"
-            raise UsageError("one file is for one picture", where=out, why=why, hint=f"--out {file.with_suffix('')}")
+            why = f"{len(paths)} images were given"
+            raise UsageError("one file is for one image", where=out, why=why, hint=f"--out {file.with_suffix('')}")
         return [file]
     taken: dict[str, None] = {}
     for path in paths:
         names = (path.stem, *(f"{path.stem}-{number}" for number in range(2, len(paths) + 2)))
         taken[next(name for name in names if name not in taken)] = None
-    return [(Path(out) if out else folder) / f"{name}-{asked.name}.png" for name in taken]
+    return [(Path(out) if out else folder) / f"{name}-{options.name}.png" for name in taken]

@@ -1,9 +1,9 @@
-"""LibraGrad: a backward pass that neither loses nor invents attribution (Mehri et al., CVPR 2025, arXiv 2411.16760).
+"""LibraGrad: a backward pass that conserves attribution (Mehri et al., CVPR 2025, arXiv 2411.16760).
 
-Where a network multiplies what it computed by something that also depends on the picture (attention weights, one over
-a standard deviation, a gate), the plain gradient counts both factors, and input × gradient plus bias × gradient no
-longer adds up to the logit: behind a LayerNorm it is close to nothing (Proposition 3). Here one factor is a constant of
-the backward pass, so that the network is the linear function that it is at this picture, and the sum is the logit:
+If a network multiplies activations by a factor that also depends on the image (attention weights, 1/σ, a gate), the
+plain gradient counts both factors. Then input × gradient plus bias × gradient does not add up to the logit; behind a
+LayerNorm it is close to 0 (Proposition 3). Here one factor is constant in the backward pass, so that the network is a
+linear function at this image, and the sum is the logit:
 
     attention      softmax(q kᵀ) is constant: gradients flow through the values alone
     norms          1/σ is constant; the mean is linear and stays (LayerNorm, GroupNorm)
@@ -11,89 +11,76 @@ the backward pass, so that the network is the linear function that it is at this
     SwiGLU         a product of two such branches: each receives half of the gradient (Theorem 4)
     tanh           x · (tanh(x) / x) with the quotient constant (before the head, or on the logits)
 
-ReLU, the maximum of a root and standardised kernels are linear at a picture already. What the network computes is
-unchanged up to rounding.
+ReLU, max pooling and standardized kernels are already linear at an image. The forward pass is unchanged up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitral.explanation.capture import wide
+from vitral.explanation.capture import override, wide
 from vitral.model import ViT
+from vitral.model.config import Activation
 from vitral.model.vit import MLP, Attention, AttentionPool
 
 
 @contextmanager
-def libra(model: nn.Module) -> Iterator[None]:
-    """While this is open, `model` (a ViT or a BiT) computes the same with LibraGrad's backward pass.
+def libra_backward(model: nn.Module) -> Iterator[None]:
+    """Use LibraGrad's backward pass for `model`, a ViT or a BiT, in the `with` block.
 
-    Where both are wanted, open it inside `capture`: it puts back what it found.
+    On exit everything is restored, so it may be nested with `capture` in either order.
     """
     with ExitStack() as undo:
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.GroupNorm):
-                _replace(undo, module, "forward", _norm(module))
+                undo.callback(module.register_forward_hook(_norm, prepend=True).remove)  # before other hooks
             elif isinstance(module, MLP):
-                _replace(undo, module, "forward", _mlp(module))
+                override(undo, module, "backend", _activation)
             elif isinstance(module, Attention | AttentionPool):
-                _replace(undo, module, "attend", _attend(module.attend))
+                override(undo, module, "backend", partial(_attention, module.backend))
             elif isinstance(module, ViT):
-                _replace(undo, module, "classify", _classify(module))
+                override(undo, module, "tanh", _tanh)
         yield
 
 
-def _replace(undo: ExitStack, owner: nn.Module, name: str, function: Callable[..., Tensor]) -> None:
-    own = vars(owner)
-    if name in own:
-        undo.callback(setattr, owner, name, own[name])
-    else:
-        undo.callback(own.pop, name, None)
-    setattr(owner, name, function)
+def _norm(module: nn.LayerNorm | nn.GroupNorm, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+    """Forward hook that replaces the output of a norm by one with constant 1/σ."""
+    (x,) = inputs
+    if isinstance(module, nn.LayerNorm):
+        return _standardized(x, module.eps, module.weight, module.bias)
+    groups = x.unflatten(1, (module.num_groups, -1)).flatten(2)
+    shape = (-1, *[1] * (x.ndim - 2))
+    normalized = _standardized(groups, module.eps, None, None).view_as(x)
+    return normalized * module.weight.view(shape) + module.bias.view(shape)
 
 
-def _norm(module: nn.LayerNorm | nn.GroupNorm) -> Callable[[Tensor], Tensor]:
-    def layer_norm(x: Tensor) -> Tensor:
-        return scaled(x, module.weight, module.bias)
-
-    def group_norm(x: Tensor) -> Tensor:
-        groups = x.unflatten(1, (module.num_groups, -1)).flatten(2)
-        shape = (-1, *[1] * (x.ndim - 2))
-        normalised = scaled(groups, None, None).view_as(x)
-        return normalised * module.weight.view(shape) + module.bias.view(shape)
-
-    def scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        y = wide(x)
-        variance = y.detach().var(-1, correction=0, keepdim=True)
-        y = (y - y.mean(-1, keepdim=True)) * (variance + module.eps).rsqrt()
-        if weight is not None:
-            y = y * weight
-        return (y if bias is None else y + bias).to(x.dtype)
-
-    return layer_norm if isinstance(module, nn.LayerNorm) else group_norm
+def _standardized(x: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = wide(x)
+    variance = y.detach().var(-1, correction=0, keepdim=True)
+    y = (y - y.mean(-1, keepdim=True)) * (variance + eps).rsqrt()
+    if weight is not None:
+        y = y * weight
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _mlp(module: MLP) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        x = module.fc1(x)
-        if module.activation == "swiglu":
-            gate, value = x.chunk(2, dim=-1)
-            product = gated(gate, torch.sigmoid) * value
-            x = (product + product.detach()) / 2  # half the gradient, all of the value
-        else:
-            x = gated(x, _tanh_gate if module.activation == "gelu-tanh" else torch.special.ndtr)
-        return module.fc2(x)
-
-    return forward
+def _activation(x: Tensor, layer: nn.Module, activation: Activation) -> Tensor:
+    """`MLP.backend` with constant gates."""
+    x = layer(x)
+    if activation != "swiglu":
+        return gated(x, _GATES[activation])
+    gate, value = x.chunk(2, dim=-1)
+    product = gated(gate, torch.sigmoid) * value
+    return (product + product.detach()) / 2  # half the gradient, the full value
 
 
 def gated(x: Tensor, gate: Callable[[Tensor], Tensor]) -> Tensor:
-    """x · gate(x), the gate constant in the backward pass."""
+    """x · gate(x), with a constant gate in the backward pass."""
     y = wide(x)
     return (y * gate(y.detach())).to(x.dtype)
 
@@ -103,28 +90,20 @@ def _tanh_gate(x: Tensor) -> Tensor:
     return 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": torch.special.ndtr,
+    "gelu-tanh": _tanh_gate,
+    "quick-gelu": lambda x: torch.sigmoid(1.702 * x),
+    "silu": torch.sigmoid,
+    "relu": lambda x: (x > 0).to(x.dtype),
+}
+"""Activation → the gate g of x · g(x)."""
+
+
 def _tanh(x: Tensor) -> Tensor:
     return gated(x, lambda y: torch.where(y == 0, 1.0, torch.tanh(y) / torch.where(y == 0, 1.0, y)))
 
 
-def _attend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return original(q.detach(), k.detach(), v, mask)
-
-    return attend
-
-
-def _classify(network: ViT) -> Callable[[Tensor], Tensor]:
-    config, original = network.config, network.classify
-
-    def classify(x: Tensor) -> Tensor:
-        parts: Any = network
-        if config.dist_token or not (config.pre_logits or config.logits_tanh):
-            return original(x)
-        if config.pre_logits:
-            x = _tanh(parts.pre_logits(x))
-        if config.classes:
-            x = parts.head(x)
-        return _tanh(x) * config.logit_scale if config.logits_tanh else x
-
-    return classify
+def _attention(backend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Attention by `backend`, with a constant softmax(q kᵀ)."""
+    return backend(q.detach(), k.detach(), v, **options)

@@ -1,10 +1,16 @@
-"""The network: reading order vit.py, position.py, conv_stem.py, resnet.py, kinds.py, variants.py, summary.py."""
+"""Reading order: vit, config, position, conv_stem, resnet, initialization, packing, decoder, foreign, registry,
+variants, summary.
+"""
 
-from vitral.model.kinds import ModelConfig, Network, network
+from vitral.model.config import ViTConfig
+from vitral.model.decoder import Decoder, EncoderDecoder
+from vitral.model.decoder_config import DecoderConfig, EncoderDecoderConfig
+from vitral.model.foreign import Foreign, ForeignConfig
+from vitral.model.registry import ModelConfig, Network, network, with_image_size
 from vitral.model.resnet import BiT, BiTConfig
 from vitral.model.summary import Layer, Summary, summarize
 from vitral.model.variants import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, config, create
-from vitral.model.vit import ViT, ViTConfig
+from vitral.model.vit import ViT
 
 __all__ = [
     "BITS",
@@ -14,6 +20,12 @@ __all__ = [
     "WRITE_UPS",
     "BiT",
     "BiTConfig",
+    "Decoder",
+    "DecoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "Foreign",
+    "ForeignConfig",
     "Layer",
     "ModelConfig",
     "Network",
@@ -24,4 +36,5 @@ __all__ = [
     "create",
     "network",
     "summarize",
+    "with_image_size",
 ]

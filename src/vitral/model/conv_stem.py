@@ -1,14 +1,13 @@
-"""A convolutional stem: a few 3×3 convolutions in the place of one large patch (Xiao et al., arXiv 2106.14881).
+"""Convolutional stem: a few 3×3 convolutions instead of one large patch (Xiao et al., arXiv 2106.14881).
 
     images (B, C, H, W) ─ [3×3 convolution ─ norm ─ GELU] × layers ─ features (B, C', H/s, W/s) ─ patches
 
-A layer makes its features smaller by the convolution's stride, or by the greatest of each s × s (`pool`), which sees
-every pixel and takes more time.
+A layer downsamples by the convolution's stride, or by s × s max pooling (`pool`), which sees every pixel and takes
+longer.
 
-The paper's patches are cut without a look at their neighbours, and a network has to learn from pictures alone what
-pixels side by side have to do with each other. Where there are few of them, or little time, that is what it lacks.
-Unlike in the ResNets of the hybrids the norm is over the batch, which learns faster (docs/log.md); once trained it is a
-factor and a shift for each channel.
+Plain patches are cut independently, so a network has to learn from data how neighboring pixels relate. With few images
+or little training time it does not; convolutions have that prior. Unlike in the ResNets of the hybrids, the norm is
+batch normalization, which trains faster (docs/log/accuracy.md). In evaluation it is a scale and a shift a channel.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ConvLayers = tuple[tuple[int, int], ...]
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3×3 convolution, without a bias: a norm follows."""
+    """3×3 convolution without a bias, since a norm follows."""
 
     def __init__(self, channels: int, out: int, stride: int):
         super().__init__(channels, out, 3, stride, padding=1, bias=False)
@@ -39,7 +38,7 @@ class Conv3x3(nn.Conv2d):
 
 
 class ConvLayer(nn.Module):
-    """A 3×3 convolution with its norm and GELU; where nothing changes shape, added to what comes in."""
+    """3×3 convolution, norm and GELU; residual if input and output have the same shape."""
 
     def __init__(self, channels: int, out: int, stride: int, pool: bool = False):
         super().__init__()
@@ -57,9 +56,9 @@ class ConvLayer(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Images (B, C, H, W) to features (B, C', H/s, W/s): C' the last layer's channels, s the product of strides.
+    """Images (B, C, H, W) to features (B, C', H/s, W/s): C' channels of the last layer, s the product of strides.
 
-    With `pool`, layers after the first take the greatest of s × s instead of a stride.
+    With `pool`, layers after the first use max pooling instead of a stride.
     """
 
     def __init__(self, channels: int, layers: Sequence[tuple[int, int]], pool: bool = False):
@@ -71,8 +70,8 @@ class ConvStem(nn.Module):
         )
 
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
-        """`recompute` changes nothing: a norm that is computed again would count the batch twice."""
-        x = images.contiguous(memory_format=torch.channels_last)  # as tokens lie, and as convolutions are fastest
+        """Ignore `recompute`: recomputing a batch norm would update its running statistics twice."""
+        x = images.contiguous(memory_format=torch.channels_last)  # the layout of tokens, and fastest for convolutions
         for layer in self.layers:
             x = layer(x)
         return x
@@ -80,29 +79,31 @@ class ConvStem(nn.Module):
 
 @torch.no_grad()
 def whiten(stem: ConvStem, images: Tensor) -> None:
-    """Make the first layer's kernels the directions in which patches of these images (n, C, H, W), standardised, vary,
-    those first in which they vary most: scaled to equal variance, uncorrelated, each also with the other sign (arXiv
-    2404.00498, section 3.1). Kernels for which there is no direction left stay as they are.
+    """Initialize the first layer by PCA whitening of 3×3 patches of standardized images (n, C, H, W).
+
+    Kernels are the principal directions of the patches, largest variance first, scaled to unit variance, each with both
+    signs (arXiv 2404.00498, section 3.1). Kernels beyond the number of directions keep their values.
     """
     layer: Any = stem.layers[0]
     weight = layer.conv.weight
-    border = int(min(images.shape[-2:]) < 3)  # else there would be no patch at all
-    patches = F.unfold(images.float(), 3, padding=border).transpose(1, 2).flatten(0, 1)  # (n · places, C · 9)
+    border = int(min(images.shape[-2:]) < 3)  # otherwise there would be no patch at all
+    patches = F.unfold(images.float(), 3, padding=border).transpose(1, 2).flatten(0, 1)  # (n · positions, C · 9)
     covariance = patches.T @ patches / len(patches)
-    variances, directions = torch.linalg.eigh(covariance.cpu())  # Apple GPUs have no such function
-    kernels = (directions / (variances.clamp_min(0) + _LEAST_VARIANCE).sqrt()).T.flip(0)
+    variances, directions = torch.linalg.eigh(covariance.cpu())  # not implemented on Apple GPUs
+    kernels = (directions / (variances.clamp_min(0) + _WHITENING_EPS).sqrt()).T.flip(0)
     half = kernels[: len(weight) // 2].reshape(-1, *weight.shape[1:]).to(weight)
     weight[: 2 * len(half)] = torch.cat([half, -half])
 
 
-_LEAST_VARIANCE = 1e-2
-"""Added to each, lest what is hardly there, noise and traces of compression, becomes as loud as the rest."""
+_WHITENING_EPS = 1e-2
+"""Added to each variance, so that noise and compression artifacts are not amplified to unit variance."""
 
 
 def conv_layers(dim: int, patch: int) -> ConvLayers:
-    """The stem for tokens of `dim` channels and patches of 2ⁿ pixels: five layers or more. The last two are as wide as
-    a token, or twice as wide up to 256, each two before half as wide as what follows them; the last lets tokens see
-    their neighbours.
+    """Layers of a stem for `dim` channels and patches of 2ⁿ pixels: at least five.
+
+    The last layer is as wide as a token, or twice as wide up to 256. Going backward, the width halves every two layers.
+    The last layer has stride 1, so that tokens see their neighbors.
     """
     width = max(dim, min(2 * dim, 256))
     halvings = round(math.log2(patch))
@@ -112,11 +113,10 @@ def conv_layers(dim: int, patch: int) -> ConvLayers:
 
 
 def deep_layers(dim: int, patch: int) -> ConvLayers:
-    """The stem of maxima for small pictures: a layer at full size, two for each halving, and one more. The last ones
-    are as wide as those of `conv_layers`; the first halving is a quarter as wide, or, for tokens that
-    are wide themselves and meant for a GPU, two thirds.
+    """Layers of a max-pooling stem for small images: one at full size, two for each halving, and one more.
 
-    It computes several times as much as those for the same picture, most of it near full size.
+    The last layers are as wide as in `conv_layers`. The first halving is a quarter as wide, or two thirds for wide
+    tokens, which are meant for a GPU. This stem costs several times the FLOPs of `conv_layers`, most near full size.
     """
     width = max(dim, min(2 * dim, 256))
     whole, halved = (width // 8, width // 4) if width <= 256 else (width // 6, 2 * width // 3)

@@ -1,11 +1,11 @@
-"""The authors' convolutional networks: the ResNet before the patches of a hybrid, and the ResNets of BiT.
+"""ResNets of the authors: the stem of hybrids, and BiT.
 
     hybrid   images (B, C, H, W) ─ root, stride 4 ─ stages, post-activation ─ features (B, C', H/s, W/s) ─ patches
     BiT      images (B, C, H, W) ─ root, stride 4 ─ stages, pre-activation ─ norm, ReLU ─ mean ─ head ─ logits (B, K)
 
-Both have convolutions with standardised weights and group normalisation, so that nothing depends on the batch. They
-differ in where the activation stands and in how borders are padded: the hybrid's padding is SAME, which puts the odd
-pixel after the picture; BiT's is the same on both sides. Names of modules are those of most published weights.
+Both use weight standardization and group normalization, so that images of a batch stay independent. They differ in the
+position of the activation and in padding: the hybrid's is SAME, with the odd pixel after the image; BiT's is symmetric.
+Module names are those of most published weights.
 
 Sources: vit_jax `models_resnet.py`; big_transfer and big_vision `models/bit_paper.py` (arXiv 1912.11370).
 """
@@ -24,19 +24,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError
-from vitral.model.schema import Schema, pair
+from vitral.model.config_base import ConfigBase, pair
 
 ROOT = 64
-"""Channels of the root of a network of width 1, and of the bottlenecks of its first stage."""
+"""Channels of the root and of the first stage's bottlenecks at width 1."""
 
 
 class Numerics(NamedTuple):
-    """The small numbers in which implementations of one network differ; each kind of weights wants its own."""
+    """Epsilons and padding in which implementations of one network differ; each source of weights needs its own."""
 
-    spread: Literal["std", "variance"]  # what `standard_eps` is added to: w / (std + ε), or w / √(variance + ε)
+    spread: Literal["std", "variance"]  # where `standard_eps` goes: w / (std + ε), or w / √(variance + ε)
     standard_eps: float
     norm_eps: float
-    pool_border: float = 0.0  # what stands around the picture when BiT's root takes the maximum
+    pool_border: float = 0.0  # padding value of the max pooling in BiT's root
 
 
 HybridNumerics = Literal["authors", "timm"]
@@ -53,10 +53,10 @@ BIT_NUMERICS: dict[str, Numerics] = {
 
 
 @dataclass(frozen=True)
-class BiTConfig(Schema):
-    """Everything that decides the shape and the arithmetic of a BiT ResNet. Defaults: BiT-R50x1.
+class BiTConfig(ConfigBase):
+    """Shape and arithmetic of a BiT ResNet. Defaults: BiT-R50x1.
 
-    Sizes are pixels; an integer stands for a square. Any size of image will do. `classes=0` leaves the head out.
+    Sizes are in pixels; an integer is a square. Images of any size are accepted. `classes=0` leaves the head out.
     """
 
     image_size: int | tuple[int, int] = 224
@@ -72,6 +72,7 @@ class BiTConfig(Schema):
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
         self.check_kinds()
+        self._check_bounds()
         sizes = {"image_size": min(self.image), "channels": self.channels, "width": self.width}
         sizes["layers"] = min(self.layers, default=0)
         if bad := [f"{name}={getattr(self, name)}" for name, size in sizes.items() if size < 1]:
@@ -96,12 +97,12 @@ class BiTConfig(Schema):
 
 
 class BiT(nn.Module):
-    """A ResNet-V2: images (B, C, H, W), standardised as the weights expect, in; logits (B, K) out."""
+    """ResNet-V2 (BiT): images (B, C, H, W), standardized as the weights expect, to logits (B, K)."""
 
     def __init__(self, config: BiTConfig):
         super().__init__()
         self.config = config
-        self.checkpointing = False  # recompute bottlenecks in the backward pass: less memory, more time
+        self.checkpointing = False  # recompute bottlenecks in backward: less memory, more time
         numerics = BIT_NUMERICS[config.numerics]
         root = ROOT * config.width
         self.stem = PaddedRoot(config.channels, root, numerics)
@@ -109,7 +110,7 @@ class BiT(nn.Module):
         self.norm = group_norm(config.dim, numerics)
         if config.classes:
             self.head = nn.Linear(config.dim, config.classes)
-        if not next(self.parameters()).is_meta:  # there are no numbers to draw
+        if not next(self.parameters()).is_meta:  # a meta tensor has no values to draw
             self.init_weights()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -119,24 +120,24 @@ class BiT(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Features (B, D, H/32, W/32), rounded up, after the last stage, before the final norm."""
         if images.ndim != 4 or images.shape[1] != self.config.channels:
-            wanted = f"(B, {self.config.channels}, {self.config.image[0]}, {self.config.image[1]})"
-            raise UsageError("images of the wrong shape", why=f"got {tuple(images.shape)}, want {wanted}")
+            expected = f"(B, {self.config.channels}, {self.config.image[0]}, {self.config.image[1]})"
+            raise UsageError("images of the wrong shape", why=f"got {tuple(images.shape)}, want {expected}")
         x = self.stem(images)
         for stage in self.stages:
             x = stage(x, self.checkpointing)
         return x
 
     def pool(self, x: Tensor) -> Tensor:
-        """One vector (B, D) for each picture."""
+        """Pooled features (B, D)."""
         return F.relu(self.norm(x)).mean((2, 3))
 
     def classify(self, x: Tensor) -> Tensor:
-        """Logits (B, K) from what `pool` gives."""
+        """Logits (B, K) from the output of `pool`."""
         return self.head(x) if self.config.classes else x
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialise as the authors' code does (big_vision `bit_paper.py`, Flax defaults)."""
+        """Initialize as the authors' code does (big_vision `bit_paper.py`, Flax defaults)."""
         table: list[tuple[str, Callable[[Tensor], object]]] = [
             ("head.weight", nn.init.zeros_),
             ("head.bias", partial(nn.init.constant_, val=self.config.head_bias_init)),
@@ -145,25 +146,25 @@ class BiT(nn.Module):
             ("*norm*.bias", nn.init.zeros_),
         ]
         for name, parameter in self.named_parameters():
-            next(initialise for pattern, initialise in table if fnmatchcase(name, pattern))(parameter)
+            next(initialize for pattern, initialize in table if fnmatchcase(name, pattern))(parameter)
 
 
 class HybridStem(nn.Module):
-    """The ResNet before the patches: images (B, C, H, W) to features (B, `stem_width`, H/s, W/s), s `stem_stride`.
+    """ResNet before the patches: images (B, C, H, W) to features (B, `stem_width`, H/s, W/s), s `stem_stride`.
 
-    `layers` are the bottlenecks of each stage; with none it is the root alone.
+    `layers` are the numbers of bottlenecks of the stages; without stages it is the root alone.
     """
 
     def __init__(self, channels: int, layers: Sequence[int], numerics: HybridNumerics = "authors"):
         super().__init__()
-        numbers = HYBRID_NUMERICS[numerics]
-        self.stem = SameRoot(channels, ROOT, numbers)
+        settings = HYBRID_NUMERICS[numerics]
+        self.stem = SameRoot(channels, ROOT, settings)
         if layers:
-            self.stages = stages(PostBottleneck, layers, ROOT, numbers)
+            self.stages = stages(PostBottleneck, layers, ROOT, settings)
         self.staged = bool(layers)
 
     def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
-        """`recompute`: bottlenecks are computed again in the backward pass, for less memory."""
+        """With `recompute`, backward recomputes the bottlenecks to save memory."""
         x = self.stem(images)
         for stage in self.stages if self.staged else ():
             x = stage(x, recompute)
@@ -171,12 +172,12 @@ class HybridStem(nn.Module):
 
 
 def stem_stride(layers: Sequence[int]) -> int:
-    """Pixels of the picture for one of the features: 4 after the root and the first stage, then twice as many each."""
+    """Stride of a stem in pixels: 4 after the root and the first stage, doubled by each further stage."""
     return 4 * 2 ** max(len(layers) - 1, 0)
 
 
 def stem_width(layers: Sequence[int]) -> int:
-    """Channels of the features."""
+    """Channels of the output of a stem."""
     return 4 * ROOT * 2 ** (len(layers) - 1) if layers else ROOT
 
 
@@ -184,7 +185,7 @@ def stem_width(layers: Sequence[int]) -> int:
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution whose kernel is brought to mean 0 and variance 1 for each output channel (arXiv 1903.10520)."""
+    """Convolution with its kernel standardized for each output channel (weight standardization, arXiv 1903.10520)."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, numerics: Numerics, *, same: bool):
         super().__init__(channels, out, kernel, stride, 0 if same else (kernel - 1) // 2, bias=False)
@@ -195,10 +196,10 @@ class StdConv2d(nn.Conv2d):
             x, padding = pad_same(x, self.kernel_size[0], self.stride[0]), 0
         else:
             x, padding = bordered(x, self.kernel_size[0])
-        return F.conv2d(x, self.standardised().to(x.dtype), None, self.stride, padding)
+        return F.conv2d(x, self.standardized().to(x.dtype), None, self.stride, padding)
 
-    def standardised(self) -> Tensor:
-        """The kernel that is used; half precision would lose what is left after the mean, so it is at least fp32."""
+    def standardized(self) -> Tensor:
+        """Standardized kernel, in fp32 at least: subtracting the mean in half precision loses too many digits."""
         weight = self.weight.flatten(1)
         if weight.dtype in (torch.bfloat16, torch.float16):
             weight = weight.float()
@@ -211,17 +212,17 @@ class StdConv2d(nn.Conv2d):
 
 
 def bordered(x: Tensor, kernel: int) -> tuple[Tensor, int]:
-    """Pictures (B, C, H, W), and the padding that a convolution with so wide a kernel is to give them.
+    """Images (B, C, H, W) and the padding to pass to a convolution of this kernel size.
 
-    oneDNN's bf16 gradient of a strided kernel reads what nobody wrote where a picture of one column has its border from
-    the convolution (torch 2.15): NaN now and then. With the border in the picture it is right.
+    With an image of one column and padding by the convolution, oneDNN's bf16 gradient of a strided kernel reads
+    uninitialized memory (torch 2.15), which sometimes gives NaN. Such images are padded here instead.
     """
     border = (kernel - 1) // 2
     return (F.pad(x, [border] * 4), 0) if 1 in x.shape[-2:] else (x, border)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad (…, H, W) so that ⌈H / stride⌉ × ⌈W / stride⌉ places come out; an odd pixel goes below and right (XLA)."""
+    """Pad (…, H, W) for an output of ⌈H / stride⌉ × ⌈W / stride⌉; an odd pixel goes below and right, as in XLA."""
     pads: list[int] = []
     for n in (x.shape[-1], x.shape[-2]):  # the last axis first
         total = max((-(-n // stride) - 1) * stride + kernel - n, 0)
@@ -230,12 +231,12 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 def group_norm(channels: int, numerics: Numerics) -> nn.GroupNorm:
-    """32 groups, as all of these networks have."""
+    """Group norm with 32 groups, as in all of these networks."""
     return nn.GroupNorm(32, channels, eps=numerics.norm_eps)
 
 
 class SameRoot(nn.Module):
-    """7×7 convolution, norm, ReLU and maximum of 3×3, each convolution and maximum with stride 2."""
+    """7×7 convolution with stride 2, norm, ReLU, and 3×3 max pooling with stride 2."""
 
     def __init__(self, channels: int, out: int, numerics: Numerics):
         super().__init__()
@@ -247,9 +248,9 @@ class SameRoot(nn.Module):
 
 
 class PaddedRoot(nn.Module):
-    """7×7 convolution and maximum of 3×3, each with stride 2; the first norm is that of the first bottleneck.
+    """7×7 convolution and 3×3 max pooling, each with stride 2. The first norm is in the first bottleneck.
 
-    The maximum sees a border of zeros (authors, timm), which negative features lose to; big_vision has none to see.
+    The pooling is padded with zeros (authors, timm), which exceed negative features, or with −∞ (big_vision).
     """
 
     def __init__(self, channels: int, out: int, numerics: Numerics):
@@ -262,7 +263,7 @@ class PaddedRoot(nn.Module):
 
 
 class Projection(nn.Module):
-    """The way past a bottleneck that changes the shape: 1×1 convolution, with a norm in post-activation networks."""
+    """Shortcut of a bottleneck that changes the shape: 1×1 convolution, with a norm in post-activation networks."""
 
     def __init__(self, channels: int, out: int, stride: int, numerics: Numerics, *, post: bool):
         super().__init__()
@@ -277,7 +278,7 @@ class Projection(nn.Module):
 
 
 class PostBottleneck(nn.Module):
-    """1×1, 3×3 (with the stride) and 1×1 convolution, each with its norm; ReLU after the sum (hybrids)."""
+    """1×1, 3×3 (strided) and 1×1 convolution, each followed by a norm; ReLU after the sum (hybrids)."""
 
     def __init__(self, channels: int, mid: int, stride: int, numerics: Numerics):
         super().__init__()
@@ -299,7 +300,7 @@ class PostBottleneck(nn.Module):
 
 
 class PreBottleneck(nn.Module):
-    """Norm and ReLU before each of 1×1, 3×3 (with the stride) and 1×1 convolution; nothing after the sum (BiT)."""
+    """Norm and ReLU before each of 1×1, 3×3 (strided) and 1×1 convolution; nothing after the sum (BiT)."""
 
     def __init__(self, channels: int, mid: int, stride: int, numerics: Numerics):
         super().__init__()
@@ -337,19 +338,19 @@ class Stage(nn.Module):
 def stages(
     bottleneck: Callable[[int, int, int, Numerics], nn.Module], layers: Sequence[int], root: int, numerics: Numerics
 ) -> nn.ModuleList:
-    """Stages of so many bottlenecks, after a root of so many channels: each is twice as wide as the one before, and
-    all but the first halve the resolution.
+    """Stages of `layers` bottlenecks after a root of `root` channels. Each stage doubles the width; all but the first
+    halve the resolution.
     """
-    found, channels = nn.ModuleList(), root
+    result, channels = nn.ModuleList(), root
     for number, count in enumerate(layers):
         mid = root * 2**number
         first = bottleneck(channels, mid, 1 if number == 0 else 2, numerics)
-        found.append(Stage([first, *(bottleneck(4 * mid, mid, 1, numerics) for _ in range(count - 1))]))
+        result.append(Stage([first, *(bottleneck(4 * mid, mid, 1, numerics) for _ in range(count - 1))]))
         channels = 4 * mid
-    return found
+    return result
 
 
 def lecun_normal_(p: Tensor) -> Tensor:
-    """Normal of variance 1/fan-in, cut at two deviations and widened so that the variance holds (Flax)."""
-    std = (1 / p[0].numel()) ** 0.5 / 0.87962566103423978  # std of a unit normal cut at ±2
+    """Truncated normal of variance 1/fan-in, cut at two deviations and rescaled to keep the variance (Flax)."""
+    std = (1 / p[0].numel()) ** 0.5 / 0.87962566103423978  # std of a unit normal truncated at ±2
     return nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)

@@ -1,7 +1,7 @@
-"""What a network is made of: its layers in the order in which they run, with shapes, parameters, FLOPs and memory.
+"""Table of layers in execution order, with shapes, parameters, FLOPs and memory.
 
-Nothing is computed: a copy of the network without numbers (meta tensors) runs once, so the largest models cost no
-memory and the model that was passed in is not touched.
+Nothing is computed: a copy of the network on the meta device runs once. So the largest models need no memory, and the
+model that was passed stays as it is. A network of another library may not run there: its copy computes one image.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitral.console import stdout, table
+from vitral.console import Described, stdout, table
 from vitral.errors import UsageError
-from vitral.model.kinds import ModelConfig
-from vitral.model.kinds import network as network_of
-from vitral.model.variants import config as config_of
+from vitral.model import registry, variants
+from vitral.model.decoder import EncoderDecoder
+from vitral.model.foreign import Foreign
+from vitral.model.registry import ModelConfig
 from vitral.model.vit import ViT
 
 PARAMETER = "Parameter"
-"""The type of a row that is a bare parameter, such as `cls_token`: one that a module holds beside its parts."""
+"""Type of the row of a bare parameter, such as `cls_token`: one that a module with submodules holds itself."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One row. Parameters and FLOPs are the layer's own, without those of the layers inside it."""
+    """One row. Parameters and FLOPs exclude those of nested layers."""
 
     name: str  # as in the state dict: "blocks.0.attn.qkv"
     type: str
-    output_shape: tuple[int, ...]  # batch first; empty if the layer never runs; a bare parameter's own shape
+    output_shape: tuple[int, ...]  # batch first; empty if the layer never runs; for a bare parameter its shape
     parameters: int
     trainable: int  # how many of the parameters are trained
     flops: int
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(Described):
     """Layers and totals of one network for one input.
 
-    FLOPs: one multiply-add is two; matrix products, convolutions and attention are counted, elementwise work is not.
-    Memory in bytes: `activation_bytes` adds up the tensors that the layers of the table hand on, each once.
+    FLOPs count one multiply-add as two, in matrix products, convolutions and attention, without elementwise operations.
+    Memory is in bytes; `activation_bytes` is the sum over the distinct output tensors of the layers.
     """
 
     model: str
@@ -72,13 +73,23 @@ class Summary:
 
     @property
     def counted(self) -> int:
-        """What a tool prints that skips bare parameters: write-up 000's 86,415,592, write-up 001's 7,562."""
+        """Parameters without bare ones, as some tools count: 86,415,592 in write-up 000, 7,562 in write-up 001."""
         return sum(layer.parameters for layer in self.layers if layer.type != PARAMETER)
 
     @property
     def flops(self) -> int:
-        """Of the forward pass, for the whole batch."""
+        """FLOPs of the forward pass for the whole batch."""
         return sum(layer.flops for layer in self.layers)
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        return {
+            "model": self.model,
+            "input": "×".join(map(str, self.input_shape)),
+            "layers": f"{len(self.layers):,} layers",
+            "parameters": f"{self.parameters:,} parameters",
+            "FLOPs": f"{self.flops:,} FLOPs",
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; memory in bytes."""
@@ -99,7 +110,7 @@ class Summary:
         }
 
     def print_table(self, console: Console | None = None, *, full: bool = False) -> None:
-        """Print the table for people; blocks that are alike become one, unless `full`."""
+        """Print the table; identical blocks are folded into one, unless `full`."""
         console = console or stdout()
         console.print(f"[bold]{escape(self.model)}[/]  {self.parameters:,} parameters", highlight=False)
         console.print(_table(self, full=full))
@@ -117,24 +128,30 @@ def summarize(
     *,
     name: str | None = None,
 ) -> Summary:
-    """Summarise a network, a configuration or a name ("B/16"), which are not built in memory.
+    """Summarize a network, a configuration or a named model ("B/16"), without allocating it.
 
-    `image_size` is the model's own unless given; a network with learned positions takes no other (`UsageError`), while
-    a name or a configuration is changed to it. `name` is the title, by default what was passed.
+    `image_size` defaults to that of the model. A name or a configuration is changed to it; a network with learned
+    positions refuses another one (`UsageError`). `name` is the title, by default the name or class of `model`.
     """
     if isinstance(model, nn.Module):
-        network: nn.Module = _without_numbers(model)
+        network: nn.Module = copy.deepcopy(model).cpu() if isinstance(model, Foreign) else _to_meta(model)
         title = name or type(model).__name__
     else:
-        config = config_of(model) if isinstance(model, str) else model
-        config = config if image_size is None else replace(config, image_size=image_size)
+        config = variants.config(model) if isinstance(model, str) else model
+        config = config if image_size is None else registry.with_image_size(config, image_size)
         with torch.device("meta"):
-            network = network_of(config)
+            network = registry.network(config)
         title = name or (model if isinstance(model, str) else type(network).__name__)
     if isinstance(network, ViT):
-        network.lean = False  # the table shows the whole network
+        network.prune_last_block = False  # the table shows the whole network
     images = _images(network, image_size, batch)
-    layers, activations = _run(network.eval(), images)
+    try:
+        layers, activations = _run(network.eval(), images)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        why = "one of its tensors has more values than torch can count"
+        raise UsageError(f"{title} is too large to summarize", why=why, hint="a smaller image size or batch") from None
     return Summary(
         model=title,
         input_shape=tuple(images.shape),
@@ -145,20 +162,25 @@ def summarize(
     )
 
 
-def _without_numbers(model: nn.Module) -> nn.Module:
-    """A copy on the meta device. The memo makes deepcopy take these tensors for the model's own: nothing is copied."""
+def _to_meta(model: nn.Module) -> nn.Module:
+    """Copy a model to the meta device. The memo maps its tensors to meta tensors, so deepcopy copies no values."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
     memo |= {id(b): b.to("meta") for b in model.buffers()}
     network = copy.deepcopy(model, memo)
-    for module in network.modules():  # hooks of whoever watches the model must not see this run
+    for module in network.modules():  # hooks of the original must not see this run
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
     return network
 
 
+_LARGEST_BATCH = 1_000_000
+
+
 def _images(network: nn.Module, image_size: int | tuple[int, int] | None, batch: int) -> Tensor:
     if batch < 1:
         raise UsageError(f"a batch of {batch} has no images", hint="--batch 1")
+    if batch > _LARGEST_BATCH:
+        raise UsageError(f"a batch must be at most {_LARGEST_BATCH:,}, not {batch}", hint="--batch 1")
     config = getattr(network, "config", None)
     size = image_size or getattr(config, "image_size", None)
     channels = getattr(config, "channels", 3)
@@ -166,11 +188,12 @@ def _images(network: nn.Module, image_size: int | tuple[int, int] | None, batch:
         raise UsageError("the model does not say its image size", hint="summarize(model, image_size=224)")
     height, width = (size, size) if isinstance(size, int) else size
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    return torch.empty(batch, channels, height, width, dtype=dtype, device="meta")
+    device = "cpu" if isinstance(network, Foreign) else "meta"
+    return torch.zeros(batch, channels, height, width, dtype=dtype, device=device)
 
 
 def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
-    """Run once; give the rows in the order in which layers begin, and the bytes of what they hand on."""
+    """Run once. Return the rows in execution order, and the bytes of the layers' outputs."""
     names = {module: name for name, module in network.named_modules()}
     bare = {
         parameter: f"{name}.{own}" if name else own
@@ -185,6 +208,7 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
         order.setdefault(names[module], module)
 
     def end(module: nn.Module, _: object, output: object) -> None:
+        output = output[0] if isinstance(output, tuple) and output else output
         if isinstance(output, Tensor):
             outputs[names[module]] = output
 
@@ -192,18 +216,19 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
         if isinstance(value, nn.Parameter) and value in bare:
             order.setdefault(bare[value], value)
 
-    from torch.utils.flop_counter import FlopCounterMode  # brings Triton with it, and who predicts counts nothing
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which prediction does not need
 
     for module in names:
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, _Watch(use):
-        network(images)
+    text = [_text(network, images)] if isinstance(network, EncoderDecoder) else []
+    with torch.no_grad(), counter, _ArgumentTracer(use):
+        network(images, *text)
     rest = {name: module for module, name in names.items() if not any(module.children())}
     for name, item in [*rest.items(), *((name, parameter) for parameter, name in bare.items())]:
         if any(True for _ in _own(item)):
-            order.setdefault(name, item)  # never used, but it is part of the model
+            order.setdefault(name, item)  # never used, but part of the model
 
     root = type(network).__name__
     counts = counter.get_flop_counts()
@@ -214,24 +239,29 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
     return tuple(row for row in rows if row.name or row.parameters or row.flops), sum(storages.values())
 
 
-class _Watch(TorchFunctionMode):
-    """Shows every argument of every torch function to `see`: the only trace that a bare parameter leaves."""
+def _text(network: EncoderDecoder, images: Tensor) -> Tensor:
+    """The longest text for each image."""
+    return torch.zeros(len(images), network.config.decoder.length, dtype=torch.long, device=images.device)
 
-    def __init__(self, see: Callable[[object], None]):
+
+class _ArgumentTracer(TorchFunctionMode):
+    """Call `visit` with every argument of every torch function, which is how uses of bare parameters are found."""
+
+    def __init__(self, visit: Callable[[object], None]):
         super().__init__()
-        self.see = see
+        self.visit = visit
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for argument in args:
             for value in argument if isinstance(argument, list | tuple) else (argument,):
-                self.see(value)
+                self.visit(value)
         return func(*args, **(kwargs or {}))
 
 
 def _own(item: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
-    """A row's own parameters: a bare one has its own row, so a module with parts has none."""
+    """Parameters of one row. A module with submodules has none, since its bare parameters have their own rows."""
     if isinstance(item, nn.Parameter):
         yield item
     elif not any(item.children()):
@@ -239,7 +269,7 @@ def _own(item: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
 
 
 def _own_flops(totals: dict[str, int]) -> dict[str, int]:
-    """Take from each layer what the layers inside it account for."""
+    """Subtract from each layer's FLOPs those of its nested layers."""
     own = dict(totals)
     for name in totals:
         if name:
@@ -250,7 +280,7 @@ def _own_flops(totals: dict[str, int]) -> dict[str, int]:
 
 
 def _parent(name: str, names: dict[str, Any]) -> str:
-    """The nearest layer around this one that has a row; lists of layers have none."""
+    """Nearest enclosing layer with a row; lists of layers have none."""
     while name:
         name = name.rpartition(".")[0]
         if name in names:
@@ -291,39 +321,39 @@ def _table(summary: Summary, *, full: bool) -> Table:
             label = "  " * depth + (layer.name[len(parent) + 1 :] if parent else layer.name)
             numbers = (layer.parameters, layer.trainable, layer.flops)
             folded = repeats is not None and layer is unit[0]
-            if repeats and folded:  # its first row speaks for all of them, the rows below for one
+            if repeats and folded:  # the first row is the sum of all blocks, the rows below are one block
                 label += f" … {repeats.last}  ×{repeats.times}"
                 numbers = tuple(repeats.times * sum(of) for of in zip(*map(_numbers, unit), strict=True))
             cells = [f"{numbers[0]:,}", f"{numbers[1]:,}", _short(numbers[2])]
-            shown = [cell if of else "" for cell, of in zip(cells, (numbers[0], numbers[0], numbers[2]), strict=True)]
+            cells = [cell if of else "" for cell, of in zip(cells, (numbers[0], numbers[0], numbers[2]), strict=True)]
             if not summary.frozen:
-                del shown[1]
+                del cells[1]
             shape = str(layer.output_shape) if layer.output_shape else "not used"
-            rows.add_row(escape(label), escape(layer.type), shape, *shown, style="bold" if folded else None)
+            rows.add_row(escape(label), escape(layer.type), shape, *cells, style="bold" if folded else None)
     return rows
 
 
 class _Repeats(NamedTuple):
-    last: str  # the number of the last one
+    last: str  # number of the last block
     times: int
 
 
 def _units(layers: Sequence[Layer], *, full: bool) -> Iterator[tuple[list[Layer], _Repeats | None]]:
-    """Layers by numbered block; of neighbours that are alike the first one only, and how many it stands for."""
+    """Group layers by numbered block. Of consecutive identical blocks, yield the first and the number of them."""
     if full:
         yield list(layers), None
         return
     units = [(unit, list(group)) for unit, group in groupby(layers, key=lambda layer: _unit(layer.name))]
-    for _, alike in groupby(units, key=lambda pair: (pair[0].rpartition(".")[0], _nameless(*pair))):
-        same = list(alike)
+    for _, group in groupby(units, key=lambda pair: (pair[0].rpartition(".")[0], _nameless(*pair))):
+        same = list(group)
         repeats = _Repeats(same[-1][0].rpartition(".")[2], len(same))
         yield same[0][1], repeats if len(same) > 1 else None
 
 
 def _unit(name: str) -> str:
-    """ "blocks.3" for "blocks.3.attn.qkv"; empty outside numbered blocks."""
-    found = re.match(r"(?:.*\.)?\d+(?=\.|$)", name)
-    return found[0] if found else ""
+    """Numbered block of a layer: "blocks.3" for "blocks.3.attn.qkv", empty outside numbered blocks."""
+    match = re.match(r"(?:.*\.)?\d+(?=\.|$)", name)
+    return match[0] if match else ""
 
 
 def _nameless(unit: str, layers: list[Layer]) -> tuple[Layer, ...]:
@@ -349,7 +379,7 @@ def _totals(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _short(number: float) -> str:
-    """1,234,567 is "1.23 M"; the unit's name follows directly."""
+    """Format 1,234,567 as "1.23 M", to be followed by the name of a unit."""
     for prefix in ("", "k", "M", "G", "T"):
         if number < 999.5 or prefix == "T":
             break

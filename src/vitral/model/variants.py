@@ -1,4 +1,4 @@
-"""Networks by name: sizes of the paper and its descendants ("S/16" is parsed), hybrids, ResNets, the five write-ups."""
+"""Networks by name: sizes of the paper and later work ("S/16" is parsed), hybrids, ResNets, the five write-ups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from vitral.errors import UsageError, unknown
+from vitral.model.config import ViTConfig
+from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
-from vitral.model.kinds import ModelConfig, Network, network
+from vitral.model.decoder_config import EncoderDecoderConfig
+from vitral.model.foreign import ForeignConfig, is_foreign
+from vitral.model.registry import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
-from vitral.model.vit import ViTConfig
 
 
 class Size(NamedTuple):
@@ -25,11 +28,11 @@ class Size(NamedTuple):
 
 SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2),
-    "Pico": Size(64, 6, 256, 2),  # ours: small grey pictures on a laptop, patches alone
-    "Nano": Size(128, 6, 512, 4),  # ours: small colour pictures on a laptop, patches alone
-    "Femto": Size(64, 2, 256, 2),  # ours: grey pictures, behind a convolutional stem
-    "Micro": Size(128, 2, 512, 4),  # ours: the same for colour
-    "Mini": Size(384, 4, 1536, 6),  # ours: the same on a GPU
+    "Pico": Size(64, 6, 256, 2),  # vitral: small gray images on a laptop, plain patches
+    "Nano": Size(128, 6, 512, 4),  # vitral: small color images on a laptop, plain patches
+    "Femto": Size(64, 2, 256, 2),  # vitral: gray images, behind a convolutional stem
+    "Micro": Size(128, 2, 512, 4),  # vitral: the same for color
+    "Mini": Size(384, 4, 1536, 6),  # vitral: the same on a GPU
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
     "M": Size(512, 12, 2048, 8),
@@ -50,16 +53,16 @@ STEMS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
     "R26": {32: ((2, 2, 2, 2), 32)},
     "R50": {16: ((3, 4, 9), 16), 32: ((3, 4, 6, 3), 32)},  # /16: the layers of stage 4 are in stage 3 (paper, 4.1)
 }
-"""Hybrids: before the "+" of a name, and the number after its "/" → stages of the ResNet, and pixels of a token."""
+"""Hybrids: part of the name before "+" → number after "/" → stages of the ResNet, and pixels of a token."""
 
 CONV = "C"
-"""Before the "+" of a name: a convolutional stem."""
+"""Part of a name before "+" for a convolutional stem."""
 CONV_PATCHES = (2, 4, 8, 16, 32)
-"""Pixels of a token behind one."""
+"""Pixels of a token behind a convolutional stem."""
 MOSTLY_STEM = ("Femto", "Micro", "Mini")
-"""Sizes whose stem does most of the work; before the others it is a few layers (Xiao et al.)."""
+"""Sizes whose stem has most of the FLOPs. For other sizes it is a few layers (Xiao et al.)."""
 DEEP_PATCH = 8
-"""Pixels of a token up to which theirs is deep: that is for small pictures, and for others it would take hours."""
+"""Largest token in pixels with a deep stem, which is for small images; for large ones it would take hours."""
 
 RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """BiT: depth → bottlenecks of each stage (arXiv 1912.11370)."""
@@ -67,7 +70,7 @@ RESNETS: dict[int, tuple[int, ...]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152
 CONV_STEMMED = ("C+Femto/4", "C+Micro/8", "C+Mini/4", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
-"""The names of each that are listed: those with published weights, and R26+B/32 and R200x3; others can be typed too."""
+"""Listed names: those with published weights, R26+B/32 and R200x3. Other combinations are valid too."""
 
 WRITE_UPS: dict[str, ViTConfig] = {
     # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
@@ -96,13 +99,13 @@ WRITE_UPS: dict[str, ViTConfig] = {
 
 
 def config(name: str, **changes: Any) -> ModelConfig:
-    """The configuration that a name stands for: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a
-    ResNet ("BiT-R50x1") or a write-up.
+    """Configuration of a named network: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a ResNet
+    ("BiT-R50x1"), a write-up, or a network of another library ("timm:resnet18", `vitral.model.foreign`).
 
-    `changes` are fields of `ViTConfig` or `BiTConfig`, e.g. `classes=10, image_size=32`. Raises `UsageError` for an
-    unknown name or field, with the nearest ones that exist, and for sizes that do not fit each other.
+    `changes` are fields of its configuration, e.g. `classes=10, image_size=32`. Raises `UsageError` for an
+    unknown name or field, with the nearest known ones, and for incompatible sizes.
     """
-    kind, own = named(name)
+    kind, own = config_fields(name)
     known = kind.__dataclass_fields__
     if bad := [field for field in changes if field not in known]:
         if any(bad[0] in other.__dataclass_fields__ for other in (ViTConfig, BiTConfig)):
@@ -111,13 +114,15 @@ def config(name: str, **changes: Any) -> ModelConfig:
     return kind(**{**own, **changes})
 
 
-def named(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
-    """The kind of configuration that a name stands for, and the fields that the name decides; see `config`."""
+def config_fields(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
+    """Configuration class of a name, and the fields that the name sets; see `config`."""
+    if is_foreign(name):
+        return ForeignConfig, {"source": name}
     if name in WRITE_UPS:
         return ViTConfig, {field: getattr(WRITE_UPS[name], field) for field in ViTConfig.__dataclass_fields__}
-    if found := re.fullmatch(r"BiT-R(\d+)x([1-4])", name):
-        if int(found[1]) in RESNETS:
-            return BiTConfig, {"layers": RESNETS[int(found[1])], "width": int(found[2])}
+    if match := re.fullmatch(r"BiT-R(\d+)x([1-4])", name):
+        if int(match[1]) in RESNETS:
+            return BiTConfig, {"layers": RESNETS[int(match[1])], "width": int(match[2])}
     elif "+" in name:
         return ViTConfig, _hybrid(name)
     size, patch = parse(name)
@@ -142,7 +147,7 @@ def _hybrid(name: str) -> dict[str, Any]:
 
 
 def parse(name: str) -> tuple[Size, tuple[int, int]]:
-    """Size and patch (height, width) that `SIZE/PATCH` stands for; `UsageError` shows the nearest names."""
+    """Parse `SIZE/PATCH` to a size and a patch (height, width); `UsageError` lists the nearest names."""
     size, slash, patch = name.partition("/")
     parsed = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", patch)
     if size in SIZES and parsed:
@@ -162,13 +167,13 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
 
 
 def create(name: str, **changes: Any) -> Network:
-    """A freshly initialised network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
+    """Build a newly initialized network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
     return network(config(name, **changes))
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """What `vitral models` lists, for 224 pixels and 1000 classes: each size at its usual patch, hybrids, ResNets and
-    the write-ups. What a network has not is None.
+def catalog() -> list[dict[str, Any]]:
+    """Rows of `vitral models`, for 224 pixels and 1000 classes: each size at its usual patch, hybrids, ResNets and the
+    write-ups. Fields that a network does not have are None.
     """
     usual = {size: f"{size}/14" for size in ("So400m", "H", "g", "g-opt", "G", "G-opt", "e")}
     names = [usual.get(size, f"{size}/16") for size in SIZES]
@@ -191,8 +196,8 @@ def _entry(name: str, note: str) -> dict[str, Any]:
 
 NOTES = {
     "mu": "big_vision's smallest, for tests",
-    "Pico": "small grey pictures on a laptop, patches alone",
-    "Nano": "small colour pictures on a laptop, patches alone",
+    "Pico": "small gray images on a laptop, patches alone",
+    "Nano": "small color images on a laptop, patches alone",
     "Femto": "shallow: behind a convolutional stem",
     "Micro": "shallow: behind a convolutional stem",
     "Mini": "shallow: behind a convolutional stem",
@@ -201,9 +206,9 @@ NOTES = {
     "B": "paper, Table 1",
     "L": "paper, Table 1",
     "H": "paper, Table 1",
-    "C+Femto/4": "convolutional stem: small grey pictures on a laptop",
-    "C+Micro/8": "convolutional stem: small colour pictures on a laptop",
-    "C+Mini/4": "convolutional stem: small colour pictures on a GPU",
+    "C+Femto/4": "convolutional stem: small gray images on a laptop",
+    "C+Micro/8": "convolutional stem: small color images on a laptop",
+    "C+Mini/4": "convolutional stem: small color images on a GPU",
     "C+S/16": "convolutional stem (arXiv 2106.14881)",
     "R+Ti/16": "hybrid; its tokens are 32 pixels",
     "R26+S/32": "hybrid: ResNet before the patches (AugReg)",
@@ -217,4 +222,36 @@ NOTES = {
     "places365-postnorm": "write-up 003: post-norm, 365 scenes",
     "timm-small-128": "write-up 004: no bias in attention",
 }
-"""A line on a size or write-up where there is something to say."""
+"""Size or name → note in the catalog."""
+
+
+def name_of(config: ModelConfig) -> str:
+    """The name that `named` reads as this configuration, whatever its image size and classes; else its type and sizes.
+
+    Several names may stand for one network; the first of the table is taken.
+    """
+    if isinstance(config, ForeignConfig):
+        return config.source
+    if isinstance(config, EncoderDecoderConfig):
+        return f"{name_of(config.encoder)} + decoder of {config.decoder.depth} blocks, width {config.decoder.dim}"
+    if isinstance(config, BiTConfig):
+        names = [f"BiT-R{depth}x{config.width}" for depth in RESNETS]
+        other = f"ResNet of {sum(config.layers)} bottlenecks, width {config.width}"
+    else:
+        height, width = config.patch
+        patch = str(height) if height == width else f"{height}x{width}"
+        if config.conv_stem is not None:
+            names = [f"{CONV}+{size}/{number}" for size in SIZES for number in CONV_PATCHES]
+        elif config.stem is not None:
+            names = [f"{stem}+{size}/{number}" for size in SIZES for stem, built in STEMS.items() for number in built]
+        else:
+            names = [f"{size}/{patch}" for size in SIZES]
+        other = f"ViT of {config.depth} blocks, width {config.dim}, patch {patch}"
+    return next((name for name in names if _is_called(config, name)), other)
+
+
+def _is_called(config: ModelConfig, name: str) -> bool:
+    own = dict(config_fields(name)[1])
+    if isinstance(config, ViTConfig):
+        own["patch_size"] = pair(own["patch_size"])  # as a configuration holds it
+    return all(getattr(config, field) == value for field, value in own.items())

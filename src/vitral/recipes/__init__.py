@@ -1,2 +1,1 @@
-"""Recipes: short functions from the data's numbers to a complete run (`table`), the plan with its reasons (`planning`),
-and carrying it out (`execute`)."""
+"""Recipes: functions from the statistics of a data set to a complete run. `table` lists them."""

@@ -1,43 +1,44 @@
-"""Going on from weights that have learned: the default of `vitral train DATA --init WEIGHTS`, and the paper's own way.
+"""Fine-tuning of trained weights: the default of `vitral train DATA --init WEIGHTS`, and the recipe of the paper.
 
-    vitral train photos/ --init WEIGHTS                                       all layers, the early ones slower
+    vitral train photos/ --init WEIGHTS                                       all layers, early ones more slowly
     vitral train photos/ --init WEIGHTS --freeze patch_embed 'blocks.[0-5].*'  partly frozen
     vitral train photos/ --init WEIGHTS --recipe linear-probe                  the head only
     vitral train photos/ --init WEIGHTS --recipe paper-finetune                Table 4
 
-Size, channels and preprocessing are the weights' own; `--image-size` resizes positions. A head for other classes starts
-at zero. The experiments behind the numbers of `finetune` are in docs/log.md.
+Size, channels and preprocessing are those of the weights; `--image-size` resizes positions. A head for other classes
+starts at zero. The experiments behind the values of `finetune` are in docs/log/accuracy.md.
 """
 
 from vitral.device import Machine
-from vitral.recipes.facts import Facts
-from vitral.training.run import Choice, Plan, Run
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats
+from vitral.training.options import Run
+from vitral.training.plan import Choice, Plan
 
 FINETUNE_BATCH = 512
-"""Of Table 4."""
+"""Batch size of Table 4."""
 
 
-def finetune(facts: Facts, machine: Machine) -> Plan:
-    """All layers, with AdamW, each block slower than the one above it (BEiT, MAE)."""
-    pictures = 120_000 * (20 if machine.device.type == "cuda" else 1)
-    epochs = max(3, min(50, round(pictures / max(facts.images, 1))))
-    photographs, colour = max(facts.size) > 96, facts.channels == 3
+def finetune(stats: DatasetStats, machine: Machine) -> Plan:
+    """Train all layers with AdamW, each block with a lower learning rate than the one above it (BEiT, MAE)."""
+    images = 120_000 * (20 if machine.device.type == "cuda" else 1)
+    epochs = max(3, min(50, round(images / max(stats.images, 1))))
+    photographs, color = max(stats.size) > 96, stats.channels == 3
     run = Run(
-        recipe="finetune", channels=facts.channels, epochs=epochs,
-        batch_size=facts.batch(32 if facts.images < 2_000 else 64), optimizer="adamw", lr=1e-3, layer_decay=0.75,
+        recipe="finetune", channels=stats.channels, epochs=epochs,
+        batch_size=stats.batch(32 if stats.images < 2_000 else 64), optimizer="adamw", lr=1e-3, layer_decay=0.75,
         weight_decay=0.05, schedule="cosine", warmup=epochs / 10, clip=1.0, label_smoothing=0.1,
-        crop="random-resized" if photographs else "shift", crop_area=0.3, flip=colour,
+        crop="random-resized" if photographs else "shift", crop_area=0.3, flip=color,
     )  # fmt: skip
     return Plan(
         run,
         (
-            Choice("epochs", str(epochs), "about 120,000 pictures seen, at most 50 times each" + " × 20 on a GPU"),
-            Choice("batch", str(run.batch_size), "small, as the set is" if run.batch_size <= 32 else "usual"),
-            Choice("optimizer", "adamw, 0.001", "of the head; blocks below it learn more slowly"),
+            Choice("epochs", str(epochs), "about 120,000 images in total (× 20 on a GPU), at most 50 epochs"),
+            Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 32 else "usual"),
+            Choice("optimizer", "adamw, 0.001", "rate of the head; lower for the blocks below it"),
             Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
-            Choice("geometry", _geometry(run.crop), "where the object is does not matter"),
-            Choice("mirror", "yes" if colour else "no", "photographs stay true" if colour else "grey may be writing"),
-            Choice("smoothing", "0.1", "steadies a network that sees each picture often"),
+            Choice("geometry", _geometry(run.crop), "the position of the object does not matter"),
+            Choice("mirror", "yes" if color else "no", MIRRORED if color else NOT_MIRRORED),
+            Choice("smoothing", "0.1", "regularizes a network that sees each image often"),
         ),
     )
 
@@ -46,14 +47,14 @@ def _geometry(crop: str) -> str:
     return "crops of 30 to 100 %" if crop == "random-resized" else "shifts by up to 1/8"
 
 
-def paper_finetune(facts: Facts, machine: Machine) -> Plan:
-    """Fine-tuning as Table 4: SGD with momentum 0.9, batch 512, cosine, no decay, clip 1, 384 px, a zero head."""
-    steps = 500 if facts.images < 20_000 else 10_000 if facts.images < 500_000 else 20_000
-    epochs = max(1, round(steps * FINETUNE_BATCH / max(facts.images, 1)))
+def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:
+    """Fine-tune as in Table 4: SGD with momentum 0.9, batch 512, cosine, no decay, clip 1, 384 px, a zero head."""
+    steps = 500 if stats.images < 20_000 else 10_000 if stats.images < 500_000 else 20_000
+    epochs = max(1, round(steps * FINETUNE_BATCH / max(stats.images, 1)))
     run = Run(
         recipe="paper-finetune", model="B/16", image_size=384, epochs=epochs, batch_size=32, accumulate=16, lr=0.01,
         lr_batch=FINETUNE_BATCH, optimizer="sgd", weight_decay=0.0, schedule="cosine", clip=1.0,
-        warmup=min(500, steps / 5) * FINETUNE_BATCH / max(facts.images, 1), crop="random-resized", crop_area=0.05,
+        warmup=min(500, steps / 5) * FINETUNE_BATCH / max(stats.images, 1), crop="random-resized", crop_area=0.05,
         flip=True,
     )  # fmt: skip
     return Plan(
@@ -61,7 +62,7 @@ def paper_finetune(facts: Facts, machine: Machine) -> Plan:
         (
             Choice("optimizer", "sgd", "Table 4; momentum 0.9, no decay"),
             Choice("lr", "0.01 for batches of 512", "Table 4; the paper searches 0.003, 0.01, 0.03 (and 0.06)"),
-            Choice("epochs", str(epochs), f"{steps:,} steps of 512: Table 4 by the size of the data"),
-            Choice("image size", "384×384", "Table 4: higher than at pre-training, positions are resized"),
+            Choice("epochs", str(epochs), f"{steps:,} steps of 512, from Table 4 by the size of the data set"),
+            Choice("image size", "384×384", "Table 4: larger than in pre-training; positions are resized"),
         ),
     )

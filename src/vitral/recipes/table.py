@@ -1,21 +1,22 @@
-"""Recipes by name: short functions from the data's numbers to a complete run."""
+"""The table of recipes by name, with their restrictions."""
 
 from collections.abc import Callable
 from typing import Any
 
 from vitral.data import DataSet
 from vitral.device import Machine
-from vitral.recipes import probe
-from vitral.recipes.facts import Facts
+from vitral.recipes import linear_probe, pretrain
+from vitral.recipes import text as reading
 from vitral.recipes.finetune import finetune, paper_finetune
 from vitral.recipes.mnist_7562 import mnist_7562, mnist_7562_minute
 from vitral.recipes.paper import paper
 from vitral.recipes.places365 import places365
 from vitral.recipes.planted import planted
 from vitral.recipes.small import small
-from vitral.training.run import Plan
+from vitral.recipes.stats import DatasetStats
+from vitral.training.plan import Plan
 
-RECIPES: dict[str, Callable[[Facts, Machine], Plan]] = {
+RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
     "small": small,
     "finetune": finetune,
     "paper": paper,
@@ -24,14 +25,25 @@ RECIPES: dict[str, Callable[[Facts, Machine], Plan]] = {
     "mnist-7562": mnist_7562,
     "mnist-7562-minute": mnist_7562_minute,
     "planted": planted,
-    "linear-probe": probe.linear_probe,
+    "linear-probe": linear_probe.linear_probe,
+    "text": reading.text,
+    "mae": pretrain.mae,
+    "mpp": pretrain.mpp,
+    "dino": pretrain.dino,
 }
 
 RESIZES = ("paper-finetune",)
-"""Recipes whose image size is part of them: weights are made to fit it."""
+"""Recipes with a fixed image size, to which initial weights are resized."""
 
-UNREAD: dict[str, tuple[str, ...]] = {"linear-probe": probe.UNREAD}
-"""Options that have no meaning for a recipe, and are refused."""
+UNSUPPORTED: dict[str, tuple[str, ...]] = {
+    "linear-probe": linear_probe.UNSUPPORTED,
+    "text": reading.UNSUPPORTED,
+    **pretrain.UNSUPPORTED_BY,
+}
+"""Options without effect in a recipe; they are refused."""
 
-CHECKS: dict[str, Callable[[DataSet, Any], None]] = {"linear-probe": probe.check}
-"""What a recipe cannot work with is refused before any work."""
+CHECKS: dict[str, Callable[[DataSet, Any], None]] = {
+    "linear-probe": linear_probe.check,
+    **dict.fromkeys(pretrain.UNSUPPORTED_BY, pretrain.check),
+}
+"""Functions that refuse unsupported data and networks before training."""

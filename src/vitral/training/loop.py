@@ -1,18 +1,15 @@
-"""The training loop, whole and visible.
+"""The training loop, in one file.
 
-Where a run stands is a `State`. Everything random follows from (seed, epoch, step), so a state that was saved at any
-step goes on to the same bits as one that never stopped. On a GPU to nearly the same: some of its kernels add in the
-order in which they happen to be done.
+The progress of a run is a `State`. All random numbers are a function of (seed, epoch, step), so a run resumed from a
+state saved at any step reproduces the bits of an uninterrupted run. On a GPU it does so approximately: some kernels add
+in nondeterministic order.
 """
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,85 +19,90 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitral.data.loader import Batch, Batches
-from vitral.device import Machine, seed_everything, synchronise
+from vitral.device import Machine, seed_everything, synchronize
+from vitral.distributed.ranks import ALONE, Ranks, Stopping
+from vitral.distributed.tensors import all_like, local
 from vitral.errors import TrainingError
-from vitral.training.objective import Objective
+from vitral.kernels import random
+from vitral.stopping import stop_requested
+from vitral.training.callbacks import Callback, Epoch
+from vitral.training.objectives.objective import Objective
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
-from vitral.training.schedule import learning_rate
+from vitral.training.options import Run
+from vitral.training.schedule import as_planned, learning_rate, planned_epochs
 from vitral.training.step import Step
 from vitral.weights.files import read_tensors, write_tensors
-
-Epoch = dict[str, Any]
-"""One line of metrics.jsonl."""
 
 
 @dataclass
 class State:
-    """Where a run stands: saved whole, restored whole."""
+    """Complete state of a run, for saving and resuming."""
 
     model: nn.Module
     optimizer: OptimizerSet
-    averaged: Averaged | None = None
+    averaged: Averaged | Any = None  # or another that follows each step, with the same methods
     epoch: int = 0
-    batch: int = 0  # batches of this epoch that are done
-    step: int = 0  # steps of the optimizer in all
+    batch: int = 0  # completed batches of this epoch
+    step: int = 0  # optimizer steps in total
     sums: dict[str, Tensor] = field(default_factory=dict)  # of this epoch's metrics
     seconds: float = 0.0
-    compile_seconds: float = 0.0  # that torch's compiler took of them
+    compile_seconds: float = 0.0  # part of `seconds` spent in torch's compiler
     history: list[Epoch] = field(default_factory=list)
     best: Epoch | None = None
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is validated and kept: the averaged one where there is one."""
-        return self.model if self.averaged is None else self.averaged.module
+        """The network to validate and save: the averaged one, if any; of pretraining, the part that is kept."""
+        model = self.model if self.averaged is None else self.averaged.module
+        return getattr(model, "kept", model)
 
-    def save(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Write everything, atomically. `identity` says which run this belongs to."""
+    def save(self, path: Path, identity: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Write the state atomically. `identity` identifies the run; `tensors` are the whole ones of all ranks."""
+        tensors = self.tensors() if tensors is None else tensors
+        write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in _FIELDS}})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint by name; of a network that ranks share, parts of them."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state().items()}
         tensors |= {f"sums.{k}": v for k, v in self.sums.items()}
         if self.averaged is not None:
             tensors |= {f"averaged.{k}": v.clone() for k, v in self.averaged.state_dict().items()}
-        write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in _STANDS}})
+        return tensors
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Go back to what `save` wrote; the identity that it was given."""
-        tensors, header = read_tensors(path)
+        """Restore the state that `save` wrote; return its `identity`."""
+        return self.restore(*read_tensors(path))
+
+    def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
+        """`load` from the tensors and the header of the file."""
         device = next(self.model.parameters()).device
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.model.load_state_dict(part("model."))
+        self.model.load_state_dict(all_like(part("model."), self.model.state_dict()))
         self.optimizer.load_state(part("optimizer."))
         if self.averaged is not None:
-            self.averaged.load_state_dict(part("averaged."))
+            self.averaged.load_state_dict(all_like(part("averaged."), self.averaged.state_dict()))
         self.sums = {k: v.to(device) for k, v in part("sums.").items()}
-        for name in _STANDS:
-            setattr(self, name, header[name] if name != "compile_seconds" else header.get(name, 0.0))  # it came later
+        for name in _FIELDS:
+            # older checkpoints have no compile_seconds
+            setattr(self, name, header[name] if name != "compile_seconds" else header.get(name, 0.0))
         return dict(header["identity"])
 
 
-_STANDS = ("epoch", "batch", "step", "seconds", "compile_seconds", "history", "best")
-"""Plain numbers and lines of a state."""
+_FIELDS = ("epoch", "batch", "step", "seconds", "compile_seconds", "history", "best")
+"""Fields of a state that are saved as JSON, in the header of a checkpoint."""
 
 
-class Listener:
-    """What `fit` tells as it goes; the methods do nothing unless overridden."""
+Score = Callable[[Epoch], tuple[float, float]]
+"""Line of an epoch → its sort key: the largest is the best epoch, and of equal ones the latest."""
 
-    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
-        """An epoch begins, or goes on after `done` batches."""
 
-    def on_batch(self, loss: Tensor) -> None:
-        """A batch is done. The loss is on the device: reading it waits for the device."""
-
-    def on_epoch_end(self, line: Epoch, best: bool) -> None:
-        """An epoch is done and validated."""
-
-    def on_stop(self) -> None:
-        """A person asked to stop: the step at hand is finished and the state saved, which may take a while."""
+def best_accuracy(line: Epoch) -> tuple[float, float]:
+    """Sort key: accuracy, then lower loss; without validation all epochs are equal, and the latest is the best."""
+    return line.get("val_accuracy", 0.0), -line.get("val_loss", 0.0)
 
 
 def fit(
@@ -112,33 +114,46 @@ def fit(
     validate: Callable[[nn.Module], dict[str, float]],
     *,
     save: Callable[[State, bool, bool], None],
-    listener: Listener,
+    listener: Callback,
     size: Callable[[int], tuple[int, int]] | None = None,
     compiling: Callable[[], float] = lambda: 0.0,
+    score: Score = best_accuracy,
     step: Step | None = None,
+    ranks: Ranks = ALONE,
+    plan_again: Callable[[State], int | None] = lambda state: None,
 ) -> None:
-    """Train until `run.epochs`, from wherever `state` stands. Where pictures grow, `size` is theirs at a step, for the
-    epoch's line. `step` is what is done with a batch, where that is not the plain `Step`.
+    """Train from `state` until `run.epochs`.
 
-    `save(state, best, must)` is called after each epoch, and where a person stops the run (`must`), which then raises
+    After each epoch, `plan_again(state)` may return another total number of epochs, which rank 0 decides. It is a field
+    of the epoch's line, and the schedules follow it from there on.
+
+    With growing images, `size(step)` is their height and width, for the epoch's line. `step` replaces the default
+    `Step`, and `score` selects the best epoch. `compiling()` returns the seconds that torch's compiler has taken so
+    far, which `images_per_second` leaves out. `ranks` train together: each calls this function with its own part of
+    the batches.
+
+    `save(state, best, must)` is called after each epoch, and when the user stops the run (`must`), which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
     (on a GPU one step later, before anything is saved), with the names of the batch's files, and for weights that the
-    last steps of an epoch made non-finite. `compiling()` tells the seconds that torch's compiler has worked so far,
-    which `images_per_second` leaves out.
+    last steps of an epoch made non-finite.
     """
     step = step or Step(state.model, state.optimizer, objective, machine, run)
-    with stop_requested(listener.on_stop) as stopped:
-        while state.epoch < run.epochs and not _no_better(state, run.early_stop):
-            before = compiling()
-            waited = _epoch(state, run, machine, train, step, listener, stopped)
+    with stop_requested(listener.on_stop) as requested:
+        stopping = ranks.stopping(requested)
+        while state.epoch < planned_epochs(run, state.history) and not _should_stop_early(state, run.early_stop):
+            before, now = compiling(), as_planned(run, state.history)
+            waited, stop = _epoch(state, now, machine, train, step, listener, stopping, ranks)
             state.compile_seconds += compiling() - before
             _check_weights(state)
-            if stopped.is_set():
+            state.sums = ranks.pool(state.sums)
+            if stop or stopping.after_epoch():
                 save(state, False, True)
                 raise KeyboardInterrupt
-            line = _close_epoch(state, run, train, validate, size, waited)
+            line = _close_epoch(state, now, train, validate, size, waited, score)
             best = state.best is line
-            save(state, best, False)
+            if (epochs := ranks.share(lambda: plan_again(state))) is not None:
+                line["epochs"] = epochs
+            save(state, best, epochs is not None)
             listener.on_epoch_end(line, best)
 
 
@@ -148,38 +163,46 @@ def _epoch(
     machine: Machine,
     train: Batches,
     step: Step,
-    listener: Listener,
-    stopped: threading.Event,
-) -> float:
-    """Train to the end of the epoch; the seconds in which the step waited for its pictures."""
+    listener: Callback,
+    stopping: Stopping,
+    ranks: Ranks,
+) -> tuple[float, bool]:
+    """Train to the end of the epoch, or to the step after which the run shall stop.
+
+    Return the seconds spent waiting for images, and if the run shall stop.
+    """
     state.model.train()
-    watch = _FiniteWatch(train, machine.device)
+    monitor = _FiniteMonitor(train, machine.device)
     steps = math.ceil(len(train) / run.accumulate)
     listener.on_epoch_start(state.epoch, len(train), state.batch)
-    started, waiting = time.perf_counter(), _Waiting(train.epoch(state.epoch, start=state.batch))
-    for batch in waiting:
+    started, batches = time.perf_counter(), _TimedBatches(train.epoch(state.epoch, start=state.batch))
+    stop = False
+    for batch in batches:
         seed_everything(run.seed, state.epoch, state.batch)
-        watch.now = batch, state.epoch
+        monitor.now = batch, state.epoch
         parts = _parts(state.batch, len(train), run.accumulate)
         ends = (state.batch + 1) % run.accumulate == 0 or state.batch + 1 == len(train)
-        loss, metrics = step(batch, watch, parts=parts, lr=learning_rate(run, state.step, steps) if ends else None)
-        _add(state.sums, {"train_loss": loss, **metrics}, len(batch.indices))
+        lr = learning_rate(run, state.step, steps) if ends else None
+        with random.drawing(None if batch.rows is None else batch.rows.own):
+            loss, metrics = step(batch, monitor, parts=parts, lr=lr)
+        _add(state.sums, {"train_loss": loss, **metrics}, batch)
         state.batch += 1
         if ends:
             state.step += 1
             if state.averaged is not None:
                 state.averaged.update_parameters(state.model)
-            if stopped.is_set():
+            ranks.at(state.epoch, state.step)
+            if stop := stopping.after_step():
                 break
-        listener.on_batch(loss)
-    watch.close()
-    synchronise(machine.device)  # the last step may not be done
+        listener.on_batch(loss if batch.rows is None else loss / batch.rows.share)
+    monitor.close()
+    synchronize(machine.device)  # the last step may still be running
     state.seconds += time.perf_counter() - started
-    return waiting.seconds
+    return batches.seconds, stop
 
 
-class _Waiting(Iterator[Batch]):
-    """Batches, and the seconds that were waited for them."""
+class _TimedBatches(Iterator[Batch]):
+    """Batches, and the seconds spent waiting for them."""
 
     def __init__(self, batches: Iterator[Batch]):
         self.batches, self.seconds = batches, 0.0
@@ -193,13 +216,16 @@ class _Waiting(Iterator[Batch]):
 
 
 def _parts(batch: int, batches: int, accumulate: int) -> int:
-    """Batches in the step that `batch` belongs to; the last step of an epoch may have fewer."""
+    """Micro-batches in the step of `batch`; the last step of an epoch may have fewer."""
     first = batch - batch % accumulate
     return min(accumulate, batches - first)
 
 
-def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], count: int) -> None:
-    for name, value in {**metrics, "count": torch.ones((), device=next(iter(metrics.values())).device)}.items():
+def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], batch: Batch) -> None:
+    """Add metrics, weighted by the batch's images, and the number of own images."""
+    own = batch.total if batch.rows is None else len(batch.rows.own)
+    ones = torch.ones((), device=next(iter(metrics.values())).device)
+    for name, value, count in [*((name, value, batch.total) for name, value in metrics.items()), ("count", ones, own)]:
         precise = value.double() if value.device.type != "mps" else value.float()  # Apple GPUs have no fp64
         sums[name] = sums.get(name, 0) + precise * count
 
@@ -211,8 +237,9 @@ def _close_epoch(
     validate: Callable[[nn.Module], dict[str, float]],
     size: Callable[[int], tuple[int, int]] | None,
     waited: float,
+    score: Score,
 ) -> Epoch:
-    """Validate, write the epoch's line into the history, and stand at the start of the next epoch."""
+    """Validate, append the epoch's line to the history, and advance the state to the next epoch."""
     started = time.perf_counter()
     means = {name: float(value / state.sums["count"]) for name, value in state.sums.items() if name != "count"}
     images = int(state.sums["count"])
@@ -235,85 +262,83 @@ def _close_epoch(
         **({"compile_seconds": compiling} if compiling else {}),
     }
     state.history.append(line)
-    if state.best is None or _score(line) >= _score(state.best):
+    if state.best is None or score(line) >= score(state.best):
         state.best = line
     state.epoch, state.batch, state.sums = state.epoch + 1, 0, {}
     return line
 
 
-def _score(line: Epoch) -> tuple[float, float]:
-    """Better accuracy first, then lower loss; without validation, the later epoch."""
-    return line.get("val_accuracy", 0.0), -line.get("val_loss", 0.0)
-
-
-def _no_better(state: State, patience: int | None) -> bool:
+def _should_stop_early(state: State, patience: int | None) -> bool:
     return bool(patience and state.best and state.epoch - state.best["epoch"] >= patience)
 
 
-_AT_ONCE = ("cpu", "mps")
-"""Devices whose numbers are read at each step."""
+_SYNCHRONOUS = ("cpu", "mps")
+"""Devices whose values are read in the same step."""
 
 
-class _FiniteWatch:
-    """Stops at the first loss or gradient that is not finite, without making a GPU wait.
+class _FiniteMonitor:
+    """Stop at the first loss or gradient that is not finite, without synchronizing a GPU.
 
-    On a CPU the number is there already. On a GPU it is copied as the device goes and read a batch later.
+    On a CPU the value is available at once. On a GPU it is copied asynchronously and read a batch later.
     """
 
     def __init__(self, train: Batches, device: torch.device):
-        self.train, self.device, self.late = train, device, device.type not in _AT_ONCE
+        self.train, self.device, self.deferred = train, device, device.type not in _SYNCHRONOUS
         self.pending: list[tuple[str, Tensor, torch.cuda.Event, Batch, int]] = []
         self.now: tuple[Batch, int]
-        """The batch, and its epoch, that the numbers are of."""
+        """The current batch and epoch."""
 
     def loss(self, value: Tensor) -> None:
         self.close()
-        self._look("loss", value, *self.now)
+        self._submit("loss", value, *self.now)
 
     def gradient(self, norm: Tensor) -> None:
-        self._look("gradient", norm, *self.now)
+        self._submit("gradient", norm, *self.now)
 
     def close(self) -> None:
-        """Judge what is still to be judged."""
+        """Check all pending values."""
         pending, self.pending = self.pending, []
         for what, value, event, batch, epoch in pending:
             event.synchronize()
-            self._judge(what, float(value), batch, epoch)
+            self._check(what, float(value), batch, epoch)
 
-    def _look(self, what: str, value: Tensor, batch: Batch, epoch: int) -> None:
-        if self.late:
+    def _submit(self, what: str, value: Tensor, batch: Batch, epoch: int) -> None:
+        if self.deferred:
             copy = value.detach().to("cpu", non_blocking=True)
             self.pending.append((what, copy, _recorded_event(self.device), batch, epoch))
         else:
-            self._judge(what, float(value.detach()), batch, epoch)
+            self._check(what, float(value.detach()), batch, epoch)
 
-    def _judge(self, what: str, value: float, batch: Batch, epoch: int) -> None:
+    def _check(self, what: str, value: float, batch: Batch, epoch: int) -> None:
         if math.isfinite(value):
             return
-        stopped = "a batch later" if self.late else "before the step"
+        stopped = "a batch later" if self.deferred else "before the step"
         names: Sequence[str] = [self.train.split.names[int(i)] for i in batch.indices]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise TrainingError(
             f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}",
             where=", ".join(names[:5]) + more,
-            why="a learning rate too high, or damaged pictures or labels in this batch",
+            why="a learning rate too high, or damaged images or labels in this batch",
             hint="a lower --lr, or --precision fp32; the best weights of earlier epochs are saved",
         )
 
 
 def _recorded_event(device: torch.device) -> torch.cuda.Event:
-    """What is over when this GPU has done all that was asked of it until now."""
+    """An event that completes when all work queued on this GPU so far is done."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _check_weights(state: State) -> None:
-    """A step may break the weights and no later loss tell: what is not finite is never saved."""
+    """Raise `TrainingError` for weights that are not finite, before they are saved.
+
+    The last step of an epoch can break the weights without a later loss to reveal it.
+    """
     with torch.no_grad():
-        fine = {name: p.isfinite().all() for name, p in state.model.named_parameters()}
-        whole: list[bool] = torch.stack([*fine.values()]).tolist()  # the device is waited for once, not for each
-    if bad := [name for name, good in zip(fine, whole, strict=True) if not good]:
+        finite = {name: local(p).isfinite().all() for name, p in state.model.named_parameters()}
+        flags: list[bool] = torch.stack([*finite.values()]).tolist()  # one synchronization for all
+    if bad := [name for name, good in zip(finite, flags, strict=True) if not good]:
         raise TrainingError(
             f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
             why="a learning rate too high, or gradients that are not clipped",
@@ -321,35 +346,11 @@ def _check_weights(state: State) -> None:
         )
 
 
-@contextmanager
-def stop_requested(tell: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets, so that a step is finished before the run stops; twice stops at once.
-    `tell` is called the first time.
-    """
-    event = threading.Event()
-
-    def handler(number: int, frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-        tell()
-
-    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
-        yield event
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
 class Averaged(AveragedModel):
-    """A network whose weights, and what its norms know of batches, are an exponential moving average of another's. Its
-    memory grows with the updates t that were made, (1 + t) / (10 + t), up to `decay`.
+    """Exponential moving average of a network's weights and of its norms' running statistics.
 
-    AveragedModel's own update copies its counter to the device at every step, for which a GPU is waited.
+    The decay grows with the number of updates t as (1 + t) / (10 + t), up to `decay`. AveragedModel's own update copies
+    its counter to the device at every step, which synchronizes with a GPU.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -358,13 +359,13 @@ class Averaged(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the weights as they are now."""
+        """Update the average with the current weights."""
         self.n_averaged += 1
         updates = int(self.n_averaged)  # on the CPU
-        memory = min(self.decay, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
-        torch._foreach_lerp_(_numbers(self.module), _numbers(model), 1 - memory)
+        decay = min(self.decay, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
+        torch._foreach_lerp_(_float_tensors(self.module), _float_tensors(model), 1 - decay)
 
 
-def _numbers(model: nn.Module) -> list[Tensor]:
-    """What can be averaged: not a norm's count of batches."""
-    return [each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
+def _float_tensors(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers to average: all but integer ones, such as a norm's count of batches."""
+    return [local(each) for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]

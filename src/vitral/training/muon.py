@@ -1,7 +1,9 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): each matrix moves along the orthogonal matrix that is
-nearest to its momentum. torch's own does the same, but for rounding, one matrix after the other; here all of one shape
-are one product, so that a GPU starts 167 operations for a step of S/16 and not 1,444. Directions are computed in bf16,
-as torch's are, but in fp32 on a processor without instructions for it, where bf16 takes 10 to 30 times as long.
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): update each matrix along the orthogonal matrix nearest
+to its momentum.
+
+Results equal torch's Muon up to rounding. torch updates one matrix after the other; here all matrices of a shape are
+batched, so that a step of S/16 takes 167 GPU operations instead of 1,444. Directions are computed in bf16, as in torch,
+but in fp32 on a CPU without bf16 instructions, where bf16 takes 10 to 30 times as long.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from vitral.device import has_bf16
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with Nesterov momentum, its steps of AdamW's size ("match_rms_adamw", arXiv 2502.16982).
+    """torch's Muon with Nesterov momentum, with updates scaled to AdamW's RMS ("match_rms_adamw", arXiv 2502.16982).
 
-    A step takes memory for its updates, in fp32, and for the matrices of a shape, as `kind`, some times over.
+    A step allocates its updates in fp32, and several copies of all matrices of a shape in `dtype`.
     """
 
     def __init__(self, params: Iterable[Any], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
         """`params`: matrices (a, b), or groups of them."""
         super().__init__(params, lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
         first = next(matrix for group in self.param_groups for matrix in group["params"])
-        self.kind = torch.bfloat16 if has_bf16(first.device) else torch.float32
-        """What directions are computed in."""
+        self.dtype = torch.bfloat16 if has_bf16(first.device) else torch.float32
+        """dtype of the directions."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -44,7 +46,7 @@ class Muon(torch.optim.Muon):
             updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
             for shape, places in _by_shape(matrices).items():
-                stacked = torch.stack([updates[i].to(self.kind) for i in places])
+                stacked = torch.stack([updates[i].to(self.dtype) for i in places])
                 directions = newton_schulz(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 _move([matrices[i] for i in places], directions.float(), group["lr"], 0.2 * math.sqrt(max(shape)))
 
@@ -56,8 +58,8 @@ class Muon(torch.optim.Muon):
 
 
 def _move(matrices: list[Tensor], directions: Tensor, lr: float | Tensor, size: float) -> None:
-    """A step of `lr` times `size` against the directions (n, a, b)."""
-    if isinstance(lr, Tensor):  # no number that Python knows
+    """Update matrices by `lr` times `size` against the directions (n, a, b)."""
+    if isinstance(lr, Tensor):  # on the device, for CUDA graphs
         torch._foreach_add_(matrices, directions.mul_(-size * lr).unbind())
     else:
         torch._foreach_add_(matrices, directions.unbind(), alpha=-(lr * size))
@@ -71,8 +73,9 @@ def _by_shape(matrices: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
 
 
 def newton_schulz(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Matrices (n, a, b) with all singular values near 1 and the singular vectors kept: repetitions of an odd
-    polynomial of degree five, which products alone compute.
+    """Orthogonalize matrices (n, a, b): bring all singular values near 1 and keep the singular vectors.
+
+    Iterates an odd polynomial of degree five, which takes matrix products only.
     """
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]

@@ -1,36 +1,60 @@
-"""Optimizers: torch's own (but for Muon's step), parameters in groups by what decays and how fast a layer learns."""
+"""Optimizers: torch's own (except for Muon's step), with parameter groups for weight decay and layer-wise rates."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitral.distributed.tensors import is_sharded, like
 from vitral.errors import UsageError
 from vitral.training.muon import Muon
 
-if TYPE_CHECKING:
-    from vitral.training.run import Run
-
 Groups = list[dict[str, Any]]
-_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+
+
+class OptimizerOptions(Protocol):
+    """The options of a run that an optimizer reads."""
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def peak_lr(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def beta2(self) -> float: ...
+
+    @property
+    def layer_decay(self) -> float | None: ...
+
+
+_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent", "mask_token")
+_OUTER = re.compile(r"^(encoder|decoder)\.")
+"""Parts of a network of pretraining, whose parameters have the names of a ViT's after it."""
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Stop training what the patterns name: a parameter, a module (all below it), or a shell-style pattern.
+    """Freeze parameters by patterns: a parameter, a module (with all submodules), or a shell-style pattern.
 
-    Raises `UsageError` for a pattern that names nothing, and when nothing is left to train.
+    Raises `UsageError` for a pattern that matches nothing, and if no trainable parameter remains.
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         hit = [n for n in names if n == pattern or n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)]
         if not hit:
-            raise UsageError(f"--freeze {pattern} names no parameter", why=f"there are {', '.join(_roots(names))}")
+            raise UsageError(f"--freeze {pattern} matches no parameter", why=f"there are {', '.join(_roots(names))}")
         for name in hit:
             model.get_parameter(name).requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
@@ -41,21 +65,23 @@ def _roots(names: list[str]) -> list[str]:
     return sorted({re.sub(r"^((?:blocks|stages)\.\d+|[^.]+).*", r"\1", name) for name in names})
 
 
-def parameter_groups(model: nn.Module, run: Run) -> Groups:
-    """Trainable parameters in groups of one decay and one learning-rate factor; each parameter is in exactly one.
+def parameter_groups(model: nn.Module, run: OptimizerOptions) -> Groups:
+    """Group trainable parameters by weight decay and learning-rate factor; each parameter is in exactly one group.
 
     Matrices decay; biases, norms, LayerScale and tokens do not (big_vision decays kernels only). With `layer_decay` the
-    factor falls from 1 at the head by one power for each block on the way to the patches (BEiT, MAE). A ResNet's blocks
-    are counted through its stages; the ResNet of a hybrid is one with the patches.
+    factor is 1 at the head and decreases by one power per block towards the patches (BEiT, MAE). A ResNet's blocks are
+    counted across its stages; the ResNet of a hybrid belongs to the patch embedding.
     """
     blocks = {m[0]: None for name, _ in model.named_parameters() if (m := _BLOCK.match(name))}
     layers = {block: number for number, block in enumerate(blocks, 1)}
+    own = getattr(model, "no_decay", ())
     groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        matrix = parameter.ndim > 1 and name not in _TOKENS
-        hidden = matrix and _HIDDEN.match(name) is not None
+        inner = _OUTER.sub("", name, count=1)
+        matrix = parameter.ndim > 1 and inner not in _TOKENS and name not in own
+        hidden = matrix and _HIDDEN.match(inner) is not None
         factor = 1.0 if not run.layer_decay else run.layer_decay ** (len(layers) + 1 - _layer(name, layers))
         decay = run.weight_decay if matrix else 0.0
         key = (hidden, matrix, factor)
@@ -68,41 +94,48 @@ def parameter_groups(model: nn.Module, run: Run) -> Groups:
 
 
 _HIDDEN = re.compile(r"blocks\.|patch_embed\.backbone\.layers\.[1-9]")
-"""Layers between layers: of a convolutional stem all but the first, which sees pixels."""
+"""Hidden layers; of a convolutional stem all but the first, whose input are pixels."""
 _BLOCK = re.compile(r"(stages\.\d+\.)?blocks\.\d+\.")
 _FRONT = ("patch_embed", "stem", "cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def _layer(name: str, layers: dict[str, int]) -> int:
-    """0 for patches, root and tokens, then 1 … for blocks in the order of data, and one more for what follows them."""
+    """Depth of a parameter: 0 for patches, root and tokens, 1 … for blocks in forward order, one more after them."""
     if match := _BLOCK.match(name):
         return layers[match[0]]
     return 0 if name.startswith(_FRONT) else len(layers) + 1
 
 
 def _fused(groups: Groups) -> bool:
-    """torch has fused kernels for parameters on CPU, CUDA and MPS, all of one kind."""
+    """True if torch has fused kernels for all parameters: on CPU, CUDA and MPS; for parts of them only Adam's."""
     return all(p.device.type in ("cpu", "cuda", "mps") for g in groups for p in g["params"])
 
 
-def adamw(groups: Groups, run: Run) -> list[Optimizer]:
-    """Decoupled weight decay (arXiv 1711.05101)."""
+def _sharded(groups: Groups) -> bool:
+    return any(is_sharded(p) for g in groups for p in g["params"])
+
+
+def adamw(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
+    """AdamW: decoupled weight decay (arXiv 1711.05101)."""
     return [torch.optim.AdamW(groups, lr=run.peak_lr, betas=(run.momentum, run.beta2), fused=_fused(groups))]
 
 
-def adam(groups: Groups, run: Run) -> list[Optimizer]:
-    """Adam; weight decay, where set, is L2 in the gradient."""
+def adam(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
+    """Adam; weight decay, if set, is L2 in the gradient."""
     return [torch.optim.Adam(groups, lr=run.peak_lr, betas=(run.momentum, run.beta2), fused=_fused(groups))]
 
 
-def sgd(groups: Groups, run: Run) -> list[Optimizer]:
+def sgd(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
     """SGD with momentum, as the paper fine-tunes (Table 4)."""
-    return [torch.optim.SGD(groups, lr=run.peak_lr, momentum=run.momentum, fused=_fused(groups))]
+    return [
+        torch.optim.SGD(groups, lr=run.peak_lr, momentum=run.momentum, fused=_fused(groups) and not _sharded(groups))
+    ]
 
 
-def muon(groups: Groups, run: Run) -> list[Optimizer]:
-    """Muon for what is hidden, the blocks and a convolutional stem, AdamW for the rest. Steps of a matrix have AdamW's
-    size (arXiv 2502.16982), so that both take the same learning rate and decay.
+def muon(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
+    """Muon for hidden layers (blocks and a convolutional stem), AdamW for the rest.
+
+    Muon's updates have AdamW's RMS (arXiv 2502.16982), so that both use the same learning rate and decay.
     """
     hidden = [g for g in groups if g["hidden"]]
     rest = [g for g in groups if not g["hidden"]]
@@ -112,7 +145,7 @@ def muon(groups: Groups, run: Run) -> list[Optimizer]:
     return optimizers + (adamw(rest, run) if rest else [])
 
 
-OPTIMIZERS: dict[str, Callable[[Groups, Run], list[Optimizer]]] = {
+OPTIMIZERS: dict[str, Callable[[Groups, OptimizerOptions], list[Optimizer]]] = {
     "adamw": adamw,
     "adam": adam,
     "sgd": sgd,
@@ -121,12 +154,12 @@ OPTIMIZERS: dict[str, Callable[[Groups, Run], list[Optimizer]]] = {
 
 
 class OptimizerSet:
-    """The optimizers of a run as one: step, learning rate, and a state of plain tensors by parameter name.
+    """All optimizers of a run as one: step, learning rate, and a state of plain tensors by parameter name.
 
-    To Muon a kernel (C', C, p, q) is a matrix (C', C·p·q) of the same numbers.
+    Muon gets a kernel (C', C, p, q) as a matrix view (C', C·p·q).
     """
 
-    def __init__(self, model: nn.Module, run: Run):
+    def __init__(self, model: nn.Module, run: OptimizerOptions):
         groups = parameter_groups(model, run)
         self.parameters = [p for g in groups for p in g["params"]]
         self._kernels: list[tuple[Tensor, Tensor]] = []
@@ -156,16 +189,16 @@ class OptimizerSet:
                     group["lr"] = lr * group["factor"]
 
     def keep_rates_on_device(self) -> None:
-        """Make learning rates numbers on the device, in fp32, which a recorded step reads anew each time."""
+        """Keep learning rates as fp32 tensors on the device, which a captured step reads at each replay."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                if not isinstance(group["lr"], Tensor):  # another recorded step may read this one
+                if not isinstance(group["lr"], Tensor):  # another captured step may use this tensor
                     group["lr"] = torch.zeros((), device=group["params"][0].device)
                 if "capturable" in group:
                     group["capturable"] = True
 
     def step(self) -> None:
-        """Update the parameters, then drop their gradients."""
+        """Update the parameters, then free their gradients."""
         for matrix, kernel in self._kernels:
             matrix.grad = None if kernel.grad is None else kernel.grad.view_as(matrix)
         for optimizer in self.optimizers:
@@ -173,7 +206,7 @@ class OptimizerSet:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """Forget them; the next step's are new tensors."""
+        """Set all gradients to None; the next step allocates new tensors."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for _, kernel in self._kernels:
@@ -181,16 +214,16 @@ class OptimizerSet:
 
     def state(self) -> dict[str, Tensor]:
         """The state as tensors, `PARAMETER:ENTRY`, e.g. `head.weight:exp_avg`."""
-        found = {}
+        tensors = {}
         for optimizer in self.optimizers:
             for name, parameter in _named(optimizer):
                 for entry, value in optimizer.state.get(parameter, {}).items():
                     if value is not None:
-                        found[f"{name}:{entry}"] = torch.as_tensor(value)
-        return found
+                        tensors[f"{name}:{entry}"] = torch.as_tensor(value)
+        return tensors
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Restore the result of `state`."""
         entries: dict[str, dict[str, Tensor]] = {}
         for key, value in state.items():
             name, _, entry = key.rpartition(":")
@@ -198,7 +231,7 @@ class OptimizerSet:
         for optimizer in self.optimizers:
             for name, parameter in _named(optimizer):
                 if name in entries:
-                    optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in entries[name].items()}
+                    optimizer.state[parameter] = {k: like(v, parameter) for k, v in entries[name].items()}
 
 
 def _named(optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:

@@ -1,36 +1,54 @@
-"""What follows from the step alone: the learning rate, and the size of the pictures while it grows."""
+"""Schedules as functions of the step: learning rate, and size of growing images."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from vitral.training.run import Run
+from vitral.training.options import Run
+
+
+def planned_epochs(run: Run, history: Sequence[Mapping[str, Any]]) -> int:
+    """Return the epochs of a run that has this history: those of its plan, or of the last time that it was planned
+    again, for `--minutes`.
+    """
+    return int(next((line["epochs"] for line in reversed(history) if "epochs" in line), run.epochs))
+
+
+def as_planned(run: Run, history: Sequence[Mapping[str, Any]]) -> Run:
+    """Return the run with the epochs that it has after this history."""
+    epochs = planned_epochs(run, history)
+    return run if epochs == run.epochs else dataclasses.replace(run, epochs=epochs)
 
 
 def learning_rate(run: Run, step: int, steps_per_epoch: int) -> float:
-    """Linear warm-up over `run.warmup` epochs, then constant, or falling by cosine or line to `min_lr`, which the step
-    after the last would have.
+    """Linear warm-up over `run.warmup` epochs, then constant, or cosine or linear decay to `min_lr`.
+
+    The step after the last one would reach `min_lr`.
     """
     warmup = min(round(run.warmup * steps_per_epoch), run.epochs * steps_per_epoch - 1)
     if step < warmup:
         return run.peak_lr * (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(run.epochs * steps_per_epoch - warmup, 1))  # pictures may have gone since
+    # at most 1: a resumed run may have fewer images, and so fewer steps, than before
+    done = min(1.0, (step - warmup) / max(run.epochs * steps_per_epoch - warmup, 1))
     fall = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}[run.schedule]
     return run.peak_lr * (run.min_lr + (1 - run.min_lr) * fall)
 
 
 def image_size(run: Run, patch: tuple[int, int], step: int, steps_per_epoch: int) -> tuple[int, int]:
-    """Height and width at which training pictures are computed: each of `sizes` for as many steps in the first two
-    thirds of training, the full size in the last third.
+    """Height and width of training images: the growing `sizes` for equally many steps in the first two thirds of
+    training, the full size in the last third.
     """
-    found = sizes(run, patch)
-    growing = len(found) - 1
-    return found[min(3 * step * growing // (2 * run.epochs * steps_per_epoch), growing)]
+    all_sizes = sizes(run, patch)
+    growing = len(all_sizes) - 1
+    return all_sizes[min(3 * step * growing // (2 * run.epochs * steps_per_epoch), growing)]
 
 
 def sizes(run: Run, patch: tuple[int, int]) -> list[tuple[int, int]]:
-    """Heights and widths from `run.start_size` to the full size, the longer way a patch at a time (EfficientNetV2's
-    progressive learning, arXiv 2104.00298).
+    """Heights and widths from `run.start_size` to the full size; the side that grows more does so by one patch at a
+    time (EfficientNetV2's progressive learning, arXiv 2104.00298).
     """
     start, full = run.start, run.size
     count = max((b - a) // p for a, b, p in zip(start, full, patch, strict=True))
@@ -38,10 +56,10 @@ def sizes(run: Run, patch: tuple[int, int]) -> list[tuple[int, int]]:
         tuple(a + p * round((b - a) // p * k / count) for a, b, p in zip(start, full, patch, strict=True))
         for k in range(count)
     ]
-    return [*growing, full]  # type: ignore[list-item]  # two sides each
+    return [*growing, full]  # type: ignore[list-item]  # each has two sides
 
 
 def computed_share(run: Run, patch: tuple[int, int]) -> float:
-    """Pixels that training computes, as a share of those at full size."""
+    """Pixels computed in training, as a share of those at full size throughout."""
     *growing, full = (height * width for height, width in sizes(run, patch))
     return (2 / 3 * sum(growing) / len(growing) + full / 3) / full if growing else 1.0

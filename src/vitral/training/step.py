@@ -1,4 +1,4 @@
-"""What is done with a batch: loss, gradient, the optimizer's step; one by one, or as a recording that a GPU repeats."""
+"""The training step: loss, backward, optimizer; eager, or as a captured CUDA graph that a GPU replays."""
 
 from __future__ import annotations
 
@@ -11,127 +11,136 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batch
 from vitral.device import Machine
+from vitral.distributed.strategies import Strategy
+from vitral.distributed.tensors import whole
 from vitral.errors import TrainingError
-from vitral.graphs import Aside, Inputs, Record, Recording, kinds_of
-from vitral.training.objective import Halves, Objective
+from vitral.kernels.cuda_graphs import Capture, CapturedGraph, Inputs, SideStream, signature_of
+from vitral.training.objectives.objective import Objective, TwoPartObjective
 from vitral.training.optimizers import OptimizerSet
-from vitral.training.run import Run
+from vitral.training.options import Run
 
-Learned = tuple[Tensor, dict[str, Tensor]]
-"""Loss and metrics."""
+LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
-class Watch(Protocol):
-    """Judges the numbers of the batch that it was last told of."""
+class Monitor(Protocol):
+    """Checks the loss and the gradient norm of each batch."""
 
     def loss(self, value: Tensor) -> None: ...
     def gradient(self, norm: Tensor) -> None: ...
 
 
-class Unwatched:
-    """Judges nothing: for trials, whose numbers mean nothing."""
+class NoMonitor:
+    """Monitor that checks nothing: for benchmarks and trial steps."""
 
     def loss(self, value: Tensor) -> None: ...
     def gradient(self, norm: Tensor) -> None: ...
 
 
 class Step:
-    """One batch after the other, each part when its turn comes."""
+    """An eager training step."""
 
-    def __init__(self, model: nn.Module, optimizer: OptimizerSet, objective: Objective, machine: Machine, run: Run):
-        self.model, self.optimizer, self.objective = model, optimizer, objective
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerSet, objective: Objective, machine: Machine, run: Run,
+        *, strategy: Strategy | None = None,
+    ):  # fmt: skip
+        self.strategy = strategy or Strategy(model)
+        self.model, self.optimizer, self.objective = self.strategy.module, optimizer, objective
         self.machine, self.clip = machine, run.clip
 
-    def __call__(self, batch: Batch, watch: Watch, *, parts: int = 1, lr: float | None = None) -> Learned:
-        """The loss and the metrics. With `lr` the optimizer steps, else gradients wait for the batches that belong to
-        the same step, `parts` in all.
+    def __call__(self, batch: Batch, monitor: Monitor, *, parts: int = 1, lr: float | None = None) -> LossAndMetrics:
+        """Compute loss and metrics, and run backward. With `lr` the optimizer steps; without it gradients accumulate
+        for the step's remaining micro-batches, `parts` in total.
         """
-        with self.machine.autocast():
-            loss, metrics = self.objective(self.model, batch)
-        watch.loss(loss)
-        (loss / parts if parts > 1 else loss).backward()
+        with self.strategy.micro_batch(last=lr is not None):
+            with self.machine.autocast():
+                loss, metrics = self.objective(self.model, batch)
+            monitor.loss(loss)
+            self.strategy.scaled(loss, parts).backward()
         if lr is not None:
             if self.clip:
-                watch.gradient(nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip))
+                monitor.gradient(whole(nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip)))
             self.optimizer.set_lr(lr)
             self.optimizer.step()
         return loss.detach(), metrics
 
 
 CAPTURABLE = ("adamw", "adam", "muon")
-"""Optimizers whose steps are recorded; SGD's was not tried."""
+"""Optimizers whose steps are captured; SGD's is not tested."""
 WARM_UP = 3
-"""Steps of each size that are done as always before one is recorded."""
+"""Eager steps of each batch shape before one is captured."""
 
 
-def recordable(run: Run, device: torch.device) -> tuple[bool, str]:
-    """Whether the steps of a run can be recorded, and why (not)."""
+def can_capture(run: Run, device: torch.device) -> tuple[bool, str]:
+    """Decide whether the steps of a run can be captured; return the decision and the reason."""
     if device.type != "cuda":
-        return False, "only GPUs of NVIDIA's kind have CUDA graphs"
+        return False, "CUDA graphs need an NVIDIA GPU"
     if run.accumulate > 1:
-        return False, "steps of several batches are done part by part"
+        return False, "steps with gradient accumulation are not captured"
     if run.optimizer not in CAPTURABLE:
-        return False, f"not tried with {run.optimizer}"
-    return True, "a step is asked for at once, not kernel by kernel"
+        return False, f"not tested with {run.optimizer}"
+    return True, "the whole step is replayed as one CUDA graph"
 
 
-class RecordedStep(Step):
-    """The same on a GPU, but for what is shown (augmentation): after some steps of a size the next one is recorded as a
-    CUDA graph, and from then on repeated. Its learning rates are fp32 numbers on the device. Where there is no memory
-    for it steps go on as before, and `tell` is told; `TrainingError` for a step that cannot be recorded.
+class CapturedStep(Step):
+    """A step captured as a CUDA graph, except for augmentation.
+
+    After `WARM_UP` eager steps of a batch shape the next one is captured, and replayed from then on. Learning rates are
+    fp32 tensors on the device. Without memory for a graph, steps stay eager, and `tell` gets a message;
+    `TrainingError` for a step that cannot be captured.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerSet, objective: Halves, machine: Machine, run: Run,
-        *, tell: Callable[[str], None] = lambda line: None, record: Record | None = None,
+        self, model: nn.Module, optimizer: OptimizerSet, objective: TwoPartObjective, machine: Machine, run: Run,
+        *, tell: Callable[[str], None] = lambda line: None, record: Capture | None = None,
     ):  # fmt: skip
         super().__init__(model, optimizer, objective, machine, run)
-        self.halves, self.tell = objective, tell
-        self._aside = Aside(machine.device)
-        self._record = record or self._aside.record
-        self._done: Counter[Any] = Counter()
-        self._recordings: dict[Any, Recording | None] = {}
+        self.two_part, self.tell = objective, tell
+        self._side_stream = SideStream(machine.device)
+        self._capture = record or self._side_stream.record
+        self._steps: Counter[Any] = Counter()
+        self._graphs: dict[Any, CapturedGraph | None] = {}
         optimizer.keep_rates_on_device()
 
-    def __call__(self, batch: Batch, watch: Watch, *, parts: int = 1, lr: float | None = None) -> Learned:
+    def __call__(self, batch: Batch, monitor: Monitor, *, parts: int = 1, lr: float | None = None) -> LossAndMetrics:
         if parts > 1 or lr is None:
-            raise ValueError("steps of several batches are not recorded")
+            raise ValueError("steps with gradient accumulation are not captured")
         with self.machine.autocast():  # for a teacher
-            shown = self.halves.shown(batch)
+            inputs = self.two_part.prepare(batch)
         self.optimizer.set_lr(lr)
-        (loss, metrics), norm = self._compute(shown)
-        watch.loss(loss)  # it waits for the step before: not earlier, or the device would have nothing to do
+        (loss, metrics), norm = self._compute(inputs)
+        monitor.loss(loss)  # synchronizes with the previous step: only now, so that the device has work queued
         if norm is not None:
-            watch.gradient(norm)
+            monitor.gradient(norm)
         return loss, metrics
 
-    def _compute(self, shown: Inputs) -> tuple[Learned, Tensor | None]:
-        kind = kinds_of(shown)
-        self._done[kind] += 1
-        if self._done[kind] > WARM_UP and kind not in self._recordings:
-            self._recordings[kind] = self._recorded(shown)
-        if recording := self._recordings.get(kind):
-            (loss, metrics), norm = recording(shown)  # of which the next call writes others to the same place
-            kept = {name: value.clone() for name, value in metrics.items()}
-            return (loss.clone(), kept), None if norm is None else norm.clone()
-        with self._aside.there():
-            return self._whole(*shown)
+    def _compute(self, inputs: Inputs) -> tuple[LossAndMetrics, Tensor | None]:
+        """Replay the graph for these shapes and dtypes, capture it, or run an eager step on the side stream."""
+        key = signature_of(inputs)
+        self._steps[key] += 1
+        if self._steps[key] > WARM_UP and key not in self._graphs:
+            self._graphs[key] = self._captured(inputs)
+        if graph := self._graphs.get(key):
+            (loss, metrics), norm = graph(inputs)  # the next replay overwrites these tensors
+            copies = {name: value.clone() for name, value in metrics.items()}
+            return (loss.clone(), copies), None if norm is None else norm.clone()
+        with self._side_stream.active():
+            return self._full_step(*inputs)
 
-    def _recorded(self, shown: Inputs) -> Recording | None:
+    def _captured(self, inputs: Inputs) -> CapturedGraph | None:
         try:
-            return Recording.of(self._whole, shown, self._record)
+            return CapturedGraph.of(self._full_step, inputs, self._capture)
         except torch.OutOfMemoryError:
             self.optimizer.drop_gradients()
-            self.tell("there is no memory to record the step as a CUDA graph: it is done kernel by kernel")
+            self.tell("not enough memory to capture the step as a CUDA graph: steps run kernel by kernel")
             return None
-        except RuntimeError as error:  # torch's memory and random numbers are not to be trusted any more
+        except RuntimeError as error:  # torch's allocator and random number state may be inconsistent now
             why = " ".join(str(error).split())[:200]
-            raise TrainingError("the step cannot be recorded as a CUDA graph", why=why, hint="--no-graphs") from error
+            raise TrainingError("the step cannot be captured as a CUDA graph", why=why, hint="--no-graphs") from error
 
-    def _whole(self, *shown: Any) -> tuple[Learned, Tensor | None]:
-        """From pictures to new weights; nothing in it waits for the device or reads a number of it."""
+    def _full_step(self, *inputs: Any) -> tuple[LossAndMetrics, Tensor | None]:
+        """Forward, backward and optimizer step, without synchronizing with the device."""
         with self.machine.autocast():
-            loss, metrics = self.halves.judged(self.model, *shown)
+            loss, metrics = self.two_part.loss(self.model, *inputs)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip) if self.clip else None
         self.optimizer.step()
@@ -139,10 +148,10 @@ class RecordedStep(Step):
 
 
 def step_of(
-    model: nn.Module, optimizer: OptimizerSet, objective: Halves, machine: Machine, run: Run,
-    tell: Callable[[str], None] = lambda line: None,
+    model: nn.Module, optimizer: OptimizerSet, objective: TwoPartObjective, machine: Machine, run: Run,
+    tell: Callable[[str], None] = lambda line: None, strategy: Strategy | None = None,
 ) -> Step:  # fmt: skip
-    """What a run does with its batches: recorded where the run says so (`Run.graphs`), unless it goes on elsewhere."""
+    """The step of a run: captured with `Run.graphs` on a CUDA device, else eager."""
     if run.graphs and machine.device.type == "cuda":
-        return RecordedStep(model, optimizer, objective, machine, run, tell=tell)
-    return Step(model, optimizer, objective, machine, run)
+        return CapturedStep(model, optimizer, objective, machine, run, tell=tell)
+    return Step(model, optimizer, objective, machine, run, strategy=strategy)

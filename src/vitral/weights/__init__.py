@@ -1,1 +1,1 @@
-"""Weights on disk: `files` writes and reads tensors safely, `native` is vitral's own format."""
+"""Weights: vitral's own file (`native`), published formats (`load`, `formats`), and export to them (`convert`)."""

@@ -1,4 +1,4 @@
-"""Our weights out again: into the files that another library opens."""
+"""Write weights as files of other libraries."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError, unknown
-from vitral.model import BiTConfig, ViTConfig
+from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.weights import native
-from vitral.weights.account import Account
 from vitral.weights.formats import FORMATS, huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import (
+from vitral.weights.preprocessing_configs import (
     DEFAULTS,
     differences,
     from_huggingface,
@@ -26,21 +26,22 @@ from vitral.weights.preprocessing import (
     to_huggingface,
     to_timm,
 )
+from vitral.weights.report import LoadReport
 
-_BIT = "-bit"  # a program's files of ResNets are a format of their own: jax-bit beside jax
+_BIT = "-bit"  # files of ResNets are a separate format: jax-bit beside jax
 _WRITERS = {
     **{name: one.write for name, one in FORMATS.items() if one.write is not None},
     "hf": huggingface_writing.write,  # chooses among Hugging Face's formats
 }
 TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
-"""What can be written."""
+"""Formats that can be written."""
 
 
-def convert(source: str | Path, target: str | Path, to: str, **options: Any) -> Account:
-    """Read `source`, whatever its format, and write it at `target` for the program that `to` names.
+def convert(source: str | Path | nn.Module, target: str | Path, to: str, **options: Any) -> LoadReport:
+    """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`.
 
-    `to` is `native`, `timm`, `hf`, `torchvision` or `jax`; `options` are those of `vitral.weights.load.read`. Gives the
-    account of every tensor that was read, with the files that were written.
+    `to` is `native`, `timm`, `hf`, `torchvision`, `jax`, `mae` or `dino`; `options` are those of
+    `vitral.weights.load.read`. Returns the load report, which lists every tensor read and the files written.
     """
     loaded = read(source, **options)
     loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
@@ -49,34 +50,34 @@ def convert(source: str | Path, target: str | Path, to: str, **options: Any) -> 
 
 
 def lost(weights: Weights, to: str) -> list[str]:
-    """What a file for that program does not tell of how pictures are prepared: the commonest way to lose accuracy."""
+    """Warn about preprocessing that a file for `to` cannot carry: the most common way to lose accuracy."""
     own = weights.preprocessing
-    if to not in _TOLD:
+    if to not in _PREPROCESSING:
         return []
-    carried = to in _CARRIES
-    found = differences(own, _TOLD[to](own)) if own.channels == 3 or carried else ["channels"]
+    carried = to in _CARRY_PREPROCESSING
+    found = differences(own, _PREPROCESSING[to](own)) if own.channels == 3 or carried else ["channels"]
     if not found:
         return []
-    how = (
-        "its files cannot say" if carried else "its files do not say how pictures are prepared, and its own way differs"
-    )
-    return [f"WARNING for {to}: {how}: {'; '.join(found)}"]
+    reason = "its files cannot state" if carried else "its files state no preprocessing, and its default differs"
+    return [f"WARNING for {to}: {reason}: {'; '.join(found)}"]
 
 
-_CARRIES = ("timm", "hf")
-_TOLD: Mapping[str, Callable[[Preprocessing], Preprocessing]] = {
+_CARRY_PREPROCESSING = ("timm", "hf")
+_PREPROCESSING: Mapping[str, Callable[[Preprocessing], Preprocessing]] = {
     "timm": lambda own: from_timm(to_timm(own)),
     "hf": lambda own: from_huggingface(to_huggingface(own)),
     "torchvision": lambda own: DEFAULTS["torchvision"](own.image_size),
     "jax": lambda own: DEFAULTS["jax"](own.image_size),
+    "mae": lambda own: DEFAULTS["mae"](own.image_size),
+    "dino": lambda own: DEFAULTS["deit"](own.image_size),
 }
-"""How a program will prepare pictures for what was written: by what the file tells, else in its usual way."""
+"""Preprocessing that the program will apply: as stated by the file, else its default."""
 
 
 def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
-    """Write `weights` for the program that `to` names; gives the files.
+    """Write `weights` in the format `to` and return the files.
 
-    Raises `UsageError` for an unknown format, `WeightsError` with the reason where that program has no such network.
+    Raises `UsageError` for an unknown format, `WeightsError` with the reason if that program has no such network.
     """
     if to not in TARGETS:
         raise unknown("format to write", to, TARGETS)
@@ -87,18 +88,27 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
         return [path]
+    if (task := weights.output.get("task", "class")) != "class":
+        why = f"it is of --task {task}, and other programs would read its outputs as classes"
+        raise WeightsError(f"this network cannot be written for {to}", why=why, hint="--to native")
+    if isinstance(weights.config, ForeignConfig):
+        why = f"its network is {weights.config.source}; load model.safetensors into it, without “body.” in the names"
+        raise WeightsError(f"this network cannot be written for {to}", why=why, hint="--to native")
+    if isinstance(weights.config, EncoderDecoderConfig):
+        why = "it reads text; only vitral's own file holds its two networks and its vocabulary"
+        raise WeightsError(f"this network cannot be written for {to}", why=why, hint="--to native")
     writer = _WRITERS.get(to + _BIT if isinstance(weights.config, BiTConfig) else to)
     if writer is None:
-        raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such file")
+        raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such format")
     if getattr(weights.config, "conv_stem", None) is not None:
-        why = "it has convolutions before its tokens, and no network there has them so"
+        why = "it has a convolutional stem, which other libraries do not support"
         hint = "a network of patches alone: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
-    return writer(materialised(weights), path)
+    return writer(materialized(weights), path)
 
 
-def materialised(weights: Weights) -> Weights:
-    """The same network with computed positions as a learned table: other programs compute them differently or not."""
+def materialized(weights: Weights) -> Weights:
+    """Turn computed positions into a learned table: other programs compute them differently, or not at all."""
     config = weights.config
     if not isinstance(config, ViTConfig) or config.position != "sincos":
         return weights

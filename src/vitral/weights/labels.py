@@ -1,11 +1,11 @@
-"""Names of classes: ImageNet's, those that a published config holds, and how two ways of naming are matched.
+"""Class names: those of ImageNet and of published configs, and matching between two lists of names.
 
-ImageNet-1k is known under three names a class: its WordNet id (`n01440764`, a data set's folders), the short name that
-torchvision uses (`tench`), and WordNet's list of lemmas (`tench, Tinca tinca`, Hugging Face). The order is the same in
-all published weights: sorted by WordNet id.
+Each class of ImageNet-1k has three names: its WordNet id (`n01440764`, a data set's folders), torchvision's short name
+(`tench`), and WordNet's list of lemmas (`tench, Tinca tinca`, Hugging Face). The order is the same in all published
+weights: sorted by WordNet id.
 
-The classes of ImageNet-21k are told by their numbers. Files with 21,843 (Google, the ids of the fall 2011 release) and
-21,841 outputs count differently, and none of them says its names.
+The classes of ImageNet-21k are named by their numbers. Files with 21,843 outputs (Google, the ids of the fall 2011
+release) and with 21,841 count differently, and none of them states its names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vitral.data.kernels import torchvision
+from vitral.data.lazy_torchvision import torchvision
 from vitral.errors import WeightsError
 
 SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
@@ -28,10 +28,10 @@ _NUMBER = {synset: index for index, synset in enumerate(SYNSETS)}
 
 @cache
 def imagenet_names() -> tuple[str, ...]:
-    """The 1000 short English names, as torchvision has them, all different.
+    """Return torchvision's 1000 short English names, all different.
 
-    WordNet has two cranes and two maillots; torchvision says `crane bird` (134) and `maillot tank suit` (639) for one
-    of each. Where a release has the same name twice, `distinct` tells them apart.
+    WordNet has two cranes and two maillots; torchvision writes `crane bird` (134) and `maillot tank suit` (639) for one
+    of each. If a release has the same name twice, `distinct` numbers them.
     """
     torchvision()
     # A private name of a public table: `Weights.meta["categories"]`, without importing all the models.
@@ -41,7 +41,7 @@ def imagenet_names() -> tuple[str, ...]:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that occur twice get the number of their class in brackets: `crane (134)`, `crane (517)`."""
+    """Append the class number to names that occur twice: `crane (134)`, `crane (517)`."""
     names = tuple(names)
     count = Counter(names)
     found = tuple(name if count[name] == 1 else f"{name} ({index})" for index, name in enumerate(names))
@@ -49,16 +49,16 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def default(classes: int) -> tuple[str, ...]:
-    """Names for a head that comes without: ImageNet's for 1000 classes, else the numbers `0` … (also ImageNet-21k)."""
+    """Return names for a head without any: ImageNet's for 1000 classes, else the numbers `0` … (also ImageNet-21k)."""
     return imagenet_names() if classes == len(SYNSETS) else tuple(map(str, range(classes)))
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Class names in a Hugging Face or timm `config.json`; None where it has none.
+    """Read class names from a Hugging Face or timm `config.json`; None if it has none.
 
-    Hugging Face: `id2label`, a mapping from "0", "1" …; its place-holders LABEL_0 … are no names. timm: `label_names`
-    (once `labels`), at the top or in `pretrained_cfg`, a list or a mapping from numbers; where these are WordNet ids
-    they are kept: `alias` finds their English names. Raises `WeightsError` where they are not one name for each number.
+    Hugging Face: `id2label`, a mapping from "0", "1" …; the placeholders LABEL_0 … are ignored. timm: `label_names`
+    (formerly `labels`), at the top or in `pretrained_cfg`, a list or a mapping from numbers; WordNet ids are kept:
+    `alias` finds their English names. Raises `WeightsError` unless there is one name for each number.
     """
     inner = config.get("pretrained_cfg")
     for place in (config, inner if isinstance(inner, Mapping) else {}):
@@ -77,7 +77,7 @@ def _listed(value: object, field: str) -> list[str]:
         value = [by_number.get(str(index)) for index in range(len(by_number))]
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
         why = f"'{field}' should be one name for each number from 0"
-        raise WeightsError("cannot read the class names that come with the weights", where="config.json", why=why)
+        raise WeightsError("cannot read the class names of the weights", where="config.json", why=why)
     return list(value)
 
 
@@ -85,11 +85,11 @@ def _listed(value: object, field: str) -> list[str]:
 
 
 def match(wanted: Sequence[str], known: Sequence[str]) -> list[int | None]:
-    """For each name in `wanted`, the index of the same class in `known`; None where there is none.
+    """Find for each name in `wanted` the index of the same class in `known`; None if there is none.
 
-    First the same name; then the same ImageNet class under another of its names; then the same name but for case and
-    `_` for a space. A match must be the only one in its step: two that could be meant are none. No two names get the
-    same class: the one matched in an earlier step has it.
+    First by the same name; then by the same ImageNet class under another of its names; then by the same name except for
+    case and `_` for a space. A match must be unique in its step: an ambiguous name has none. No two names get the same
+    class: an earlier step takes precedence.
     """
     found: list[int | None] = [None] * len(wanted)
     for key_wanted, key_known in (
@@ -112,10 +112,10 @@ def _folded(name: str) -> str:
 
 
 def _imagenet(names: Sequence[str]) -> list[int | None]:
-    """The number in ImageNet-1k of each class, where it can be told.
+    """Find the number in ImageNet-1k of each class, None if undetermined.
 
-    A WordNet id tells it, alone or at the start (`n01440764_tench`). A name tells it where all the names are
-    ImageNet's: a `nail` in a set of tools may be another. `crane` and `maillot` tell it only in the whole list.
+    A WordNet id determines it, alone or at the start (`n01440764_tench`). A name determines it only if all names are
+    ImageNet's: a `nail` in a set of tools may be another. `crane` and `maillot` are determined only in the whole list.
     """
     if _whole_list(names):
         return list(range(len(names)))
@@ -133,7 +133,7 @@ _TWICE = ("crane", "maillot")  # each the first lemma of two classes
 
 
 def _whole_list(names: Sequence[str]) -> bool:
-    """Whether these are ImageNet's 1000 names in order: the first lemma is torchvision's name for nearly all."""
+    """True if these are ImageNet's 1000 names in order: the first lemma is torchvision's name for nearly all."""
     if len(names) != len(SYNSETS):
         return False
     pairs = zip(names, imagenet_names(), strict=True)

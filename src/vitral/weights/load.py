@@ -1,4 +1,4 @@
-"""Any published weights in: from a path or a hub's name to our own weights and the account of every tensor."""
+"""Load weights of any format, from a path, a hub or memory, with a report on every tensor."""
 
 from __future__ import annotations
 
@@ -11,93 +11,128 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
+from vitral.folders import is_run
 from vitral.model import ModelConfig, Network, ViTConfig, network
-from vitral.weights import hub, labels, native
-from vitral.weights.account import Account, Line
-from vitral.weights.adapt import adapt
+from vitral.weights import in_memory as modules
+from vitral.weights import labels, native
 from vitral.weights.formats import FORMATS, detect
 from vitral.weights.formats.format import Format
-from vitral.weights.infer import infer
-from vitral.weights.keymap import fits
 from vitral.weights.native import Weights
-from vitral.weights.references import DEMO, holds_weights, is_demo, is_run
-from vitral.weights.resize import SCHEMES
-from vitral.weights.source import Source, non_finite, open_source
+from vitral.weights.preprocessing_configs import from_timm
+from vitral.weights.read import hub
+from vitral.weights.read.references import DEMO, holds_weights, is_demo
+from vitral.weights.read.source import Source, non_finite, open_source
+from vitral.weights.report import Assumption, Line, LoadReport
+from vitral.weights.settle import check_own, settle
+from vitral.weights.transform.adapt import adapt
+from vitral.weights.transform.keymap import fits
+from vitral.weights.transform.resize import SCHEMES
 
 _KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME or demo"
 
 CHANGES = ("image_size", "patch_size", "channels", "classes")
-"""Fields of the configuration that weights can be made to fit."""
+"""Fields of the configuration to which weights can be adapted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """Weights of ours and where each of them came from."""
+    """Weights in vitral's layout, and their load report."""
 
     weights: Weights
-    account: Account
+    account: LoadReport
     format: str
     reference: str
-    """What was asked for; a hub's reference with the revision that was fetched."""
+    """The requested reference; one of a hub is pinned to the fetched revision."""
     empty: list[Network] = field(default_factory=list)
-    """The network without numbers that the weights were held against, until it is built from them."""
+    """The network on the meta device used to check the weights, reused by `build`."""
+    scheme: str = "bilinear-corners"
+    """Scheme of the weights' origin to resize positions."""
 
     def build(self) -> Network:
-        """The network with these weights, as `native.build` makes it."""
+        """Build the network with these weights, see `native.build`."""
         return native.build(self.weights, empty=self.empty.pop() if self.empty else None)
 
 
 def read(
-    reference: str | Path,
+    reference: str | Path | nn.Module,
     *,
     format: str | None = None,
     heads: int | None = None,
+    like: str | None = None,
     scheme: str | None = None,
     new_head: bool = False,
     **changes: Any,
 ) -> Loaded:
     """Read weights of any known format.
 
-    `reference` is a run folder, a file, a folder as hubs keep them, `timm:NAME`, `hf:ORG/NAME` or `demo`. `changes`
-    are `image_size`, `patch_size`, `channels` and `classes` that the network should have instead; positions are resized
-    by `scheme`, by default the one that the weights' origin uses. `format` and `heads` say what could not be found out.
+    `reference` is a run folder, a file, a folder in a hub's layout, `timm:NAME`, `hf:ORG/NAME` or `demo`; or a network
+    in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU are used without a copy.
+    `changes` are new values for `image_size`, `patch_size`, `channels` and `classes`; positions are resized by
+    `scheme`, by default that of the weights' origin. `format`, `heads` and `like` (`timm:NAME`, an architecture) state
+    what no file states.
 
-    Raises `WeightsError` for what is damaged, foreign or does not fit, and `UsageError` for another number of classes
-    unless `new_head` asks for it.
+    Raises `WeightsError` for weights that are damaged, unknown or do not fit, and for `format`, `heads` or `like` that
+    contradict a file; `UsageError` for another number of classes without `new_head`.
     """
     if bad := [name for name in changes if name not in CHANGES]:
         raise unknown("change of weights", bad[0], CHANGES)
     wanted = {name: value for name, value in changes.items() if value is not None}
+    if isinstance(reference, nn.Module):
+        return fit(_from_memory(reference, format, heads, like), scheme=scheme, new_head=new_head, **wanted)
     path, notes, pinned = locate(reference)
     source = open_source(path)
     source = dataclasses.replace(source, where=str(reference))
     if "vitral" in source.metadata:
-        (weights, account), kind, empty = _native(path, source), "native", list[Network]()
+        loaded = _native(path, source, pinned)
+        check_own(loaded.weights.config, source.where, format, heads, like)
     else:
-        kind, weights, account, empty = _foreign(source, format, heads, wanted.get("image_size"))
-    account.notes[:0] = [*notes, *source.notes]
+        loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"))
+    loaded.account.notes[:0] = [*notes, *source.notes]
+    if not native.known_finite(source.metadata):
+        _warn_of_non_finite(loaded, source)
+    return fit(loaded, scheme=scheme, new_head=new_head, **wanted)
+
+
+def _warn_of_non_finite(loaded: Loaded, source: Source) -> None:
     if bad := non_finite(source.tensors):
-        account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
-    return fit(Loaded(weights, account, kind, pinned, empty), scheme=scheme, new_head=new_head, **wanted)
+        loaded.account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
+
+
+def _from_memory(module: nn.Module, format: str | None, heads: int | None, like: str | None) -> Loaded:
+    """Load a network in memory, of vitral or another library."""
+    module = modules.unwrapped(module)
+    where = modules.described(module)
+    if isinstance(module, Network):
+        weights = modules.own_weights(module)
+        check_own(weights.config, where, format, heads, like)
+        lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
+        note = "preprocessing and class names assumed: not stated by the module"
+        return Loaded(weights, LoadReport(where, "vitral's own", lines, notes=[note]), "native", where)
+    source = modules.source_of(module)
+    if heads is not None or like is not None:
+        raise UsageError("a network in memory states its own heads", where=where, hint="leave out heads and like")
+    loaded = _foreign(source, where, format, None, None, None)
+    _warn_of_non_finite(loaded, source)
+    return loaded
 
 
 def unfinished(reference: str | Path) -> str:
-    """What to say of a run that has weights and has not ended; empty of all others."""
+    """Make the note on a run that has weights but is not finished; empty for all others."""
     path = Path(reference)
     if hub.is_reference(str(reference)) or not (path.is_dir() and is_run(path)) or (path / "result.json").is_file():
         return ""
     more = f"vitral train --out {shlex.quote(str(path))} --resume"
-    return f"the run has not ended, and these are its best weights so far: {more}"
+    return f"the run is not finished; these are its best weights so far: {more}"
 
 
 def locate(reference: str | Path) -> tuple[Path, list[str], str]:
-    """Where the weights lie that are asked for: the path, notes on how it was found, and the reference, pinned.
+    """Locate the weights of a reference: their path, notes on the search, and the pinned reference.
 
-    `RunError` for a run without weights and for a folder that holds neither a run nor weights, `UsageError` for an
+    Raises `RunError` for a run without weights and for a folder with neither a run nor weights, `UsageError` for an
     empty reference.
     """
     text = str(reference)
@@ -111,10 +146,10 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
-        learned = (file for file in (path / "result.json", path / "metrics.jsonl") if file.is_file())
-        if not weights.is_file() and any(file.stat().st_size for file in learned):  # there may be no epoch in it yet
-            hint = "put it back, or type the command in config.json again, with --overwrite"
-            raise RunError("the run's weights are gone", where=weights, why="it has learned, and had them", hint=hint)
+        records = (file for file in (path / "result.json", path / "metrics.jsonl") if file.is_file())
+        if not weights.is_file() and any(file.stat().st_size for file in records):  # empty before the first epoch ends
+            hint = "put the file back, or repeat the command in config.json with --overwrite"
+            raise RunError("the run's weights are missing", where=weights, why="the run has finished epochs", hint=hint)
         if not weights.is_file():
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
@@ -127,7 +162,7 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
 
 
 def _nearest(path: Path) -> str | None:
-    """What lies beside it under a name that is nearly the same; None where nothing does."""
+    """Find files with similar names in the same folder; None if there are none."""
     try:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:
@@ -136,79 +171,95 @@ def _nearest(path: Path) -> str | None:
     return f"nearest: {', '.join(str(path.parent / name) for name in near)}" if near else None
 
 
-def _native(path: Path, source: Source) -> tuple[Weights, Account]:
-    weights = native.read(path if path.is_file() else path / "model.safetensors")
+def _native(path: Path, source: Source, reference: str) -> Loaded:
+    file = path if path.is_file() else path / "model.safetensors"
+    weights = native.from_metadata(file, source.tensors, source.metadata)
     lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-    return weights, Account(source.where, "vitral's own", lines)
+    assumed = Assumption.from_json(weights.trained.get("assumed"))
+    account = LoadReport(source.where, "vitral's own", lines, assumed=assumed)
+    return Loaded(weights, account, "native", reference)
 
 
 def _foreign(
-    source: Source, format: str | None, heads: int | None, image_size: int | tuple[int, int] | None
-) -> tuple[str, Weights, Account, list[Network]]:
+    source: Source,
+    reference: str,
+    format: str | None,
+    heads: int | None,
+    like: str | None,
+    image_size: int | tuple[int, int] | None,
+) -> Loaded:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    kind = FORMATS[format] if format else detect(source.tensors, source.where)
+    kind = FORMATS[format] if format else detect(source)
     state, account = _translate(kind, source)
-    facts = kind.facts(source) | ({"heads": heads} if heads else {})
     try:
-        if kind.config:
-            config = kind.config(state, facts, source.where)
-        else:
-            config = infer(state, facts, source.where, image_size)
+        settled = settle(kind, source, state, image_size, heads, like)
     except (IndexError, TypeError) as error:  # a tensor with too few axes
         raise WeightsError("tensors of the wrong shape", where=source.where, why=str(error)) from None
     except UsageError as error:
-        if heads:
+        if heads is not None:
             raise
-        raise WeightsError("tensors of no network that there is", where=source.where, why=error.what) from None
+        raise WeightsError("tensors of an impossible network", where=source.where, why=error.what) from None
+    config, architecture, account.assumed = settled.config, settled.architecture, settled.assumed
     empty = _check(state, config, account, source.where)
-    if isinstance(config, ViTConfig) and facts.get("heads") is None and not config.qk_norm:
-        account.notes.append(f"{config.heads} heads, as published networks of this width have; else give --heads")
-    account.notes += kind.assumed(source)
-    preprocessing, known_from = kind.preprocessing(source, config)
-    account.notes.append(f"pictures prepared as {_told(preprocessing)} ({known_from})")
+    account.notes += [*settled.given, *kind.assumed(source)]
+    if architecture and not kind.stated(source):
+        preprocessing = from_timm(architecture.preprocessing, config.image)
+        known_from = f"assumed, as timm:{architecture.name}'s"
+    else:
+        preprocessing, known_from = kind.preprocessing(source, config)
+        if source.stated is not None:
+            preprocessing, known_from = preprocessing.at(config.image), source.stated.preprocessing_from
+    account.notes.append(f"images prepared as {_described(preprocessing)} ({known_from})")
     preprocessing = _prepared(preprocessing, config)
     names = kind.classes(source, config.classes)
     if names is None or len(names) != config.classes:
         names = labels.default(config.classes)
-    trained = {"origin": source.where, "format": kind.name}
-    return kind.name, Weights(config, state, preprocessing, names, trained), account, [empty]
+        if source.stated and config.classes == len(labels.SYNSETS):
+            account.notes.append("class names assumed: ImageNet-1k's; not stated by the module")
+    trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
+    if account.assumed:
+        trained["assumed"] = account.assumed.to_json()
+    weights = Weights(config, state, preprocessing, names, trained, native.assumed_output(config))
+    known = source.stated or architecture
+    scheme = known.scheme if known and known.scheme else kind.scheme
+    return Loaded(weights, account, kind.name, reference, [empty], scheme)
 
 
-def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], Account]:
-    """Tensors under our names, and what became of each of theirs."""
-    theirs = kind.canonical(dict(source.tensors))
+def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], LoadReport]:
+    """Translate tensors to the names of parameters, with a report on each of the source."""
+    tensors = kind.canonical(dict(source.tensors))
     as_in_file = {id(tensor): name for name, tensor in source.tensors.items()}
-    said = {name: as_in_file.get(id(tensor), name) for name, tensor in theirs.items()}  # parts of a stack are new
-    account = Account(source.where, kind.name)
+    original = {name: as_in_file.get(id(tensor), name) for name, tensor in tensors.items()}  # parts of a stack are new
+    account = LoadReport(source.where, kind.name)
     state: dict[str, Tensor] = {}
     used: dict[str, Line] = {}
-    for match in kind.keymap.reading(name for name, tensor in theirs.items() if tensor.numel()):
+    for match in kind.keymap.reading(name for name, tensor in tensors.items() if tensor.numel()):
         try:
-            state[match.ours] = match.form.read([theirs[name] for name in match.theirs])
+            state[match.parameter] = match.form.read([tensors[name] for name in match.tensors])
         except (RuntimeError, IndexError, ValueError) as error:
-            shapes = ", ".join(f"{name} {tuple(theirs[name].shape)}" for name in match.theirs)
+            shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in match.tensors)
             raise WeightsError(
-                "tensors that do not go together", where=source.where, why=f"{shapes}: {error}"
+                "tensors that do not fit together", where=source.where, why=f"{shapes}: {error}"
             ) from None
-        for name in match.theirs:
-            fate = "transformed" if match.form.told else "loaded"
-            used[name] = Line(said[name], tuple(theirs[name].shape), fate, match.ours, match.form.told)  # type: ignore[arg-type]
-    for name, tensor in theirs.items():
+        for name in match.tensors:
+            fate = "transformed" if match.form.note else "loaded"
+            used[name] = Line(original[name], tuple(tensors[name].shape), fate, match.parameter, match.form.note)  # type: ignore[arg-type]
+    for name, tensor in tensors.items():
         why = next((why for pattern, why in kind.ignored.items() if fits((pattern,), name)), None)
-        why = why if tensor.numel() else "it is empty"  # as the registers of a network without any
+        why = why if tensor.numel() else "it is empty"  # for example the registers of a network without any
         if name not in used and why is None:
             raise WeightsError(
-                f"no place for tensor '{name}' {tuple(tensor.shape)}",
+                f"cannot use tensor '{name}' {tuple(tensor.shape)}",
                 where=source.where,
-                why=f"its companions of {kind.name} are not there",
+                why=f"tensors that belong to it in {kind.name} are missing",
             )
-        account.lines.append(used.get(name) or Line(said[name], tuple(tensor.shape), "left out", None, why or ""))
+        account.lines.append(used.get(name) or Line(original[name], tuple(tensor.shape), "left out", None, why or ""))
     return state, account
 
 
-def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, where: str) -> Network:
-    """Every parameter of ours got its tensor, of the right shape. Gives the network without numbers."""
+def _check(state: Mapping[str, Tensor], config: ModelConfig, account: LoadReport, where: str) -> Network:
+    """Check that every parameter has a tensor of the right shape; return the network on the meta device."""
     with torch.device("meta"):
         empty = network(config)
     own = empty.state_dict()
@@ -220,44 +271,55 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, account: Account, w
         if name in state and state[name].shape != own[name].shape
     ]
     if missing or left or wrong:
-        told = [f"{n} is missing" for n in missing] + [f"{n} has no place" for n in left] + wrong
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-        why = "; ".join(told[:3]) + more
+        problems = [f"{n} is missing" for n in missing] + [f"{n} is unexpected" for n in left] + wrong
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        why = "; ".join(problems[:3]) + more
         raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
     return empty
 
 
 def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
-    """The same weights for another image size, patch, channels or classes, with the account of what that took."""
+    """Adapt weights to another image size, patch, channels or classes, with the changes in the load report."""
     wanted = {name: value for name, value in changes.items() if value is not None}
     weights = loaded.weights
-    scheme = scheme or (FORMATS[loaded.format].scheme if loaded.format in FORMATS else "bilinear-corners")
+    scheme = scheme or loaded.scheme
     if scheme not in SCHEMES:
         raise unknown("scheme of resizing", scheme, SCHEMES)
     if not wanted and not new_head:
         return loaded
     account = copy.deepcopy(loaded.account)
-    state, config, resized, fresh = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
+    state, config, resized, new = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
     account.lines = [
         dataclasses.replace(line, fate="resized", note=resized[line.ours])
         if line.ours in resized
         else dataclasses.replace(line, fate="left out", ours=None, note="the head of other classes")
-        if line.ours and (line.ours in fresh or line.ours not in state)
+        if line.ours and (line.ours in new or line.ours not in state)
         else line
         for line in account.lines
     ]
-    account.fresh |= fresh
+    account.fresh |= new
+    if "patch_embed.proj.weight" in resized and getattr(config, "patch", None) != getattr(
+        weights.config, "patch", None
+    ):
+        trained = weights.trained.get("patch_sizes", ())
+        if config.patch not in [(size, size) for size in trained]:  # type: ignore[union-attr]  # it has patches
+            account.notes.append("WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes")
     classes = labels.default(config.classes) if new_head else weights.classes
     prepared = _prepared(weights.preprocessing, config)
     if prepared.image_size != weights.preprocessing.image_size:
-        account.notes.append(f"pictures prepared at {'×'.join(map(str, prepared.image_size))} instead")
-    fitted = Weights(config, state, prepared, classes, weights.trained)
+        account.notes.append(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
+    output = {} if new_head else {name: value for name, value in weights.output.items() if name != "unknown"}
+    if "unknown" in weights.output:
+        account.notes.append("no image is unknown: the threshold is of the network as it was")
+    fitted = Weights(config, state, prepared, classes, weights.trained, output)
     return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
 
 
 def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
-    """The same preparation of pictures at the network's size and channels."""
+    """Adapt preprocessing to the network's image size and channels."""
     sized = preprocessing.at(config.image)
+    if sized.native and isinstance(config, ViTConfig):
+        sized = dataclasses.replace(sized, multiple=config.patch)
     if sized.channels == config.channels:
         return sized
     mean, std = (sum(values) / len(values) for values in (sized.mean, sized.std))
@@ -266,7 +328,7 @@ def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessin
     )
 
 
-def _told(preprocessing: Preprocessing) -> str:
+def _described(preprocessing: Preprocessing) -> str:
     height, width = preprocessing.image_size
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
     return f"{height}×{width}, {preprocessing.resize}, mean {mean}, std {std}"

@@ -1,70 +1,118 @@
-"""vitral's own format: one safetensors file with the network's configuration, preprocessing and class names in it."""
+"""vitral's own format: one safetensors file that contains configuration, preprocessing and class names."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitral.data.transforms import Preprocessing
+from vitral import bounded
+from vitral.data.preprocessing import Preprocessing
+from vitral.digest import KEY
 from vitral.errors import UsageError, WeightsError
-from vitral.model import ModelConfig, Network, network
-from vitral.model.kinds import config_from_json, config_to_json
+from vitral.model import EncoderDecoderConfig, ModelConfig, Network, network
+from vitral.model.registry import config_from_json, config_to_json
 from vitral.weights.files import read_tensors, write_tensors
+from vitral.weights.read.source import non_finite
 
 FORMAT = 1
+"""Version of files of one class an image …"""
+TASK_FORMAT = 2
+"""… and of other tasks, which a vitral that does not know them must not read as classes."""
+_STATISTICS = "unknown."
+"""Prefix of the tensors in a file that belong to the output, not to the network."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """All that is needed to use a trained network."""
+    """A trained network with everything needed to use it."""
 
     config: ModelConfig
     state: Mapping[str, Tensor]
     preprocessing: Preprocessing
     classes: tuple[str, ...]
     trained: Mapping[str, Any]
-    """Where it comes from: data, recipe, accuracy, versions."""
+    """Origin: data, recipe, accuracy, versions."""
+    output: Mapping[str, Any] = field(default_factory=dict)
+    """The task with its fields (`vitral.inference.outputs`); empty for one class an image, uncalibrated."""
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors of the output: those that a distance to the training images needs, else none."""
+
+
+def assumed_output(config: ModelConfig) -> Mapping[str, Any]:
+    """The output of a network that states none: a classifier, or texts of numbered tokens."""
+    if isinstance(config, EncoderDecoderConfig):
+        return {"task": "text", "joint": " ", "end": config.decoder.end_token}
+    return {}
 
 
 def save(path: Path, weights: Weights) -> None:
-    """Write the file, atomically."""
+    """Write the file atomically."""
     header = {
-        "format": FORMAT,
+        "format": FORMAT if weights.output.get("task", "class") == "class" else TASK_FORMAT,
         "model": config_to_json(weights.config),
         "preprocessing": weights.preprocessing.to_json(),
         "classes": list(weights.classes),
         "trained": dict(weights.trained),
+        "finite": not non_finite({**weights.state, **weights.statistics}),
+        **({"output": dict(weights.output)} if weights.output else {}),
     }
-    write_tensors(path, weights.state, header)
+    statistics = {_STATISTICS + name: tensor for name, tensor in weights.statistics.items()}
+    write_tensors(path, {**weights.state, **statistics}, header)
 
 
 def read(path: Path) -> Weights:
-    """Read the file; `WeightsError` says what is wrong with one that does not hold together."""
-    state, header = read_tensors(path)
-    if header.get("format") != FORMAT:
+    """Read the file; `WeightsError` if it is damaged or inconsistent."""
+    return whole(path, *read_tensors(path))
+
+
+def whole(path: Path, state: Mapping[str, Tensor], header: Mapping[str, Any]) -> Weights:
+    """Build `Weights` from tensors and header of a file; `WeightsError` as `read`."""
+    if header.get("format") not in (FORMAT, TASK_FORMAT):
         raise WeightsError("unknown version of vitral's format", where=path, why=f"version {header.get('format')}")
+    beside = {name: tensor for name, tensor in state.items() if name.startswith(_STATISTICS)}
     try:
         weights = Weights(
             config_from_json(header["model"]),
-            state,
+            {name: tensor for name, tensor in state.items() if name not in beside},
             Preprocessing.from_json(header["preprocessing"]),
             tuple(header["classes"]),
             header.get("trained", {}),
+            dict(header.get("output", {})),
+            {name.removeprefix(_STATISTICS): tensor for name, tensor in beside.items()},
         )
-    except (KeyError, TypeError, UsageError) as error:
+    except (KeyError, TypeError, ValueError, UsageError) as error:
         raise WeightsError("damaged header in weights file", where=path, why=str(error)) from error
     _check(weights, path)
     return weights
 
 
+def known_finite(metadata: Mapping[str, str]) -> bool:
+    """True if the metadata state that all values are finite, and carry a digest that proves them unchanged."""
+    header = _header(metadata)
+    return bool(header.get("finite")) and KEY in header
+
+
+def from_metadata(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Weights:
+    """Build `Weights` from tensors and metadata that `weights.read.source` has read and checked."""
+    return whole(path, state, _header(metadata))
+
+
+def _header(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    try:
+        header = bounded.parse(metadata.get("vitral", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
 def _check(weights: Weights, path: Path) -> None:
-    """The parts of the header must be of one network: a name too few would be found at some later picture."""
+    """Check that the parts of the header belong together: a missing class name would surface at some later image."""
     config, preprocessing = weights.config, weights.preprocessing
     for what, own, networks in (
         ("class names", len(weights.classes), config.classes),
@@ -77,44 +125,52 @@ def _check(weights: Weights, path: Path) -> None:
 
 
 def in_16_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors at half the size: floats as fp16 or as bf16, whichever is nearer to these numbers. `build` makes
-    them fp32 again.
+    """Halve the size of the tensors: floats as fp16 or bf16, whichever is closer to the values. `build` converts back
+    to fp32.
     """
 
     def error(dtype: torch.dtype) -> float:
         return sum(float((one.to(dtype).double() - one.double()).square().sum()) for one in floats.values())
 
     floats = {name: one for name, one in state.items() if one.is_floating_point()}
-    dtype = min((torch.float16, torch.bfloat16), key=error)  # what fp16 cannot hold is infinite there, and so the error
+    dtype = min((torch.float16, torch.bfloat16), key=error)  # values beyond fp16 become infinite, and so the error
     return {name: one.to(dtype) if name in floats else one for name, one in state.items()}
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """A hash of the tensors: their names, kinds, shapes and every byte."""
-    found = hashlib.sha256()
+    """Hash the tensors: names, dtypes, shapes and every byte."""
+    hashed = hashlib.sha256()
+    hash_state(hashed, state)
+    return hashed.hexdigest()
+
+
+def hash_state(hashed: hashlib._Hash | hashlib.blake2b, state: Mapping[str, Tensor]) -> None:
+    """Add names, dtypes, shapes and every byte of the tensors to a hash, in the order of their names."""
     for name, tensor in sorted(state.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:
-    """The network with these weights, in fp32 and in evaluation mode.
+    """Build the network with these weights, in fp32 and in evaluation mode.
 
-    No number is drawn only to be overwritten, and tensors that are fp32 are taken as they are, not copied: training the
-    network changes `weights.state`. `empty` is such a network without numbers, where there is one already.
+    Nothing is initialized only to be overwritten, and fp32 tensors are used without a copy: training the network
+    changes `weights.state`. `empty` is such a network on the meta device, if one exists already.
     """
     if empty is None:
         with torch.device("meta"):
             empty = network(weights.config)
     model = empty
     _check_fit(model, weights.state, path)
-    model.load_state_dict({name: value.float() for name, value in weights.state.items()}, assign=True)
+    model.load_state_dict(
+        {name: value.float() if value.is_floating_point() else value for name, value in weights.state.items()},
+        assign=True,
+    )
     return model.eval()
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path | None = None) -> None:
-    """Copy the weights in, strictly: `WeightsError` names what is missing, left over or of another shape."""
+    """Copy the weights in, strictly: `WeightsError` names parameters missing, unexpected or of another shape."""
     _check_fit(model, state, path)
     model.load_state_dict(dict(state))
 
@@ -122,7 +178,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path | None 
 def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None) -> None:
     own = dict(model.state_dict())
     problems = [f"{name} is missing" for name in own if name not in state]
-    problems += [f"{name} has no place" for name in state if name not in own]
+    problems += [f"{name} is unexpected" for name in state if name not in own]
     problems += [
         f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own

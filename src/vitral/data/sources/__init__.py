@@ -1,57 +1,98 @@
-"""Where labelled pictures come from: one file for each kind of source, and one table."""
+"""Sources of labeled images: one file for each kind of source, and one table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vitral.data.dataset import DataSet, some
-from vitral.data.sources import archive, digits, folder, named, planted, table
+from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
+from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
+from vitral.plugins import Extensible
 
 
 class Source(Protocol):
-    """A kind of source; a module with these two functions is one."""
+    """A kind of source: a module with these two functions."""
 
     def accepts(self, data: str) -> bool:
-        """Whether this kind of source is the one that was typed; looks at name and file type only."""
+        """True if the typed argument names a source of this kind, by name and file type only."""
 
     def load(self, data: str, *, root: Path, download: bool) -> DataSet:
-        """The data set, without reading the pictures; `DataError` where it is not what it should be."""
+        """Load the data set without decoding images; `DataError` if it is malformed."""
 
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, Source] = Extensible("vitral.sources", {
+    "shards": shards,
+    "remote": remote,
+    "parquet": parquet,
     "folder": folder,
     "archive": archive,
     "csv": table,
     "digits": digits,
     "planted": planted,
     "named": named,
-}
-"""The first that accepts what was typed loads it. So a path that exists wins over a named set: where there is a folder
-`mnist` here, `mnist` means that folder."""
+})  # fmt: skip
+"""The first source that accepts the typed argument loads it. So an existing path wins over a named set: with a folder
+`mnist` in the current directory, `mnist` means that folder."""
 
 
-def load(data: str | Path, *, root: str | Path = "data", download: bool = True) -> DataSet:
-    """The labelled pictures that `data` names; no picture is decoded yet.
+def load(
+    data: str | Path,
+    *,
+    root: str | Path = "data",
+    download: bool = True,
+    wanted: Labeling = ANY,
+    tasks: Sequence[str] = ("class",),
+) -> DataSet:
+    """Load labeled images; no image is decoded yet.
 
     `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
     with file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits`
-    (embedded), or `mnist`, `cifar10` … looked for under `root` and, where `download` allows it, fetched into it.
+    (embedded), or `mnist`, `cifar10` …, which are searched under `root` and, with `download`, downloaded into it. Or a
+    folder of shards or Parquet files, or a pattern of their paths (`shards/train-{000000..000009}.tar`), here or in an
+    object store.
 
-    Raises `DataError` (unreadable, empty, badly labelled) or `UsageError` (unknown name).
+    A table may also have several labels an image (`labels`), or numbers (`numbers`): its columns say so, or `wanted`.
+    Texts are read if `wanted` names the task: their files look like others (`vitral.data.sources.lines`).
+    Data for a task that is not among `tasks` are refused.
+
+    Raises `DataError` (unreadable, empty, badly labeled) or `UsageError` (unknown name).
     """
     text = os.path.expanduser(str(data))
     if not text:
-        raise empty("DATA", "a folder of pictures, or the name of a set: digits")
-    for source in SOURCES.values():
+        raise empty("DATA", "a folder of images, or the name of a set: digits")
+    if wanted.task == "text":
+        return lines.load_lines(data, root=root)
+    for kind, source in SOURCES.items():
         if source.accepts(text):
-            dataset = source.load(text, root=Path(root).expanduser(), download=download)
+            options: dict[str, Any] = {"wanted": wanted} if kind in TABLES else {}
+            dataset = source.load(text, root=Path(root).expanduser(), download=download, **options)
+            _check_task(dataset, wanted, tasks)
             return replace(dataset, source=str(data))
     raise _refusal(text)
+
+
+TABLES = ("folder", "archive", "csv")
+"""Sources that may hold a table."""
+
+
+def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> None:
+    """Raise `UsageError` for data of another task than the wanted one, `DataError` for one that is not supported."""
+    task = dataset.targets.task
+    if wanted.task not in (None, task) or ((wanted.separator or wanted.columns) and not dataset.reason):
+        typed = f"--task {wanted.task}" if wanted.task not in (None, task) else "--label-separator or --targets"
+        why = "all but tables have one class an image"
+        raise UsageError(f"{typed} needs a table", where=dataset.source, why=why, hint="a .csv with file,labels")
+    if task not in tasks:
+        why = f"{dataset.reason}, and this command is for one class an image"
+        raise DataError(
+            f"data of --task {task}", where=dataset.source, why=why,
+            hint="vitral train, evaluate and predict know this task; a column class or label is read as classes",
+        )  # fmt: skip
 
 
 def _is_data(path: Path) -> bool:
@@ -59,13 +100,13 @@ def _is_data(path: Path) -> bool:
 
 
 def _refusal(data: str) -> VitralError:
-    """Why nothing accepts this."""
+    """The error for an argument that no source accepts."""
     if os.path.exists(data):
         return DataError(
-            "cannot tell what kind of data this is",
+            "unknown kind of data",
             where=data,
             why="vitral reads folders, .csv, .tar, .zip, .tar.gz, and sets by name",
-            hint="put the pictures into a folder for each class, DATA/cat/1.jpg, and give DATA",
+            hint="put the images into a folder for each class, DATA/cat/1.jpg, and give DATA",
         )
     if os.sep in data or os.path.splitext(data)[1]:
         parent = Path(data).parent
@@ -74,18 +115,18 @@ def _refusal(data: str) -> VitralError:
         inside = _data_in(parent)
         missing = Path(data).relative_to(parent).parts[0]
         near = nearest(missing, inside) or inside
-        why = f"'{parent}' holds {some(near, 6)}" if inside else f"there are no data in '{parent}'"
+        why = f"'{parent}' contains {some(near, 6)}" if inside else f"there are no data in '{parent}'"
         return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
     names = ("digits", "planted", *named.NAMED)
     near = nearest(data, (*names, *_data_in(Path())))
     why = (
         f"nearest: {', '.join(near)}" if near else f"there is no such path here; sets have the names {', '.join(names)}"
     )
-    return UsageError(f"unknown data set '{data}'", why=why, hint="a folder of pictures, or the name of a set")
+    return UsageError(f"unknown data set '{data}'", why=why, hint="a folder of images, or the name of a set")
 
 
 def _data_in(folder: Path) -> list[str]:
-    """Names of what may be data in a folder."""
+    """Names of possible data in a folder."""
     try:
         return sorted(one.name for one in folder.iterdir() if not one.name.startswith(".") and _is_data(one))
     except OSError:

@@ -5,59 +5,59 @@ from __future__ import annotations
 from collections import Counter
 
 from vitral.data.dataset import SPLIT_NAMES, DataSet, shown, some
-from vitral.data.files import Files, common_folders, is_picture, kinds, labelled
+from vitral.data.files import Files, build_dataset, common_folders, count_extensions, is_image
 from vitral.errors import DataError
 
 
 def read(files: Files, name: str) -> DataSet | None:
-    """The pictures by class folder; None where no folders tell them apart."""
-    pictures = [path for path in files.paths if is_picture(path)]
-    if not pictures:
+    """Read images by class folder; None if there are no class folders."""
+    images = [path for path in files.paths if is_image(path)]
+    if not images:
         return None
-    start = len(_wrapping(pictures))
-    rows, strays = _sort(pictures, start, files.where)
+    start = len(_wrapping(images))
+    rows, strays = _sort(images, start, files.where)
     if not rows:
         return None
     has_table = any(path.lower().endswith((".csv", ".tsv")) for path in files.paths)
     if has_table and len({label for _, labels in rows.values() for label in labels}) < 2:
-        return None  # one folder of pictures beside a table that says what they show
+        return None  # one folder of images with a table that labels them
     notes = [*files.notes]
     if strays:
-        notes.append(f"{len(strays):,} pictures outside class folders are not used: {some(strays)}")
-    if len(pictures) < len(files.paths):
-        others = [path for path in files.paths if not is_picture(path)]
-        notes.append(f"{len(others):,} other files are not used: {kinds(others)}")
-    return labelled(files, name, files.where, rows, notes)
+        notes.append(f"{len(strays):,} images outside class folders are not used: {some(strays)}")
+    if len(images) < len(files.paths):
+        others = [path for path in files.paths if not is_image(path)]
+        notes.append(f"{len(others):,} other files are not used: {count_extensions(others)}")
+    return build_dataset(files, name, files.where, rows, notes)
 
 
-def _wrapping(pictures: list[str]) -> str:
-    """The folders, "a/b/", that wrap everything: each alone, without pictures of its own and not named like a split."""
+def _wrapping(images: list[str]) -> str:
+    """The single folders, "a/b/", around all images: without images directly inside, and not named like a split."""
     wrapping = ""
-    for part in common_folders(pictures):
+    for part in common_folders(images):
         inner = f"{wrapping}{part}/"
-        if part.lower() in SPLIT_NAMES or any("/" not in path[len(inner) :] for path in pictures):
+        if part.lower() in SPLIT_NAMES or any("/" not in path[len(inner) :] for path in images):
             break
         wrapping = inner
     return wrapping
 
 
-def _sort(pictures: list[str], start: int, where: str) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
-    """Paths and class names for every split, and the pictures in no class folder; `start` skips the wrapping."""
-    tops = _split_folders(pictures, start)
-    meant = {top: SPLIT_NAMES[top.lower()] for top in tops}
-    if len(set(meant.values())) < len(meant):
+def _sort(images: list[str], start: int, where: str) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
+    """Return paths and class names per split, and the images outside class folders; `start` skips the wrapping."""
+    tops = _split_folders(images, start)
+    split_of = {top: SPLIT_NAMES[top.lower()] for top in tops}
+    if len(set(split_of.values())) < len(split_of):
         raise DataError(
             f"two folders for one split: {', '.join(sorted(tops))}",
             where=where,
-            why="they mean the same",
-            hint="put their pictures into one of them",
+            why="their names mean the same split",
+            hint="put their images into one of them",
         )
     rows: dict[str, tuple[list[str], list[str]]] = {}
     strays = []
-    for path in pictures:
+    for path in images:
         parts = path[start:].split("/")
         folders = parts[:-1] if tops else ["train", *parts[:-1]]
-        split = meant.get(folders[0]) if tops and folders else "train"
+        split = split_of.get(folders[0]) if tops and folders else "train"
         if split and len(folders) > 1:
             paths, labels = rows.setdefault(split, ([], []))
             paths.append(path)
@@ -70,12 +70,12 @@ def _sort(pictures: list[str], start: int, where: str) -> tuple[dict[str, tuple[
     return rows, strays
 
 
-def _split_folders(pictures: list[str], start: int) -> set[str]:
-    """The top folders that are splits: named so, with class folders inside, and together holding most pictures.
+def _split_folders(images: list[str], start: int) -> set[str]:
+    """The top folders that are splits: by name, with class folders inside, and together containing most images.
 
-    So a class that is called "train" (the vehicle) beside other classes stays a class.
+    So a class called "train" (the vehicle) among other classes stays a class.
     """
-    nested = Counter(path[start : path.index("/", start)] for path in pictures if path.count("/", start) > 1)
-    direct = Counter(path[start : path.index("/", start)] for path in pictures if path.count("/", start) == 1)
+    nested = Counter(path[start : path.index("/", start)] for path in images if path.count("/", start) > 1)
+    direct = Counter(path[start : path.index("/", start)] for path in images if path.count("/", start) == 1)
     tops = {top for top, n in nested.items() if top.lower() in SPLIT_NAMES and n > direct[top]}
-    return tops if 2 * sum(nested[top] for top in tops) > len(pictures) else set()
+    return tops if 2 * sum(nested[top] for top in tops) > len(images) else set()

@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn, so that everything works offline.
+"""`digits`: 1,797 handwritten digits of 8 × 8 pixels that ship with scikit-learn, for use offline.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (the test part of that set).
 """
@@ -13,12 +13,12 @@ from vitral.data.dataset import DataSet, Numbered, Pixels, Split
 
 
 def accepts(data: str) -> bool:
-    """Whether this is the name of the embedded set."""
+    """True for the name of the embedded set."""
     return data.lower() == "digits"
 
 
 def load(data: str, *, root: Path, download: bool) -> DataSet:
-    """Train and test, 80 % and 20 % of every class, always the same pictures."""
+    """Load train and test splits, 80 % and 20 % of every class, always the same images."""
     from sklearn.datasets import load_digits  # takes a second to import
     from sklearn.model_selection import train_test_split
 

@@ -1,28 +1,34 @@
-"""How labelled pictures lie in a folder or an archive: one table, tried in order."""
+"""Layouts of labeled images in a folder or an archive: one table, tried in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from vitral.data.dataset import DataSet, some
-from vitral.data.files import Files, is_picture, kinds
+from vitral.data.files import Files, count_extensions, is_image
 from vitral.data.sources import class_folders, idx, synset_names, table
+from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
 
-LAYOUTS: Mapping[str, Callable[[Files, str], DataSet | None]] = {
+LAYOUTS: Mapping[str, Callable[..., DataSet | None]] = {
     "idx": idx.read,
     "synset names": synset_names.read,
     "class folders": class_folders.read,
     "table": table.read,
 }
-"""Each reads files that lie its way, and gives None for others. Class folders come before a table, so a stray .csv
-beside them changes nothing; type the .csv itself to use it."""
+"""Each reads files in its layout, and returns None for others. Class folders come before a table, so a stray .csv next
+to them changes nothing; type the .csv itself to use it."""
 
 
-def read_layout(files: Files, name: str) -> DataSet:
-    """The pictures among these files by the first layout that fits; `DataError` where none does."""
-    for read in LAYOUTS.values():
-        if (dataset := read(files, name)) is not None:
+class NoLabelsError(DataError):
+    """There are images, but nothing labels them."""
+
+
+def read_layout(files: Files, name: str, wanted: Labeling = ANY) -> DataSet:
+    """Read images by the first layout that fits; `DataError` if none does. A table is read as `wanted`."""
+    for layout, read in LAYOUTS.items():
+        options = {"wanted": wanted} if layout == "table" else {}
+        if (dataset := read(files, name, **options)) is not None:
             return dataset
     raise _refusal(files)
 
@@ -30,19 +36,19 @@ def read_layout(files: Files, name: str) -> DataSet:
 def _refusal(files: Files) -> DataError:
     if not files.paths:
         return DataError(
-            "no files", where=files.where, why="empty, or only hidden files", hint="wanted: DATA/CLASS/1.jpg"
+            "no files", where=files.where, why="empty, or only hidden files", hint="expected: DATA/CLASS/1.jpg"
         )
-    pictures = [path for path in files.paths if is_picture(path)]
-    if not pictures:
+    images = [path for path in files.paths if is_image(path)]
+    if not images:
         return DataError(
-            "no pictures",
+            "no images",
             where=files.where,
-            why=f"{len(files.paths):,} files: {kinds(files.paths)}",
+            why=f"{len(files.paths):,} files: {count_extensions(files.paths)}",
             hint="JPEG, PNG, WebP, BMP, GIF, TIFF and PPM are read, from folders named after the classes",
         )
-    return DataError(
-        "pictures without class folders",
+    return NoLabelsError(
+        "images without class folders",
         where=files.where,
-        why=f"nothing says what the {len(pictures):,} pictures show (first: {some(pictures, 1)[:200]})",
+        why=f"the {len(images):,} images have no labels (first: {some(images, 1)[:200]})",
         hint="one folder for each class (DATA/cat/1.jpg), or a .csv with the columns file,label",
     )

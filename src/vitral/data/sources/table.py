@@ -1,4 +1,4 @@
-"""A table of pictures: a .csv with the columns file and label, and split if there is one."""
+"""A table of images: a .csv with the columns file and label, labels or numbers, and optionally split and group."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import io
 import os
 import posixpath
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from vitral.data.dataset import SPLIT_NAMES, DataSet, shown, some
-from vitral.data.files import Files, Folder, labelled
+import numpy as np
+
+from vitral.data.dataset import LABEL_COLUMNS, SPLIT_NAMES, DataSet, shown, some
+from vitral.data.files import Files, Folder, splits_of
+from vitral.data.sources.labeling import LabelReader, reader_of
+from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
+
+TEXTS = ("text", "transcription", "transcript", "caption")
+"""Names of a column of texts, which `--task text` reads."""
 
 COLUMNS = {
     "file": (
@@ -27,32 +35,33 @@ COLUMNS = {
         "image_path",
         "img",
     ),
-    "label": ("label", "labels", "class", "class_name", "category", "target"),
+    "label": (*LABEL_COLUMNS, "tags"),
+    "group": ("group", "groups", "group_id"),
     "split": ("split", "set", "subset", "partition", "data set", "data_set", "dataset"),
 }
-"""What a column is called, in lower case; the first that the table has counts."""
+"""Names of each column, in lower case; the first in the table counts."""
 
 EXTENSIONS = (".csv", ".tsv")
 TABLE_LIMIT = 1 << 30
-"""Bytes of a table."""
+"""Largest table, in bytes."""
 
 
 def accepts(data: str) -> bool:
-    """Whether this is a file with a table's extension."""
+    """True for a file with a table's extension."""
     return data.lower().endswith(EXTENSIONS) and os.path.isfile(data)
 
 
-def load(data: str, *, root: Path, download: bool) -> DataSet:
-    """The pictures of a table on disk; its paths are absolute or relative to it."""
+def load(data: str, *, root: Path, download: bool, wanted: Labeling = ANY) -> DataSet:
+    """Load the images of a table on disk; its paths are absolute or relative to it."""
     folder, name = os.path.split(data)
-    table = _Table(Folder(folder), name, data)
+    table = _Table(Folder(folder), name, data, wanted)
     return table.dataset(os.path.splitext(name)[0])
 
 
-def read(files: Files, name: str) -> DataSet | None:
-    """The pictures of the one table among these files; None where there is no table."""
+def read(files: Files, name: str, wanted: Labeling = ANY) -> DataSet | None:
+    """Read the images of the one table among these files; None if there is no table."""
     paths = [path for path in files.paths if path.lower().endswith(EXTENSIONS)]
-    tables = [_Table(files, path, files.prefix + path) for path in paths]
+    tables = [_Table(files, path, files.prefix + path, wanted) for path in paths]
     if len(tables) > 1:
         tables = [table for table in tables if {"file", "label"} <= table.columns.keys()]
         if len(tables) != 1:
@@ -67,118 +76,162 @@ def read(files: Files, name: str) -> DataSet | None:
 
 @dataclass
 class _Problems:
-    """What is wrong with the rows, gathered so that one message names it all."""
+    """Errors in the rows, collected so that one message reports them all."""
 
-    unlabelled: list[int] = field(default_factory=list)
+    unlabeled: list[int] = field(default_factory=list)
     unnamed: list[int] = field(default_factory=list)
-    strange_split: list[str] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
+    unknown_split: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 class _Table:
-    """A table and the files that its paths lead to."""
+    """A table and the files that its paths refer to."""
 
-    def __init__(self, files: Files, path: str, where: str):
+    def __init__(self, files: Files, path: str, where: str, wanted: Labeling):
         self.files, self.folder, self.where = files, posixpath.dirname(path), shown(where)
+        self.wanted = wanted
         try:
             text = files.read(path, TABLE_LIMIT).decode("utf-8-sig")
             first = text.partition("\n")[0]
-            self.reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count))
+            self.delimiter, self.text = max(",;\t|", key=first.count), text
+            self.reader = self._reader()
             self.header = [column.strip() for column in next(self.reader, [])]
         except (OSError, ValueError, csv.Error) as error:
             raise self._unreadable(error) from error
         lower = [column.lower() for column in self.header]
-        found = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
-        self.columns = {kind: lower.index(name) for kind, name in found.items() if name is not None}
+        name_of = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
+        self.groups: dict[str, list[str]] = defaultdict(list)
+        self.columns = {kind: lower.index(name) for kind, name in name_of.items() if name is not None}
+
+    def _reader(self) -> Any:
+        return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter)
 
     def _unreadable(self, error: Exception) -> DataError:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         return DataError("cannot read table", where=self.where, why=why, hint="save it as CSV in UTF-8")
 
     def dataset(self, name: str) -> DataSet:
-        """The pictures of all rows; `DataError` where rows are wrong."""
-        for kind in ("file", "label"):
-            if kind not in self.columns:
-                raise DataError(
-                    f"no {kind} column in the table",
-                    where=self.where,
-                    why=f"columns found: {some(self.header, 8) or 'none'}",
-                    hint=f"call one of them {', '.join(COLUMNS[kind][:5])} (first line of the file)",
-                )
-        rows, notes = self._rows()
-        if not rows:
-            raise DataError("a table without rows", where=self.where, hint="a line for each picture: cat/1.jpg,cat")
-        return labelled(self.files, name, self.where, rows, notes)
+        """Read the images of all rows; `DataError` for malformed rows."""
+        if "file" not in self.columns:
+            raise self._no_column("file")
+        try:
+            rows = self._reader()
+            next(rows, None)
+            labels = reader_of(self.header, self.columns, rows, self.wanted, self.where)
+        except csv.Error as error:
+            raise self._unreadable(error) from error
+        if labels is None:
+            raise self._no_column("label")
+        paths, found, notes = self._rows(labels)
+        if not paths:
+            raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")
+        names, arrays = labels.build(found, self.where)
+        splits = splits_of(self.files, paths, arrays)
+        return self._grouped(
+            DataSet(name, names, splits, self.where, tuple(notes), targets=labels.targets, reason=labels.reason)
+        )
 
-    def _rows(self) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
-        """Paths and class names for every split; and notes."""
-        rows: dict[str, tuple[list[str], list[str]]] = {}
-        labels_of: dict[str, set[str]] = defaultdict(set)
+    def _grouped(self, dataset: DataSet) -> DataSet:
+        """Add the groups of the rows: a cut keeps a patient, a video or a place on one side."""
+        if not self.groups:
+            return dataset
+        number = {name: i for i, name in enumerate(dict.fromkeys(n for names in self.groups.values() for n in names))}
+        splits = {
+            split: replace(images, groups=np.array([number[name] for name in self.groups[split]], np.int64))
+            for split, images in dataset.splits.items()
+        }
+        shared = sorted(name for name in number if sum(name in set(names) for names in self.groups.values()) > 1)
+        counted = "1 group is" if len(shared) == 1 else f"{len(shared):,} groups are"
+        note = f"{counted} in more than one split: {some(shared)}"
+        return replace(dataset, splits=splits, notes=(*dataset.notes, note) if shared else dataset.notes)
+
+    def _no_column(self, kind: str) -> DataError:
+        texts = kind == "label" and any(name.strip().lower() in TEXTS for name in self.header)
+        return DataError(
+            f"no {kind} column in the table",
+            where=self.where,
+            why=f"columns found: {some(self.header, 8) or 'none'}",
+            hint="--task text, to read the text in images; or name a column label"
+            if texts
+            else f"name one of them {', '.join(COLUMNS[kind][:5])} (first line of the file)",
+        )
+
+    def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:
+        """Return the paths and the labels of every split, and notes."""
+        paths: dict[str, list[str]] = defaultdict(list)
+        found: dict[str, list[Any]] = defaultdict(list)
+        labels_of: dict[str, set[Any]] = defaultdict(set)
         repeated, problems = [], _Problems()
         try:
             for row in self.reader:
                 if not any(cell.strip() for cell in row):
                     continue
-                file, label, split = self._row(row, problems)
+                file, label, split = self._row(row, reader, problems)
                 path = self._locate(file) if file else None
                 if file and path is None:
-                    problems.absent.append(file)
+                    problems.missing.append(file)
                 if path is None:
                     continue
                 if path in labels_of:
                     repeated.append(path)
                 labels_of[path].add(label)
-                paths, labels = rows.setdefault(split, ([], []))
-                paths.append(path)
-                labels.append(label)
+                paths[split].append(path)
+                found[split].append(label)
+                if "group" in self.columns:
+                    self.groups[split].append(self._cell(row, "group") or f"\0{path}")  # without one, on its own
         except csv.Error as error:
             raise self._unreadable(error) from error
-        self._refuse(problems)
-        notes = [f"{len(repeated):,} rows repeat a picture: {some(repeated)}"] if repeated else []
-        if torn := sorted(path for path, labels in labels_of.items() if len(labels) > 1):
-            notes.append(f"{len(torn):,} pictures have more than one label: {some(torn)}")
-        return rows, notes
+        self._refuse(problems, reader.missing)
+        notes = [f"{len(repeated):,} rows repeat an image: {some(repeated)}"] if repeated else []
+        if conflicts := sorted(path for path, labels in labels_of.items() if len(labels) > 1):
+            notes.append(f"{len(conflicts):,} images have more than one label: {some(conflicts)}")
+        return dict(paths), dict(found), notes
 
-    def _row(self, row: list[str], problems: _Problems) -> tuple[str, str, str]:
-        """File, class and split as typed in one row; what is missing goes to the problems."""
-        cells = {kind: row[i].strip() if i < len(row) else "" for kind, i in self.columns.items()}
+    def _row(self, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
+        """Return file, label and split of one row; add missing ones to `problems`."""
+        cells = {kind: self._cell(row, kind) for kind in self.columns}
         split = SPLIT_NAMES.get(cells.get("split", "train").lower(), "")
         if not cells["file"]:
             problems.unnamed.append(self.reader.line_num)
-        if not cells["label"]:
-            problems.unlabelled.append(self.reader.line_num)
+        label = reader.parse(row)
+        if label is None:
+            problems.unlabeled.append(self.reader.line_num)
         if not split:
-            problems.strange_split.append(f"'{cells['split']}' in line {self.reader.line_num}")
-        return cells["file"], shown(cells["label"]), split
+            problems.unknown_split.append(f"'{cells['split']}' in line {self.reader.line_num}")
+        return cells["file"], label, split
+
+    def _cell(self, row: list[str], kind: str) -> str:
+        column = self.columns[kind]
+        return row[column].strip() if column < len(row) else ""
 
     def _locate(self, file: str) -> str | None:
-        """The path among the files, or None. Tables from Windows write "cat\\1.jpg"."""
+        """Find the path among the files, or None. Tables from Windows contain "cat\\1.jpg"."""
         for spelling in (file, file.replace("\\", "/")) if "\\" in file else (file,):
             path = posixpath.normpath(posixpath.join(self.folder, spelling))
             if "\0" not in path and self.files.has(path):
                 return path
         return None
 
-    def _refuse(self, problems: _Problems) -> None:
-        if problems.unnamed or problems.unlabelled:
-            lines, what = (problems.unnamed, "file") if problems.unnamed else (problems.unlabelled, "label")
+    def _refuse(self, problems: _Problems, label: str) -> None:
+        if problems.unnamed or problems.unlabeled:
+            lines, what = (problems.unnamed, "file") if problems.unnamed else (problems.unlabeled, label)
             raise DataError(
                 f"{len(lines):,} rows without a {what}",
                 where=self.where,
                 why=f"line {some(lines, 5)}",
                 hint="fill them in, or delete the lines",
             )
-        if problems.strange_split:
+        if problems.unknown_split:
             raise DataError(
-                f"{len(problems.strange_split):,} rows of an unknown split",
+                f"{len(problems.unknown_split):,} rows of an unknown split",
                 where=self.where,
-                why=some(problems.strange_split),
+                why=some(problems.unknown_split),
                 hint="write train, val or test",
             )
-        if problems.absent:
+        if problems.missing:
             raise DataError(
-                f"{len(problems.absent):,} files of the table do not exist",
+                f"{len(problems.missing):,} files of the table do not exist",
                 where=self.where,
-                why=some(problems.absent),
-                hint="paths are read relative to the table's own folder",
+                why=some(problems.missing),
+                hint="paths are relative to the table's own folder",
             )

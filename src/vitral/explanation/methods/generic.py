@@ -1,13 +1,14 @@
-"""Gradient × attention: attention, as far as more of it would have raised the class's logit, followed through all
-layers (Chefer, Gur & Wolf, ICCV 2021, arXiv 2103.15679, equations 5 and 6).
+"""Gradient × attention, propagated through all layers.
 
-R = I; per layer Ā = mean over heads of relu(∂y/∂A ⊙ A) and R ← R + Ā R; the map is what the head reads of R − I, where
-I, each token's relevance to itself, says nothing of what was gathered. Only that row is propagated, from the last layer
-to the first, as the backward pass goes: row ← row + row Ā, a vector times a matrix for each layer.
+Source: Chefer, Gur & Wolf, ICCV 2021, arXiv 2103.15679, equations 5 and 6.
 
-What the head reads: the class token's row, as in the paper (with a distillation token the mean of both rows); where
-it takes a mean, the same mean of the rows. A MAP head's query is one more token, which gathers by an attention of its
-own: the row begins as mean over heads of relu(∂y/∂A ⊙ A) of that attention (the paper's rule for cross-attention).
+R = I; for each layer Ā = mean over heads of relu(∂y/∂A ⊙ A) and R ← R + Ā R. The map is the row of R − I that the head
+reads; I is each token's relevance to itself, which carries no information. Only that row is propagated, from the last
+layer to the first, in the order of the backward pass: row ← row + row Ā, a vector–matrix product for each layer.
+
+The row is that of the class token, as in the paper; with a distillation token the mean of both rows; with mean pooling
+the same mean of rows. The query of a MAP head is one more token with its own attention: the row starts as mean over
+heads of relu(∂y/∂A ⊙ A) of that attention (the paper's rule for cross-attention).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitral.explanation.capture import POOL, capture, plain, wide
+from vitral.explanation.capture import POOL, Layer, capture, require_vit, wide
 from vitral.explanation.methods.gradients import block_inputs, gradients_of
 from vitral.explanation.methods.method import Maps, Method, patches_of, readout
 from vitral.model import ViT
@@ -23,24 +24,24 @@ from vitral.model import ViT
 
 @torch.enable_grad()
 def generic(model: ViT, images: Tensor, targets: Tensor) -> Maps:
-    """Maps (B, T, rows, columns), not negative."""
-    network = plain(model)
+    """Non-negative maps (B, T, rows, columns)."""
+    network = require_vit(model)
     rows: list[Tensor] = []
-    """What is gathered so far, (B, N), of each target; the last one is being followed."""
+    """Accumulated row (B, N) of each target; the last one is in progress."""
 
-    def gather(layer: int, product: Tensor) -> None:
-        raising = product.relu_()
+    def propagate(layer: Layer, product: Tensor) -> None:
+        positive = product.relu_()
         if layer == POOL:
-            rows[-1] = wide(raising)[:, :, 0].mean(1)
-        else:  # each head by itself, and the mean of the rows: no mean of matrices is ever made
-            row = (own + rows[-1])[:, None, None, : raising.shape[2]].to(raising.dtype)
-            rows[-1] = rows[-1] + wide(row @ raising)[:, :, 0].mean(1)
+            rows[-1] = wide(positive)[:, :, 0].mean(1)
+        else:  # head by head, then the mean of rows, so that no mean of matrices is computed
+            row = (own + rows[-1])[:, None, None, : positive.shape[2]].to(positive.dtype)
+            rows[-1] = rows[-1] + wide(row @ positive)[:, :, 0].mean(1)
 
-    with capture(network, backward=gather, lean=True) as seen, block_inputs(network):
+    with capture(network, backward=propagate, prune_last_block=True) as captured, block_inputs(network):
         logits = network(images)
-        values = seen.v[0]
+        values = captured.v[0]
         read = readout(network, values.shape[2], len(values), images.device).to(wide(logits).dtype)
-        own = torch.zeros_like(read) if network.config.pool == "map" else read  # a MAP head's query is none of them
+        own = torch.zeros_like(read) if network.config.pool == "map" else read  # whose query is no token
         gradients = gradients_of(logits, targets, [values])
         for _ in range(targets.shape[1]):
             rows.append(torch.zeros_like(read))

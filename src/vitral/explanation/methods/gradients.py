@@ -1,6 +1,4 @@
-"""What methods need of the backward pass: gradients of classes, where the graph begins, and the way from nothing to the
-picture.
-"""
+"""Gradients for attribution methods: of class logits, from the input of a block, and along a path of images."""
 
 from __future__ import annotations
 
@@ -18,53 +16,52 @@ from vitral.model import ViT
 
 
 def gradients_of(logits: Tensor, targets: Tensor, of: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """For each of the targets (B, T) in turn, its logit's gradients with respect to each of `of`.
+    """Yield for each of the targets (B, T) the gradients of its logit with respect to the tensors `of`.
 
-    Pictures do not know of each other, so one backward pass of the sum over the batch serves all of it; targets share
-    the forward pass.
+    Images of a batch are independent, so one backward pass of the sum covers the batch. Targets share the forward pass.
     """
     for number in range(targets.shape[1]):
-        wanted = target_logits(logits, targets[:, number : number + 1]).sum()
-        yield torch.autograd.grad(wanted, of, retain_graph=number + 1 < targets.shape[1])
+        total = target_logits(logits, targets[:, number : number + 1]).sum()
+        yield torch.autograd.grad(total, of, retain_graph=number + 1 < targets.shape[1])
 
 
 @contextmanager
 def block_inputs(network: ViT, begin: int = 0, *, apart: bool = False) -> Iterator[list[Tensor]]:
-    """The tokens (B, N, D) that enter each block from number `begin` on, in the order in which they run.
+    """Record the input tokens (B, N, D) of each block from number `begin` on, in execution order.
 
-    The graph begins there, so that no backward pass goes through what lies before, nor needs the picture's gradient.
-    With `apart` it begins anew at each block: what is later then has no gradient here.
+    The graph starts there, so backward passes skip earlier layers. With `apart`, a new graph starts at each block, so
+    later layers have no gradient with respect to earlier tokens.
     """
-    found: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def keep(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         x = arguments[0]
-        found.append(x.detach().requires_grad_() if apart or not found else x)
-        return (found[-1], *arguments[1:])
+        inputs.append(x.detach().requires_grad_() if apart or not inputs else x)
+        return (inputs[-1], *arguments[1:])
 
     with ExitStack() as undo:
         for block in list(network.blocks)[begin:]:
             undo.callback(block.register_forward_pre_hook(keep).remove)
-        yield found
+        yield inputs
 
 
-def way_to(model: nn.Module, images: Tensor) -> _Pixels | _Patches:
-    """The straight way from zeros to the pictures, through the network."""
+def path_to(model: nn.Module, images: Tensor) -> _PixelPath | _TokenPath:
+    """Straight path from zeros to the images."""
     network = getattr(model, "_orig_mod", model)
     if isinstance(network, ViT) and not network.config.hybrid:
-        return _Patches(network, images.detach())
-    return _Pixels(model, images.detach())
+        return _TokenPath(network, images.detach())
+    return _PixelPath(model, images.detach())
 
 
-class _Pixels:
-    """The way in pixels, for any network."""
+class _PixelPath:
+    """Path in pixels, for any network."""
 
     def __init__(self, model: nn.Module, images: Tensor):
         self.model, self.images = model, images
 
-    def at(self, place: float) -> tuple[Tensor, Tensor]:
-        """What gradients are asked of, and the logits (B, K)."""
-        x = (self.images * place).requires_grad_()
+    def at(self, position: float) -> tuple[Tensor, Tensor]:
+        """Input to differentiate, and the logits (B, K)."""
+        x = (self.images * position).requires_grad_()
         return x, self.model(x)
 
     def products(self, gradients: Tensor) -> Tensor:
@@ -72,9 +69,11 @@ class _Pixels:
         return patch_sums(self.images.float()[:, None] * gradients, self.model, self.images)
 
 
-class _Patches:
-    """The same way in tokens. A patch's token is E x + what does not depend on x (equation 1), so that x · ∂y/∂x of a
-    patch is E x · ∂y/∂token, and neither the pictures nor their gradients go through E at every point.
+class _TokenPath:
+    """The same path in tokens.
+
+    The token of a patch is E x plus terms that do not depend on x (equation 1). So x · ∂y/∂x of a patch is
+    E x · ∂y/∂token, and images and gradients need not pass E at every point.
     """
 
     def __init__(self, network: ViT, images: Tensor):
@@ -92,14 +91,14 @@ class _Patches:
     @cached_property
     @torch.no_grad()
     def empty(self) -> Tensor:
-        """The tokens of a picture of zeros."""
+        """Tokens of an image of zeros."""
         return self.network.embed(torch.zeros_like(self.images))[0]
 
-    def at(self, place: float) -> tuple[Tensor, Tensor]:
-        """What gradients are asked of, and the logits (B, K)."""
-        x = self.full.clone() if place == 1 else self.empty.clone()
-        if place not in (0, 1):
-            x[:, self.network.config.prefix :] += place * self.contents
+    def at(self, position: float) -> tuple[Tensor, Tensor]:
+        """Tokens to differentiate, and the logits (B, K)."""
+        x = self.full.clone() if position == 1 else self.empty.clone()
+        if position not in (0, 1):
+            x[:, self.network.config.prefix :] += position * self.contents
         return x.requires_grad_(), self.network.answer(x, self.grid)
 
     def products(self, gradients: Tensor) -> Tensor:
@@ -109,5 +108,5 @@ class _Patches:
 
 
 def patch_sums(pixels: Tensor, model: nn.Module, images: Tensor) -> Tensor:
-    """(B, T, C, H, W) to (B, T, rows, columns) on the CPU."""
+    """Sum pixel values (B, T, C, H, W) over channels and patches: (B, T, rows, columns) on the CPU."""
     return on_grid(pixels.detach().sum(2), grid_of(model, images)).float().cpu()

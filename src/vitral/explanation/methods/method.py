@@ -1,4 +1,4 @@
-"""What a method of attribution is: a function from a network, pictures and classes to maps on the grid of patches."""
+"""Interface of attribution methods: functions from a network, images and classes to maps on the grid of patches."""
 
 from __future__ import annotations
 
@@ -11,51 +11,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.model import BiT, ViT
+
+ROUTING = "where information was routed, not why this class"
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """What a method gives."""
+    """Result of a method."""
 
     values: Tensor
-    """(B, T, rows, columns) fp32 on the CPU: for each picture and each of its targets, a number for each patch. Signed
-    where the method can speak against a class."""
+    """(B, T, rows, columns) fp32 on the CPU: one value per patch for each image and target. Signed if the method has
+    evidence against a class."""
     completeness: Tensor | None = None
-    """(B, T): how far the values are from adding up to what the method promises, relative to that; None for a method
-    without such a promise."""
+    """(B, T): relative error of the sum that the method guarantees; None for a method without completeness."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the table."""
+    """Entry of `METHODS`."""
 
     name: str
     run: Callable[..., Maps]
-    """`run(model, images, targets, **options)`: standardised pictures (B, C, H, W) and class numbers (B, T) on the
-    network's device, the network in evaluation mode and without gradients of its own (`quiet`)."""
+    """`run(model, images, targets, **options)`: standardized images (B, C, H, W) and class numbers (B, T) on the
+    network's device; the network is in evaluation mode, without gradients of parameters (`quiet`)."""
     title: str
-    """As a picture of it is headed."""
+    """Title in drawings."""
     source: str
-    """Where it is defined: paper, section, equation."""
+    """Definition: paper, section, equation."""
     routing: bool = False
-    """It shows where information was routed, not why this class: the target changes nothing."""
+    """True if maps show where information was routed, and do not depend on the target."""
     signed: bool = False
-    """A value can speak against the class."""
+    """True if values can be evidence against the class."""
     any_network: bool = False
-    """It needs no attention, so it also works for a ResNet."""
+    """True if it needs no attention, and so supports ResNets, too."""
+    caution: str = ROUTING
+    """Note of every map of a routing method."""
     passes: Callable[[int], int] = lambda patches: 4
-    """About how many forward passes a picture costs, from its number of patches; one back counts as two."""
-
-
-ROUTING = "where information was routed, not why this class"
-"""What is written beside every map of a routing method."""
+    """Approximate cost of an image in forward passes, from its number of patches; a backward pass counts as two."""
 
 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode, its parameters without gradients; afterwards as it was."""
-    training, wanted = model.training, [p for p in model.parameters() if p.requires_grad]
+    """Put the network in evaluation mode, without gradients of parameters; restore both on exit."""
+    modes = [(part, part.training) for part in model.modules()]
+    wanted = [p for p in model.parameters() if p.requires_grad]
     model.eval()
     for parameter in wanted:
         parameter.requires_grad_(False)
@@ -64,16 +65,19 @@ def quiet(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in wanted:
             parameter.requires_grad_(True)
-        model.train(training)
+        for part, training in modes:  # one by one, since modes may differ between modules
+            part.training = training
 
 
 def target_logits(logits: Tensor, targets: Tensor) -> Tensor:
-    """The logits (B, T) of the targets (B, T)."""
+    """Logits (B, T) of the targets (B, T)."""
     return logits.float().gather(1, targets)
 
 
 def grid_of(model: nn.Module, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of the maps for these pictures: a ViT's patches; a ResNet's last features."""
+    """Rows and columns of the maps for these images: a ViT's patches, or a ResNet's last features."""
+    if isinstance(model, AnyNetwork):
+        return model.grid(images)
     config: Any = model.config
     height, width = images.shape[2], images.shape[3]
     if isinstance(model, ViT):
@@ -85,7 +89,7 @@ def grid_of(model: nn.Module, images: Tensor) -> tuple[int, int]:
 
 
 def on_grid(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Sums of pixel values (…, H, W) over the cells of a grid: (…, rows, columns)."""
+    """Sum pixel values (…, H, W) over the cells of a grid: (…, rows, columns)."""
     height, width = pixels.shape[-2:]
     cell = height // grid[0], width // grid[1]
     if (cell[0] * grid[0], cell[1] * grid[1]) == (height, width):
@@ -95,15 +99,15 @@ def on_grid(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def patches_of(per_token: Tensor, model: ViT, images: Tensor) -> Tensor:
-    """Values of all tokens (…, N) to those of the patches (…, rows, columns): prefix tokens are left out."""
+    """Values of all tokens (…, N) to those of the patches (…, rows, columns), without prefix tokens."""
     return per_token[..., model.config.prefix :].unflatten(-1, grid_of(model, images))
 
 
 def readout(model: ViT, tokens: int, batch: int, device: torch.device, pool_attention: Tensor | None = None) -> Tensor:
-    """How the head reads the tokens of the last block: weights (B, N) that sum to 1.
+    """Weights (B, N), summing to 1, with which the head reads the tokens of the last block.
 
-    A class token is read alone, with a distillation token each by half; a mean reads patches (or all) alike; a MAP head
-    reads by its own attention, here averaged over heads: `pool_attention` (B, heads, 1, N).
+    The class token has weight 1, or 1/2 with a distillation token. A mean weights patches (or all tokens) equally. A
+    MAP head has its attention `pool_attention` (B, heads, 1, N), averaged over heads.
     """
     config, weights = model.config, torch.zeros(batch, tokens, device=device)
     if config.pool == "map" and pool_attention is not None:
@@ -114,6 +118,6 @@ def readout(model: ViT, tokens: int, batch: int, device: torch.device, pool_atte
     elif config.pool == "cls-mean":
         weights[:, 0], weights[:, patches] = 0.5, 0.5 / (tokens - patches.start)
     else:
-        read = config.read or 1
+        read = config.num_queries or 1
         weights[:, :read] = 1 / read
     return weights

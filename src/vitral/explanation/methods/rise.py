@@ -1,11 +1,10 @@
-"""RISE: the answer to many random parts of the picture (Petsiuk, Das & Saenko, BMVC 2018, arXiv 1806.07421).
+"""RISE: average random masks, weighted by the prediction (Petsiuk, Das & Saenko, BMVC 2018, arXiv 1806.07421).
 
-The paper keeps each cell of a coarse grid with probability p, blurs the mask and multiplies the picture with it, and
-averages masks weighted by the class's probability, over p (equation 6). Here masks are those of the patches, and what
-is not kept is left out of the tokens (see `occlusion`), not greyed. Every mask keeps the same number of patches: a
-network answers fewer patches differently, and that would be noise in the map. What is averaged is the logit, and its
-mean over all masks is taken away, so that a value has a sign: E[logit | patch kept] − E[logit]. The paper's own form
-adds the same number to all patches, and orders them alike.
+The paper keeps each cell of a coarse grid with probability p, multiplies the image by the upsampled mask, and averages
+masks weighted by the class's probability, over p (equation 6). Here masks are over patches, and other patches are left
+out of the tokens (see `occlusion`) instead of grayed. Every mask keeps the same number of patches, since the prediction
+depends on their number, which would add noise. The average is of logits minus their mean over all masks, so that values
+have a sign: E[logit | patch kept] − E[logit]. The paper's form differs by a constant, so the ranking is the same.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from vitral.explanation.methods.occlusion import logits_of_kept
 def rise(
     model: nn.Module, images: Tensor, targets: Tensor, *, masks: int = 512, keep: float = 0.5, seed: int = 0
 ) -> Maps:
-    """Maps (B, T, rows, columns) in logits, which speak for a patch against the others: they sum to 0 but for chance.
+    """Maps (B, T, rows, columns) in logits, relative to the other patches: their sum is 0 up to sampling noise.
 
-    `keep` is the share of the patches in a mask. All pictures see the same masks. Where there are no more than `masks`
-    different ones, all of them are used, and there is no chance in the map.
+    `keep` is the share of patches in a mask. All images get the same masks. If there are at most `masks` different
+    masks, all are used, and the map is exact.
     """
     network = getattr(model, "_orig_mod", model)
     grid = grid_of(network, images)
@@ -40,11 +39,11 @@ def rise(
 
 
 def draw(patches: int, masks: int, keep: float, seed: int) -> Tensor:
-    """Masks (M, patches), bool, that keep the same number of patches: at least one, and not all."""
+    """Draw masks (M, patches), bool, that keep the same number of patches: at least one, not all."""
     if patches < 2 or masks < 2 or not 0 < keep < 1:
         why = f"{masks} masks that keep {keep:g} of {patches} patches"
         raise UsageError(
-            "these masks cannot tell patches apart", why=why, hint="more masks, and a share between 0 and 1"
+            "these masks cannot distinguish patches", why=why, hint="more masks, and a share between 0 and 1"
         )
     count = min(max(round(keep * patches), 1), patches - 1)
     if math.comb(patches, count) <= masks:

@@ -1,6 +1,4 @@
-"""SmoothGrad: the gradient's mean over noisy copies of the picture, for any network (Smilkov et al., arXiv
-1706.03825).
-"""
+"""SmoothGrad: mean gradient over noisy copies of the image, for any network (Smilkov et al., arXiv 1706.03825)."""
 
 from __future__ import annotations
 
@@ -24,30 +22,29 @@ def smoothgrad(
     noise: float = 0.15,
     times_input: bool = False,
 ) -> Maps:
-    """Maps (B, T, rows, columns): the mean gradient over `samples` copies with normal noise, whose deviation is `noise`
-    times the picture's range (largest minus smallest value).
+    """Maps (B, T, rows, columns): mean gradient over `samples` copies with normal noise.
 
-    As in the paper its magnitude is shown: absolute values, summed over the channels and pixels of each patch. With
-    `times_input` the mean gradient times the picture, signed. The noise is a function of the picture alone, so that a
-    picture has one map, in any batch and on any device.
+    The deviation of the noise is `noise` times the image's range (maximum minus minimum). As in the paper, maps show
+    the magnitude: absolute values, summed over the channels and pixels of each patch. With `times_input`, they are the
+    mean gradient times the image, signed. The noise is seeded by the image, so maps do not depend on batch and device.
     """
     if samples < 1:
-        raise UsageError(f"{samples} samples are too few", why="SmoothGrad is a mean over at least one")
+        raise UsageError(f"{samples} samples are too few", why="SmoothGrad needs at least one")
     generators = [_generator(image) for image in images]
     spread = noise * (images.flatten(1).amax(1) - images.flatten(1).amin(1)).float()[:, None, None, None]
     total: Tensor | float = 0.0
     for _ in range(samples):
         drawn = torch.stack([torch.randn(images.shape[1:], generator=generator) for generator in generators])
         x = (images.detach() + (spread * drawn.to(images.device)).to(images.dtype)).requires_grad_()
-        found = [gradient for (gradient,) in gradients_of(model(x), targets, [x])]
-        total = total + torch.stack(found, dim=1).float() / samples
+        gradients = [gradient for (gradient,) in gradients_of(model(x), targets, [x])]
+        total = total + torch.stack(gradients, dim=1).float() / samples
     assert isinstance(total, Tensor)
     values = total * images.detach().float()[:, None] if times_input else total.abs()
     return Maps(patch_sums(values, model, images))
 
 
 def _generator(image: Tensor) -> torch.Generator:
-    """Seeded by the picture's content."""
+    """Generator seeded by the image's content."""
     content = image.detach().float().cpu().contiguous().numpy().tobytes()
     seed = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "little")
     return torch.Generator().manual_seed(seed)

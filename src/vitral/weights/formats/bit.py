@@ -14,34 +14,35 @@ from typing import Any
 
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.atomic import write_text
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import BiTConfig
 from vitral.model.resnet import ROOT
-from vitral.weights.files import write_plain, write_text
+from vitral.weights.files import write_plain
 from vitral.weights.formats import jax, timm
-from vitral.weights.formats.format import Format, layers_of, translated
+from vitral.weights.formats.format import Format, translated
 from vitral.weights.formats.jax import CONV, DENSE, save_arrays
-from vitral.weights.keymap import Facts, Form, Rule, same
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import DEFAULTS, from_timm, to_timm
-from vitral.weights.source import Source
+from vitral.weights.preprocessing_configs import DEFAULTS, from_timm, to_timm
+from vitral.weights.read.source import Source
+from vitral.weights.transform.keymap import ConfigFields, Form, Rule, layers_of, same
 
 _UNIT = "stages.{s}.blocks.{i}"
 _HEAD = Form(
     "1×1 convolution to dense layer",
-    lambda theirs: theirs[0].squeeze(0).squeeze(0).t(),
-    lambda ours, heads: [ours.t()[None, None]],
+    lambda tensors: tensors[0].squeeze(0).squeeze(0).t(),
+    lambda parameter, heads: [parameter.t()[None, None]],
 )
 _HEAD_TORCH = Form(
     "1×1 convolution to dense layer",
-    lambda theirs: theirs[0].squeeze(-1).squeeze(-1),
-    lambda ours, heads: [ours[:, :, None, None]],
+    lambda tensors: tensors[0].squeeze(-1).squeeze(-1),
+    lambda parameter, heads: [parameter[:, :, None, None]],
 )
 
 
-def config(state: Mapping[str, Tensor], facts: Facts, where: object) -> BiTConfig:
-    """The configuration that tensors under our names are of; `WeightsError` where they are of none."""
+def config(state: Mapping[str, Tensor], facts: ConfigFields, where: object) -> BiTConfig:
+    """Infer the configuration from tensors under our names; `WeightsError` if they are not a BiT."""
     try:
         root = state["stem.conv.weight"]
     except KeyError as missing:
@@ -80,8 +81,8 @@ def _big_transfer() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _gamma_beta(ours: str, theirs: str) -> tuple[Rule, ...]:
-    return Rule(f"{ours}.weight", (f"{theirs}/gamma",)), Rule(f"{ours}.bias", (f"{theirs}/beta",))
+def _gamma_beta(module: str, source: str) -> tuple[Rule, ...]:
+    return Rule(f"{module}.weight", (f"{source}/gamma",)), Rule(f"{module}.bias", (f"{source}/beta",))
 
 
 def _big_vision() -> tuple[Rule, ...]:
@@ -99,7 +100,7 @@ def _big_vision() -> tuple[Rule, ...]:
 
 
 def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the numbers that some files have after `standardized_conv2d`."""
+    """Remove the numbers that some files have after `standardized_conv2d`."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         plain = re.sub(r"/standardized_conv2d_[0-9]+/", "/standardized_conv2d/", name)
@@ -112,11 +113,11 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessing, str]:
-    return DEFAULTS["bit"](network.image), "the authors' own evaluation"
+    return DEFAULTS["bit"](network.image), "the authors' evaluation"
 
 
 def _write_jax(weights: Weights, path: Path) -> Sequence[Path]:
-    """A file for big_transfer and, with another border at the root's maximum, for big_vision's `bit_paper`."""
+    """Write a file for big_transfer and, with another border at the root's max pooling, big_vision's `bit_paper`."""
     return save_arrays(path, translated(JAX_BIT, weights))
 
 
@@ -152,26 +153,26 @@ def _timm_preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessi
     cfg = (source.config or {}).get("pretrained_cfg")
     if isinstance(cfg, Mapping):
         return from_timm(cfg), "pretrained_cfg in config.json"
-    return DEFAULTS["bit"](network.image), "the file does not say: the authors' way"
+    return DEFAULTS["bit"](network.image), "not stated by the file: the authors' default"
 
 
 _ARCHITECTURES: dict[tuple[tuple[int, ...], int], str] = {
     ((3, 4, 6, 3), 1): "50x1", ((3, 4, 6, 3), 3): "50x3", ((3, 4, 23, 3), 1): "101x1", ((3, 4, 23, 3), 3): "101x3",
     ((3, 8, 36, 3), 2): "152x2", ((3, 8, 36, 3), 4): "152x4",
 }  # fmt: skip
-"""Layers and width → what timm calls the network. It has no others, and none of them can be told to be one."""
+"""Layers and width → timm's name of the network. timm has no others, and none can be configured to be one."""
 
 
 def _write_timm(weights: Weights, path: Path) -> Sequence[Path]:
-    """A folder for `timm.create_model("local-dir:PATH")`."""
+    """Write a folder for `timm.create_model("local-dir:PATH")`."""
     network = weights.config
     assert isinstance(network, BiTConfig)
     size = _ARCHITECTURES.get((network.layers, network.width))
     if size is None:
-        why = f"there is none with {network.layers} bottlenecks and width {network.width}"
+        why = f"timm has no BiT with {network.layers} bottlenecks and width {network.width}"
         raise WeightsError("this network cannot be written for timm", why=why)
     names = list(weights.classes)
-    told = {
+    described = {
         "architecture": f"resnetv2_{size}_bit",
         "num_classes": network.classes,
         "num_features": network.features,
@@ -180,12 +181,12 @@ def _write_timm(weights: Weights, path: Path) -> Sequence[Path]:
         "pretrained_cfg": {**to_timm(weights.preprocessing), "num_classes": network.classes, "label_names": names},
     }
     write_plain(path / "model.safetensors", translated(TIMM_BIT, weights))
-    write_text(path / "config.json", json.dumps(told, indent=2) + "\n")
+    write_text(path / "config.json", json.dumps(described, indent=2) + "\n")
     return [path / "config.json", path / "model.safetensors"]
 
 
-def _timm_facts(source: Source) -> Facts:
-    return {"numerics": "timm", "image_size": timm.facts(source)["image_size"]}
+def _timm_facts(source: Source) -> ConfigFields:
+    return {"numerics": "timm", "image_size": timm.image_size(source)}
 
 
 TIMM_BIT = Format(

@@ -1,30 +1,33 @@
-"""The releases of facebookresearch/dino, dinov2 and dinov3: timm's names, nearly.
+"""Releases of facebookresearch/dino, dinov2 and dinov3, whose names are nearly timm's.
 
-DINO of 2021 has timm's very names: only who says `dino` gets its preprocessing and its resizing of positions. The rest
-is checked against timm's conversions of the same files: `_convert_dinov2` in `timm/models/vision_transformer.py` and
-`checkpoint_filter_fn` in `timm/models/eva.py`.
+DINO of 2021 has exactly timm's names: only `--from dino` applies its preprocessing and its resizing of positions. The
+rest is checked against timm's conversions of the same files: `_convert_dinov2` in `timm/models/vision_transformer.py`
+and `checkpoint_filter_fn` in `timm/models/eva.py`.
 
 DINOv2's networks without registers resize positions by `scale_factor = (n + 0.1) / N` (dinov2/models/
-vision_transformer.py, `interpolate_offset`), those with registers and everyone else by the size: a shift of at most a
-tenth of a cell, which is not repeated here.
+vision_transformer.py, `interpolate_offset`), those with registers and all other libraries by the size. The difference,
+a shift of at most a tenth of a cell, is not reproduced here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.model.position import RotaryPosition
-from vitral.weights.formats.format import Format
-from vitral.weights.keymap import PAIR, Facts, Form, Rule, both, same
-from vitral.weights.preprocessing import DEFAULTS
-from vitral.weights.source import Source
+from vitral.weights.formats.checkpoint import ENCODER, write_checkpoint
+from vitral.weights.formats.format import DINOV2_HEADS, DINOV3_HEADS, Format
+from vitral.weights.native import Weights
+from vitral.weights.preprocessing_configs import DEFAULTS
+from vitral.weights.read.source import Source
+from vitral.weights.transform.keymap import PAIR, ConfigFields, Form, Rule, both, same
 
 _SAME = (
     "cls_token", "patch_embed.proj.*", "norm.*", "head.*", "blocks.{i}.norm1.*", "blocks.{i}.attn.qkv.weight",
@@ -35,24 +38,24 @@ _MLP = "blocks.{i}.mlp"
 _WHOLE_BIAS = same({"blocks.{i}.attn.qkv.bias": "blocks.{i}.attn.qkv.bias"})
 
 
-def _mask_of(ours: Tensor) -> Tensor:
-    q, k, v = torch.ones_like(ours).chunk(3)
+def _mask_of(parameter: Tensor) -> Tensor:
+    q, k, v = torch.ones_like(parameter).chunk(3)
     return torch.cat([q, torch.zeros_like(k), v])
 
 
-def _masked(theirs: Sequence[Tensor]) -> Tensor:
-    bias, mask = theirs
+def _masked(tensors: Sequence[Tensor]) -> Tensor:
+    bias, mask = tensors
     if bias.shape != mask.shape:
-        raise ValueError("the mask is not of the bias's shape")  # they would be broadcast
+        raise ValueError("mask and bias differ in shape")  # they would be broadcast
     return torch.where(mask == 0, torch.zeros_like(bias), bias)
 
 
-# LinearKMaskedBias multiplies by a mask whose middle third, the keys', is zero; it was NaN before it was filled, and
-# what lies under a zero may be anything.
+# LinearKMaskedBias multiplies by a mask whose middle third, that of the keys, is zero; it is NaN until filled, and the
+# bias under a zero may be anything.
 _MASKED = Form(
     "masked: keys have no bias",
     _masked,
-    lambda ours, heads: [ours, _mask_of(ours)],
+    lambda parameter, heads: [parameter, _mask_of(parameter)],
 )
 
 DINOV2_RULES = (
@@ -69,44 +72,49 @@ DINOV3_RULES = (
 )
 
 _CHUNK = re.compile(r"blocks\.\d+\.(\d+)\.")
-_MASK = {"mask_token": "stands for hidden patches in pre-training"}
+_MASK = {"mask_token": "replaces masked patches in pre-training"}
 
 
 def _without_chunks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`blocks.CHUNK.BLOCK.` of sharded training to `blocks.BLOCK.`: a chunk's blocks keep their number in the whole."""
+    """Rename `blocks.CHUNK.BLOCK.` of sharded training to `blocks.BLOCK.`: BLOCK counts through all chunks."""
     return {_CHUNK.sub(r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
 
 
 def _preprocessing(family: str) -> Callable[[Source, ViTConfig], tuple[Preprocessing, str]]:
     def of(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
-        return DEFAULTS[family](config.image), f"the file does not say: {family}'s usual way"
+        return DEFAULTS[family](config.image), f"not stated by the file: {family}'s default"
 
     return of
 
 
-def _dinov2_facts(source: Source) -> Facts:
+def _dinov2_facts(source: Source) -> ConfigFields:
     return {"norm_eps": 1e-6, "cls_position": True}
 
 
-def _dinov3_facts(source: Source) -> Facts:
-    """Rotary positions; the table of their periods tells the width of a head, and must be the usual one."""
-    found: Facts = {"norm_eps": 1e-5, "position": "rotary", "pool": "cls"}
+def _dinov3_facts(source: Source) -> ConfigFields:
+    """Fields of rotary positions; the table of their periods determines the head width and must be the standard one."""
+    found: ConfigFields = {"norm_eps": 1e-5, "position": "rotary", "pool": "cls"}
     periods = source.tensors.get("rope_embed.periods")
     if periods is None:
         return found
     count = periods.numel()
     usual = RotaryPosition.base ** (torch.arange(count, dtype=torch.float64) / max(count, 1))
     if periods.ndim != 1 or not torch.allclose(periods.double(), usual, rtol=2**-7):  # released in bfloat16
-        why = f"'rope_embed.periods' are not those of base {RotaryPosition.base:g}"
-        raise WeightsError("rotary positions of another kind", where=source.where, why=why)
+        why = f"'rope_embed.periods' do not have base {RotaryPosition.base:g}"
+        raise WeightsError("unsupported rotary positions", where=source.where, why=why)
     kernel = source.tensors.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim and count and kernel.shape[0] % (4 * count) == 0:
         found["heads"] = kernel.shape[0] // (4 * count)
     return found
 
 
-def _assumed(what: str) -> Callable[[Source], Sequence[str]]:
-    return lambda source: (what,)
+def _assumed(note: str) -> Callable[[Source], Sequence[str]]:
+    return lambda source: (note,)
+
+
+def _write_dino(weights: Weights, path: Path) -> Sequence[Path]:
+    """Write a checkpoint for `--pretrained_weights` of facebookresearch/dino, under its default key."""
+    return write_checkpoint(DINO, weights, path, "teacher")
 
 
 DINO = Format(
@@ -116,9 +124,12 @@ DINO = Format(
     scheme="bicubic",
     preprocessing=_preprocessing("deit"),  # eval_knn.py: 256, the central 224, ImageNet's mean and std
     facts=_dinov2_facts,
+    fixed=ENCODER,
+    write=_write_dino,
 )
 DINOV2 = Format(
     name="dinov2",
+    heads=DINOV2_HEADS,
     rules=DINOV2_RULES,
     required=("mask_token", "blocks.{i}.ls1.gamma", "pos_embed"),
     scheme="bicubic",
@@ -129,6 +140,7 @@ DINOV2 = Format(
 )
 DINOV2_REGISTERS = Format(
     name="dinov2-registers",
+    heads=DINOV2_HEADS,
     rules=(*DINOV2_RULES, *same({"reg_token": "register_tokens"})),
     required=("register_tokens", "blocks.{i}.ls1.gamma", "pos_embed"),
     scheme="bicubic-antialias",
@@ -139,16 +151,17 @@ DINOV2_REGISTERS = Format(
 )
 DINOV3 = Format(
     name="dinov3",
+    heads=DINOV3_HEADS,
     rules=DINOV3_RULES,
     required=("storage_tokens", "blocks.{i}.ls1.gamma"),
-    scheme="bicubic",  # nothing is learned of positions
+    scheme="bicubic",  # no learned positions
     preprocessing=_preprocessing("dinov3"),
     facts=_dinov3_facts,
-    assumed=_assumed("the class token is read, as at DINOv3; norms with epsilon 1e-05"),
+    assumed=_assumed("the head reads the class token, as in DINOv3; norms with epsilon 1e-05"),
     ignored={
         **_MASK,
         "rope_embed.periods": "positions are computed",
-        "local_cls_norm.*": "a norm for small crops in pre-training",
+        "local_cls_norm.*": "norm of small crops in pre-training",
         "blocks.{i}.attn.qkv.bias_mask": "there is no bias to mask",
     },
     canonical=_without_chunks,

@@ -1,4 +1,4 @@
-"""What a format of published weights is: names, arithmetic, preprocessing; all of it data or short functions."""
+"""Describe a format of published weights by data and short functions: names, arithmetic, preprocessing."""
 
 from __future__ import annotations
 
@@ -10,102 +10,118 @@ from typing import Any
 
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ModelConfig
-from vitral.weights.keymap import Facts, KeyMap, Rule, fits, numbered
 from vitral.weights.native import Weights
-from vitral.weights.source import Source
+from vitral.weights.read.source import Source
+from vitral.weights.transform.keymap import ConfigFields, KeyMap, Rule, fits
 
 
 def _unchanged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _nothing(source: Source) -> Facts:
+def _nothing(source: Source) -> ConfigFields:
     return {}
+
+
+HEADS: Mapping[tuple[int, int], int] = {
+    (192, 768): 3, (384, 1536): 6, (768, 3072): 12, (1024, 4096): 16, (1280, 5120): 16,
+}  # fmt: skip
+"""Width and MLP width → heads of the paper's and DeiT's sizes, used by most families."""
+DINOV2_HEADS = {**HEADS, (1536, 4096): 24}
+DINOV3_HEADS = {**HEADS, (1280, 5120): 20, (4096, 8192): 32}
+SIGLIP_HEADS = {(768, 3072): 12, (1024, 4096): 16, (1152, 4304): 16, (1536, 6144): 16}
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way in which weights lie in a file.
+    """A layout of weights in a file.
 
-    Its declared names are those of `rules` and `ignored`; a file is of this format where every one of its tensors has a
-    declared name and each of `required` is there.
+    Its declared names are those of `rules` and `ignored`; a file has this format if every tensor has a declared name
+    and each of `required` is present.
     """
 
     name: str
     rules: tuple[Rule, ...]
     required: tuple[str, ...]
-    """Names (`{i}` a number, `*` anything) that tell this format from the others; none where nothing does, and the
-    format has to be asked for."""
+    """Names (`{i}` a number, `*` anything) that distinguish this format from the others; empty if nothing does, and the
+    format must be given by `--from`."""
     scheme: str
-    """How weights from here are resized to another grid: a name in `vitral.weights.resize.SCHEMES`."""
+    """Scheme to resize positions to another grid: a name in `vitral.weights.transform.resize.SCHEMES`."""
     preprocessing: Callable[[Source, Any], tuple[Preprocessing, str]]
-    """What the weights expect of a picture, and where that is known from."""
-    facts: Callable[[Source], Facts] = _nothing
-    """Fields of the configuration that the file or its companions tell; the shapes tell the rest."""
+    """Preprocessing that the weights expect, and the source of that knowledge."""
+    facts: Callable[[Source], ConfigFields] = _nothing
+    """Fields of the configuration stated by the file or its companions; the shapes determine the rest."""
     assumed: Callable[[Source], Sequence[str]] = lambda source: ()
-    """What is taken for granted because neither the file nor its companions tell, a sentence each for the account."""
-    config: Callable[[Mapping[str, Tensor], Facts, object], ModelConfig] | None = None
-    """The configuration from tensors under our names, the facts, and the place to name in errors; None for a ViT's."""
+    """Notes for the report on assumptions about a file that does not state something."""
+    stated: Callable[[Source], bool] = lambda source: False
+    """True if a file beside the tensors states what shapes cannot determine."""
+    heads: Mapping[tuple[int, int], int] = field(default_factory=lambda: HEADS)
+    """Width and MLP width → heads of the family's published networks, for files that do not state them."""
+    architectures: bool = False
+    """True if the names are timm's, so that a file without a config is looked up among timm's architectures."""
+    any_of: tuple[str, ...] = ()
+    """Names of which a file of this format has at least one; empty if `required` is enough."""
+    config: Callable[[Mapping[str, Tensor], ConfigFields, object], ModelConfig] | None = None
+    """Build the configuration from tensors under our names, stated fields, and the path for errors; None for a ViT."""
     classes: Callable[[Source, int], tuple[str, ...] | None] = lambda source, count: None
-    """Class names, where the file has them."""
+    """Class names, if the file has them."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Names of tensors that are left out → why."""
+    """Names of omitted tensors → reason."""
     canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] = _unchanged
-    """Older or packed spellings of the same names, made into those of the rules."""
+    """Convert older or packed spellings of names to those of the rules."""
     fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Fields of the configuration → the values that this format's own program can compute; others cannot be written."""
+    """Fields of the configuration → values that the format's own program can compute; others cannot be written."""
     write: Callable[[Weights, Path], Sequence[Path]] | None = None
-    """Write a file or folder that the format's own program opens; gives what was written."""
+    """Write a file or folder for the format's own program; returns the written files."""
 
     @cached_property
     def keymap(self) -> KeyMap:
-        """The rules, looked up fast."""
+        """The rules, indexed for fast lookup."""
         return KeyMap(self.rules)
 
-    def strange(self, names: Iterable[str]) -> list[str]:
-        """Tensors that this format does not have."""
+    def unexpected(self, names: Iterable[str]) -> list[str]:
+        """List tensors unknown to this format."""
         return [n for n in names if not self.keymap.knows(n) and fits(self.ignored, n) is None]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Required tensors that are not among these."""
+        """List required tensors that are not in `names`."""
+        if self.any_of and not any(fits(self.any_of, name) for name in names):
+            return list(self.any_of)
         return [want for want in self.required if not any(fits((want,), name) for name in names)]
 
 
-def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
-    """Our weights under the names and in the layout of `kind`.
+ELSEWHERE: Mapping[str, Sequence[Any]] = {
+    "norm": ("pre", "post"), "activation": ("gelu", "gelu-tanh", "swiglu"), "norm_pre": (False,), "patch_bias": (True,),
+    "attn_norm": (False,), "mlp_norm": (False,), "mlp_bias": (True,), "register_position": (False,), "rope": (None,),
+    "pool_heads": (None,), "pool_prefix": (True,),
+}  # fmt: skip
+"""Values that every format can write, unless its `fixed` lists other values for the field."""
 
-    `WeightsError` for a network that the format's own program could not compute, with the reason.
+
+def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
+    """Translate weights to the names and layout of `kind`.
+
+    Raises `WeightsError`, with the reason, for a network that the format's own program cannot compute.
     """
     config = weights.config
-    for name, values in kind.fixed.items():
-        value = getattr(config, name, None)
+    for name, values in {**ELSEWHERE, **kind.fixed}.items():
+        value = getattr(config, name, values[0])
         if value not in values:
-            why = f"{name.replace('_', ' ')} is {value}; there it is {' or '.join(map(str, values))}"
+            why = f"{name.replace('_', ' ')} is {value}; {kind.name} supports {' or '.join(map(str, values))}"
             raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
     found: dict[str, Tensor] = {}
-    for ours, tensor in weights.state.items():
-        match = kind.keymap.writing(ours, config)
+    for parameter, tensor in weights.state.items():
+        match = kind.keymap.writing(parameter, config)
         if match is None:
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=f"it has no place for '{ours}'")
+            why = f"the format has no tensor for '{parameter}'"
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
         try:
             parts = match.form.write(tensor, getattr(config, "heads", 1))
         except ValueError as error:
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=f"'{ours}': {error}") from None
-        found |= {name: part for name, part in zip(match.theirs, parts, strict=True) if part is not None}
+            why = f"'{parameter}': {error}"
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why) from None
+        found |= {name: part for name, part in zip(match.tensors, parts, strict=True) if part is not None}
     return found
-
-
-def depth_of(names: Iterable[str], before: str) -> int:
-    """How many numbered blocks there are."""
-    return max(numbered(names, before), default=-1) + 1
-
-
-def layers_of(names: Iterable[str], before: str) -> tuple[int, ...]:
-    """How many numbered blocks each numbered stage has, as in `stages.0.blocks.0`, up to the first stage without."""
-    names, found = list(names), list[int]()
-    while blocks := depth_of(names, f"{before}{len(found)}.blocks."):
-        found.append(blocks)
-    return tuple(found)

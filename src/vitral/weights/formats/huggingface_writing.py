@@ -1,11 +1,11 @@
-"""A folder that Hugging Face's transformers opens, with the same logits and, by its pipeline, the same labels.
+"""Write a folder for Hugging Face's transformers, with the same logits and, through its pipeline, the same labels.
 
-Which of its classes computes a network of ours is not told by a name but by its parts:
+The parts of a network determine the class of transformers that computes it:
 
 | network | class |
 |---|---|
 | class token | `ViTForImageClassification` |
-| class token and one register | `DeiTForImageClassification`, whose distillation token is read by no head |
+| class token and one register | `DeiTForImageClassification`, whose distillation token no head reads |
 | class token and distillation token | `DeiTForImageClassificationWithTeacher` |
 | mean of patches beside a class token, or both | `Dinov2ForImageClassification` |
 | the same with registers; class token with several | `Dinov2WithRegistersForImageClassification` |
@@ -28,22 +28,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.atomic import write_text
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
-from vitral.weights.files import write_plain, write_text
+from vitral.weights.files import write_plain
 from vitral.weights.formats.format import translated
 from vitral.weights.formats.huggingface import FORMATS
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import to_huggingface
+from vitral.weights.preprocessing_configs import to_huggingface
 
 State = dict[str, Tensor]
 LUMA = (0.299, 0.587, 0.114)
-"""Grey of red, green and blue (ITU-R 601), as Pillow converts to "L"."""
+"""Gray of red, green and blue (ITU-R 601), as Pillow converts to "L"."""
 
 
 class _Target(NamedTuple):
-    """A class of transformers, with and without a classifier, and what goes before the names of its base model."""
+    """A class of transformers, with and without a classifier, and the prefix of its base model's names."""
 
     model_type: str
     classifier: str
@@ -67,7 +68,7 @@ _TARGETS = {
 
 
 class _Network(NamedTuple):
-    """What is written, in our words; each step says the same network in words nearer to theirs."""
+    """The network to write; each step rewrites it in a form closer to that of transformers."""
 
     config: ViTConfig
     state: Mapping[str, Tensor]
@@ -80,16 +81,16 @@ class _Network(NamedTuple):
 def write(weights: Weights, path: Path) -> Sequence[Path]:
     """Write `config.json`, `model.safetensors` (names as published) and `preprocessor_config.json` into a folder.
 
-    A grey network becomes one of three equal channels, because pipelines give colours: to the same logits for pictures
-    that are grey, and up to the rounding of grey levels for others. Raises `WeightsError` for a network that no class
-    of transformers computes, naming the part.
+    A gray network becomes one of three equal channels, because pipelines supply color images. Logits are the same for
+    gray images, and up to the rounding of gray levels for others. Raises `WeightsError`, naming the part, for a network
+    that no class of transformers computes.
     """
     if not isinstance(weights.config, ViTConfig):
-        raise _refused("it is no Vision Transformer")
+        raise _refused("it is not a Vision Transformer")
     if weights.config.hybrid:
-        raise _refused("its patches are cut from the features of a stem, not from the picture")
+        raise _refused("its patches come from the features of a stem, not from the image")
     network = _Network(weights.config, weights.state, weights.preprocessing)
-    for step in (_coloured, _simplified, _placed):
+    for step in (_colored, _simplified, _placed):
         network = step(network)
     name = _choice(network.config)
     if why := _objection(name, network.config):
@@ -97,8 +98,8 @@ def write(weights: Weights, path: Path) -> Sequence[Path]:
     config, state, preprocessing = _prepared(name, network)
     found = translated(FORMATS[name], dataclasses.replace(weights, config=config, state=state))
     tensors = _finished(name, found, config)
-    told = _config(name, config, weights.classes, tensors)
-    files = {"config.json": told, "preprocessor_config.json": to_huggingface(preprocessing)}
+    config_json = _config(name, config, weights.classes, tensors)
+    files = {"config.json": config_json, "preprocessor_config.json": to_huggingface(preprocessing)}
     for file, data in files.items():
         write_text(path / file, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     write_plain(path / "model.safetensors", tensors)
@@ -110,7 +111,7 @@ def _refused(why: str) -> WeightsError:
 
 
 def _choice(config: ViTConfig) -> str:
-    """The format whose class has the parts of this network."""
+    """Choose the format whose class has the parts of this network."""
     if config.position == "rotary":
         return "hf-dinov3"
     if config.dist_token:
@@ -126,21 +127,21 @@ def _choice(config: ViTConfig) -> str:
 
 
 def _objection(name: str, config: ViTConfig) -> str | None:
-    """What the chosen class cannot do, beyond the `fixed` fields of its format; None if nothing."""
+    """Reason why the chosen class cannot compute the network, beyond its format's `fixed` fields; None if it can."""
     target = _TARGETS[name]
     if config.classes and not target.classifier:
-        return f"{target.base} has no classifier beside it"
+        return f"{target.base} has no variant with a classifier"
     if not config.classes and not target.base:
-        return f"{target.classifier} gives nothing without classes"
+        return f"{target.classifier} needs classes"
     if config.pre_logits and (config.classes or "dinov" in name):
         return "there is no layer between the pooled features and the classifier"
     if name.startswith("hf-dinov2"):
         if not config.classes and config.pool != "cls":
-            return f"{target.base} gives the class token, not the mean of patches"
+            return f"{target.base} returns the class token, not the mean of patches"
         if _ratio(config) is None:
-            return f"DINOv2's MLP is a whole multiple of the width {config.dim}, {config.mlp_dim} is none"
+            return f"DINOv2's MLP is a whole multiple of the width {config.dim}, {config.mlp_dim} is not"
     if name.startswith(("hf-dinov2", "hf-siglip")) and (_oblong(config.image) or _oblong(config.patch)):
-        return f"{target.model_type} takes positions for a square of square patches"
+        return f"{target.model_type} needs square images and square patches"
     return None
 
 
@@ -157,11 +158,11 @@ def _ratio(config: ViTConfig) -> int | None:
     return next((n for n in near if (int(config.dim * n * 2 / 3) + 7) // 8 * 8 == config.mlp_dim), None)
 
 
-# ---------------------------------------------------------------- the same network in other words
+# ---------------------------------------------------------------- equivalent networks
 
 
-def _coloured(network: _Network) -> _Network:
-    """One channel as three: (Σ w·colour - mean) / std = Σ w·(colour - mean) / std where the weights add up to one."""
+def _colored(network: _Network) -> _Network:
+    """Turn one channel into three: (Σ w·color - mean) / std = Σ w·(color - mean) / std for weights that sum to one."""
     if network.config.channels != 1:
         return network
     kernel = network.state["patch_embed.proj.weight"]
@@ -173,7 +174,7 @@ def _coloured(network: _Network) -> _Network:
 
 
 def _simplified(network: _Network) -> _Network:
-    """The usual word for what is the same: all tokens where they are all patches, the norm of one pooled token."""
+    """Rewrite equivalent fields: `mean-all` is `mean` without a prefix, a norm of one pooled token is one of tokens."""
     config, state = network.config, dict(network.state)
     fields: dict[str, Any] = {}
     if config.pool == "mean-all" and not config.prefix:
@@ -185,14 +186,14 @@ def _simplified(network: _Network) -> _Network:
 
 
 def _placed(network: _Network) -> _Network:
-    """Positions of zeros for tokens that have none: nothing is added to them."""
+    """Add positions of zero for tokens without one."""
     config, state = network.config, dict(network.state)
     if config.position not in ("none", "learned") or (
         config.position == "learned" and config.placed == _tokens(config)
     ):
         return network
-    like = state["patch_embed.proj.bias"]
-    table = state.get("pos_embed", like.new_zeros(1, config.grid[0] * config.grid[1], config.dim))
+    kernel = state["patch_embed.proj.weight"]
+    table = state.get("pos_embed", kernel.new_zeros(1, config.grid[0] * config.grid[1], config.dim))
     state["pos_embed"] = torch.cat([table.new_zeros(1, _tokens(config), config.dim), table], dim=1)
     return network.changed(state, position="learned", cls_position=True)
 
@@ -202,7 +203,7 @@ def _tokens(config: ViTConfig) -> int:
 
 
 def _prepared(name: str, network: _Network) -> _Network:
-    """What one class has that a network of ours may lack, at the value at which it does nothing."""
+    """Add the parts that the class has and the network does not, at values without effect."""
     config = network.config
     if name in ("hf-dinov3", "hf-dinov2", "hf-dinov2-registers"):
         network = _scaled(network)
@@ -217,13 +218,13 @@ def _prepared(name: str, network: _Network) -> _Network:
 def _scaled(network: _Network) -> _Network:
     if network.config.layer_scale is not None:
         return network
-    one = torch.ones_like(network.state["patch_embed.proj.bias"])
+    one = network.state["patch_embed.proj.weight"].new_ones(network.config.dim)
     names = [f"blocks.{i}.ls{n}.gamma" for i in range(network.config.depth) for n in (1, 2)]
     return network.changed({**network.state, **dict.fromkeys(names, one)}, layer_scale=1.0)
 
 
 def _finished(name: str, tensors: State, config: ViTConfig) -> State:
-    """Their names with or without the prefix, and what is theirs alone."""
+    """Add or remove the prefix of names, and add tensors that only transformers has."""
     prefix, width = _TARGETS[name].prefix, tensors[next(n for n in tensors if n.endswith("norm.bias"))].new_zeros
     if not config.classes and prefix:
         tensors = {each.removeprefix(prefix): tensor for each, tensor in tensors.items()}
@@ -234,7 +235,7 @@ def _finished(name: str, tensors: State, config: ViTConfig) -> State:
         tensors["embeddings.mask_token"] = width(1, 1, config.dim)
         tensors.setdefault("embeddings.register_tokens", width(1, 0, config.dim))
         keys = [f"layer.{i}.attention.k_proj.bias" for i in range(config.depth)]
-        if any(key in tensors for key in keys):  # all or none have one there
+        if any(key in tensors for key in keys):  # in transformers all blocks have one, or none
             tensors = {**{key: width(config.dim) for key in keys}, **tensors}
     if name == "hf-siglip":
         before = "vision_model.head.attention.in_proj_"
@@ -268,7 +269,9 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
         name: list(size) if _oblong(size) else size[0]
         for name, size in (("image_size", config.image), ("patch_size", config.patch))
     }
-    act = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}[config.activation]
+    act = {"gelu-tanh": "gelu_pytorch_tanh", "swiglu": "silu", "quick-gelu": "quick_gelu"}.get(
+        config.activation, config.activation
+    )
     return {
         **sides,
         "num_channels": config.channels,
@@ -298,7 +301,7 @@ def _dinov2(config: ViTConfig) -> dict[str, Any]:
         "use_mask_token": False,
         "apply_layernorm": True,
     }
-    return found | ({"hidden_act": "gelu"} if gated else {})  # it has no say there
+    return found | ({"hidden_act": "gelu"} if gated else {})  # without effect on a gated MLP
 
 
 def _dinov2_registers(config: ViTConfig) -> dict[str, Any]:
@@ -328,4 +331,4 @@ _OWN: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
     "vit": _vit, "deit": _vit, "dinov2": _dinov2, "dinov2_with_registers": _dinov2_registers, "dinov3_vit": _dinov3,
     "siglip_vision_model": _siglip,
 }  # fmt: skip
-"""Model type → what its `config.json` has beside the sizes."""
+"""Model type → fields of its `config.json` in addition to the sizes."""

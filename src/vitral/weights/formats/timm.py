@@ -1,38 +1,51 @@
-"""timm's files and those with the same names: AugReg, DeiT, DeiT-III, MAE, SigLIP, DINOv2 and DINOv3 as timm has them.
+"""Formats of timm and files with the same names: AugReg, DeiT, DeiT-III, MAE, SigLIP, DINOv2 and DINOv3 as in timm.
 
-Our own parameter names are timm's, so the map is almost the identity. `timm/models/vision_transformer.py`, `deit.py`
+vitral's parameter names are timm's, so the map is almost the identity. `timm/models/vision_transformer.py`, `deit.py`
 and `eva.py` are the reference for names, `pretrained_cfg` and `config.json`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.atomic import write_text
+from vitral.data.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.model.resnet import stem_stride
 from vitral.weights import labels
-from vitral.weights.files import write_plain, write_text
-from vitral.weights.formats.format import Format, translated
-from vitral.weights.keymap import PAIR, QUERY_VALUE_BIAS, Facts, Rule, both, same
+from vitral.weights.architectures import named
+from vitral.weights.files import write_plain
+from vitral.weights.formats.checkpoint import ENCODER, write_checkpoint
+from vitral.weights.formats.format import HEADS, Format, translated
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import DEFAULTS, from_timm, to_timm
-from vitral.weights.source import Source
+from vitral.weights.preprocessing_configs import DEFAULTS, from_timm, to_timm
+from vitral.weights.read.source import Source
+from vitral.weights.transform.keymap import (
+    PAIR,
+    PATCHES,
+    QUERY_VALUE_BIAS,
+    STACKED,
+    ConfigFields,
+    Form,
+    Rule,
+    both,
+    same,
+)
 
 _BLOCK = same(
     {
         f"blocks.{{i}}.{name}": f"blocks.{{i}}.{name}"
         for name in (
-            "norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.proj.*", "norm2.*", "mlp.fc1.*",
-            "mlp.fc2.*",
+            "norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.norm.*", "attn.proj.*", "norm2.*",
+            "mlp.fc1.*", "mlp.norm.*", "mlp.fc2.*",
         )
     }
 )  # fmt: skip
@@ -41,8 +54,8 @@ _EDGES = same(
     {
         name: name
         for name in (
-            "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*",
-            "head_dist.*",
+            "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm_pre.*", "norm.*",
+            "fc_norm.*", "head.*", "head_dist.*",
         )
     }
 )  # fmt: skip
@@ -69,47 +82,85 @@ _HYBRID = same(
 )  # fmt: skip
 
 PLAIN = (*_EDGES, *_BLOCK, *_POOL, *_PRE_LOGITS)
-"""Rules of every file with timm's names, but for LayerScale."""
-
-_TANH = (
-    "*siglip2*",
-    "vit_giantopt_*",
-    "vit_base_patch32_siglip_*",
-    "vit_large_patch16_siglip_*512*",
-    "vit_so400m_patch16_siglip_*",
-)
-"""Architectures with GELU in its tanh form; the others of this file have the exact one."""
-_FOREIGN = ("*clip*", "*_mci_*", "*parallel*", "*beit*", "*rope*", "*_rpn*", "*relpos*", "*aimv2*", "*_pe_*")
-"""Architectures whose arithmetic is another, though their names of tensors may look alike."""
+"""Rules of every file with timm's names, except for LayerScale."""
 
 
-def facts(source: Source) -> Facts:
-    """What timm's config.json tells: architecture, pooling, image size and what the model was built with."""
+def facts(source: Source) -> ConfigFields:
+    """Read the fields stated by timm's config.json: the architecture by name, and the arguments it was built with.
+
+    Raises `WeightsError` for an architecture that is unknown or cannot be computed, and for an argument that vitral
+    does not honor: it may change the arithmetic.
+    """
     config = source.config or {}
-    architecture = str(config.get("architecture", ""))
-    if architecture and any(fnmatchcase(architecture, one) for one in _FOREIGN) and "siglip" not in architecture:
-        raise WeightsError(f"'{architecture}' is no plain ViT", where=source.where, why="its arithmetic is another")
-    given: Mapping[str, Any] = config.get("model_args") or {}
-    cfg: Mapping[str, Any] = config.get("pretrained_cfg") or {}
-    found: Facts = {
-        "heads": given.get("num_heads", _HEADS.get(architecture)),
-        "norm_eps": given.get("norm_eps"),
-        "activation": "gelu-tanh" if any(fnmatchcase(architecture, one) for one in _TANH) else None,
-        "image_size": _size(given.get("img_size") or (cfg.get("input_size") or (None,))[1:]),
-    }
-    if any(name.startswith(_ROOT) for name in source.tensors):
-        found["stem_numerics"] = "timm"
-    if given.get("act_layer") == "gelu_tanh":
-        found["activation"] = "gelu-tanh"
-    pooling = given.get("global_pool") or config.get("global_pool")
-    if pooling in _POOLING:
-        found["pool"] = _POOLING[pooling]
-    return found
+    if "architecture" not in config:
+        return {"stem_numerics": "timm"} if any(name.startswith(_ROOT) for name in source.tensors) else {}
+    architecture = named(str(config["architecture"]), source.where)
+    found = dict(architecture.fields)
+    given = config.get("model_args") or {}
+    cfg = config.get("pretrained_cfg") or {}
+    if not isinstance(given, Mapping) or not isinstance(cfg, Mapping):
+        raise _not_honored("model_args", given, source)
+    for name, value in given.items():
+        if name in _ARGUMENTS:
+            found |= _argument(name, value, source)
+        elif name not in _IMPLIED:
+            raise _not_honored(name, value, source)
+    own_pool = architecture.network != "VisionTransformer" and found.get("pool") == "map"
+    if own_pool and "num_heads" in given and not given.get("attn_pool_num_heads"):  # 8, or as many as the blocks have
+        raise _not_honored("attn_pool_num_heads", "missing beside num_heads", source)
+    found |= _pool(given.get("global_pool", config.get("global_pool")), given, found, source)
+    if "no_embed_class" in given:
+        apart = bool(given["no_embed_class"])
+        found |= {"cls_position": not apart, "register_position": not apart}
+    flexible = architecture.network == "NaFlexVit"  # its table of positions is of another size than its images
+    return found | {"image_size": None if flexible else image_size(source)}
 
 
-_HEADS = {"vit_base_patch16_gap_224": 16}
-"""Architectures whose heads are not those of other networks of their size."""
+def image_size(source: Source) -> tuple[int, int] | None:
+    """Read height and width from config.json; None if not stated."""
+    config = source.config or {}
+    given, cfg = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+    return _size(given.get("img_size") or (cfg.get("input_size") or (None,))[1:])
+
+
+_IMPLIED = {
+    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "qk_norm",
+    "init_values", "class_token", "reg_tokens", "num_reg_tokens", "pos_embed", "fc_norm", "use_fc_norm", "final_norm",
+    "pre_norm", "proj_bias", "scale_attn_norm", "scale_mlp_norm", "swiglu_mlp", "scale_mlp", "scale_attn_inner",
+    "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm", "qkv_fused", "drop_rate",
+    "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init",
+    "head_init_scale", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "no_embed_class", "global_pool",
+    "pool_include_prefix", "pos_embed_grid_size",
+}  # fmt: skip
+"""Arguments whose effect shows in the tensors' shapes, is read separately, or ends with training."""
+_ARGUMENTS: Mapping[str, str] = {"num_heads": "heads", "attn_pool_num_heads": "pool_heads", "act_layer": "activation"}
+"""Argument → the field of the configuration that it sets."""
+_ACTS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "relu": "relu", "silu": "silu"}
+
+
+def _argument(name: str, value: Any, source: Source) -> ConfigFields:
+    value = _ACTS.get(value) if name == "act_layer" and isinstance(value, str) else value
+    if type(value) is not (str if name == "act_layer" else int):
+        raise _not_honored(name, value, source)
+    return {_ARGUMENTS[name]: value}
+
+
 _POOLING = {"token": "cls", "avg": "mean", "map": "map"}
+
+
+def _pool(pooling: Any, given: Mapping[str, Any], found: ConfigFields, source: Source) -> ConfigFields:
+    prefix = bool(given.get("pool_include_prefix", found.get("pool") == "mean-all" or found.get("pool_prefix", False)))
+    if pooling is None:
+        return {}
+    if not isinstance(pooling, str) or pooling not in _POOLING:
+        raise _not_honored("global_pool", pooling, source)
+    pool = _POOLING[pooling]
+    return {"pool": "mean-all" if pool == "mean" and prefix else pool, "pool_prefix": prefix if pool == "map" else True}
+
+
+def _not_honored(name: str, value: object, source: Source) -> WeightsError:
+    why = f"'{name}' in config.json is {str(value)[:40]!r}"
+    return WeightsError("cannot honor the configuration of the weights", where=source.where, why=why)
 
 
 def _size(value: Any) -> tuple[int, int] | None:
@@ -121,7 +172,7 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 
 def preprocessing(default: str) -> Any:
-    """How pictures are prepared: by the file's `pretrained_cfg`, else by the family's usual way."""
+    """Make a function that reads preprocessing from the file's `pretrained_cfg`, else takes the family's default."""
 
     def of(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
         cfg = (source.config or {}).get("pretrained_cfg")
@@ -133,31 +184,53 @@ def preprocessing(default: str) -> Any:
 
 
 def _usual(default: str) -> str:
-    others = "; `vitral convert --from deit` or dino if it is one of those" if default == "timm-augreg" else ""
-    return f"the file does not say: {default}'s usual way{others}"
+    others = "; `vitral convert --from deit` or dino for weights of those" if default == "timm-augreg" else ""
+    return f"not stated by the file: {default}'s default{others}"
 
 
 def classes(source: Source, count: int) -> tuple[str, ...] | None:
-    """Class names of config.json."""
+    """Read the class names of config.json."""
     return labels.from_config(source.config or {})
 
 
+def _stated(source: Source) -> bool:
+    return "architecture" in (source.config or {})
+
+
 _FC1 = "blocks.{i}.mlp.fc1"
-_DINOV3 = {"position": "rotary", "norm_eps": 1e-5}
+_QKV = [f"blocks.{{i}}.attn.{name}_proj" for name in "qkv"]
+_QUERY_VALUE_BIASES = (
+    Rule("blocks.{i}.attn.qkv.bias", ("blocks.{i}.attn.q_bias", "blocks.{i}.attn.v_bias"), QUERY_VALUE_BIAS),
+)
+_APART = (
+    Rule("blocks.{i}.attn.qkv.weight", tuple(f"{name}.weight" for name in _QKV), STACKED),
+    Rule("blocks.{i}.attn.qkv.bias", tuple(f"{name}.bias" for name in _QKV), STACKED),
+    Rule("blocks.{i}.attn.qkv.bias", (f"{_QKV[0]}.bias", f"{_QKV[2]}.bias"), QUERY_VALUE_BIAS),
+)
+_FREQUENCIES = same({"rope_freqs": "rope.freqs"})
 
 
-def dinov3_facts(source: Source) -> Facts:
-    """DINOv3 in timm's own spelling (`Eva`): rotary positions, mean pooling unless the file says otherwise."""
-    return {"pool": "mean", **_DINOV3, **{k: v for k, v in facts(source).items() if v is not None}}
+_GRID = Form(
+    "a grid as a list",
+    lambda tensors: tensors[0].flatten(1, 2),
+    lambda parameter, heads: [parameter.unflatten(1, (math.isqrt(parameter.shape[1]), -1))],
+)
+_FLEXIBLE = (
+    Rule("patch_embed.proj.weight", ("embeds.proj.weight",), PATCHES),
+    Rule("pos_embed", ("embeds.pos_embed",), _GRID),
+    *same(
+        {"patch_embed.proj.bias": "embeds.proj.bias", "cls_token": "embeds.cls_token", "reg_token": "embeds.reg_token"}
+    ),
+)
 
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
-    """A folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (through its timm wrapper)."""
+    """Write a folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (by its timm wrapper)."""
     if not isinstance(weights.config, ViTConfig):
         raise WeightsError("this network cannot be written for timm", why="a BiT ResNet is written by --to jax only")
-    kind = TIMM_DINOV3 if weights.config.position == "rotary" else TIMM
+    kind = TIMM_EVA if weights.config.position == "rotary" else TIMM
     if weights.config.stem is not None and weights.config.stem_numerics != "timm":
-        why = "its ResNet has the small numbers of the authors' code, not those of timm"
+        why = "its ResNet has the numerics (epsilon, padding) of the authors' code, not those of timm"
         raise WeightsError("this network cannot be written for timm", why=why)
     tensors = translated(kind, weights)
     if weights.config.stem == ():
@@ -168,13 +241,13 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
 
 
 def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A hybrid whose ResNet is the root alone, under the names of one with stages."""
+    """Rename a hybrid whose ResNet is the root alone to the names of one with stages."""
     start = re.compile(re.escape(_ROOT) + r"(?=(conv|norm)\.)")
     return {start.sub(f"{_ROOT}stem.", name): tensor for name, tensor in tensors.items()}
 
 
 def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
-    """timm's config.json: an architecture of the right kind, and arguments that make it this network."""
+    """Build timm's config.json: an architecture with the right parts, and arguments that make it this network."""
     names = list(weights.classes)
     return {
         "architecture": _architecture(config),
@@ -197,7 +270,7 @@ _STEMS = {
 
 
 def _architecture(config: ViTConfig) -> str:
-    """The entry of timm's table whose parts are those of this network; sizes are told beside it."""
+    """Choose the entry of timm's table with the parts of this network; `_model_args` sets its sizes."""
     if config.position == "rotary":
         return "vit_huge_plus_patch16_dinov3" if config.activation == "swiglu" else "vit_small_patch16_dinov3"
     if config.stem is not None:
@@ -246,7 +319,7 @@ _FIXED: dict[str, Sequence[Any]] = {
     "norm": ("pre",), "attention_scale": ("head",), "logits_tanh": (False,), "pool": tuple(_GLOBAL_POOL),
     "stem": (None, *_STEMS),
 }  # fmt: skip
-"""What timm's networks cannot be told to do otherwise."""
+"""Fields that no argument of timm's networks changes."""
 
 TIMM = Format(
     name="timm",
@@ -256,6 +329,9 @@ TIMM = Format(
     scheme="bicubic-antialias",
     preprocessing=preprocessing("timm-augreg"),
     facts=facts,
+    stated=_stated,
+    architectures=True,
+    heads={},
     classes=classes,
     fixed={**_FIXED, "norm_eps": (1e-6,), "position": ("learned", "none"), "proj_bias": (True,)},
     write=_write,
@@ -263,39 +339,71 @@ TIMM = Format(
 DEIT = Format(
     name="deit",
     rules=TIMM.rules,
-    required=(),  # the names are timm's: it must be asked for
+    required=(),  # the names are timm's: it must be given by --from
     scheme="bicubic",
     preprocessing=preprocessing("deit"),
 )
 DEIT3 = Format(
     name="deit3",
+    heads={**HEADS, (512, 2048): 8},
     rules=(*PLAIN, *_GAMMAS),
     required=("blocks.{i}.gamma_1", "pos_embed", "head.weight"),
     scheme="bicubic",
     preprocessing=preprocessing("deit3"),
 )
+
+
+def _write_mae(weights: Weights, path: Path) -> Sequence[Path]:
+    """Write a checkpoint for `main_finetune.py --finetune` and `main_linprobe.py` of facebookresearch/mae."""
+    return write_checkpoint(MAE, weights, path, "model")
+
+
 MAE = Format(
     name="mae",
     rules=PLAIN,
     required=("mask_token", "blocks.{i}.norm1.weight"),
     scheme="bicubic",
     preprocessing=preprocessing("mae"),
-    ignored={"mask_token": "stands for hidden patches in pre-training", "decoder_*": "the decoder of pre-training"},
+    ignored={"mask_token": "replaces masked patches in pre-training", "decoder_*": "the decoder of pre-training"},
+    fixed=ENCODER,
+    write=_write_mae,
 )
-TIMM_DINOV3 = Format(
-    name="timm-dinov3",
+TIMM_EVA = Format(
+    name="timm-eva",
     rules=(
-        Rule("blocks.{i}.attn.qkv.bias", ("blocks.{i}.attn.q_bias", "blocks.{i}.attn.v_bias"), QUERY_VALUE_BIAS),
+        *_QUERY_VALUE_BIASES,
         *both("blocks.{i}.mlp.fc1", (f"{_FC1}_g", f"{_FC1}_x"), PAIR, when=("activation", "swiglu")),
         *_EDGES,
         *_BLOCK,
         *_GAMMAS,
+        *_APART,
+        *_POOL,
+        *_FREQUENCIES,
     ),
-    required=("blocks.{i}.gamma_1", "reg_token"),
+    required=("blocks.{i}.norm1.weight", "patch_embed.proj.weight"),
+    any_of=(
+        "blocks.{i}.gamma_1", "blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_proj.weight", "blocks.{i}.mlp.fc1_g.weight",
+        "rope.freqs",
+    ),
     scheme="bicubic-antialias",
     preprocessing=preprocessing("dinov3"),
-    facts=dinov3_facts,
+    facts=facts,
+    stated=_stated,
+    architectures=True,
+    heads={},
     classes=classes,
     fixed={**_FIXED, "norm_eps": (1e-5,), "position": ("rotary",), "qk_norm": (False,), "proj_bias": (True,)},
+)  # fmt: skip
+TIMM_NAFLEX = Format(
+    name="timm-naflex",
+    rules=(*_FLEXIBLE, *TIMM.rules),
+    required=("embeds.proj.weight", "blocks.{i}.attn.qkv.weight"),
+    scheme="bicubic-antialias",
+    preprocessing=preprocessing("timm-augreg"),
+    facts=facts,
+    stated=_stated,
+    architectures=True,
+    heads={},
+    classes=classes,
 )
-FORMATS = {one.name: one for one in (TIMM, DEIT, DEIT3, MAE, TIMM_DINOV3)}
+FORMATS = {one.name: one for one in (TIMM, DEIT, DEIT3, MAE, TIMM_EVA, TIMM_NAFLEX)}

@@ -1,4 +1,4 @@
-"""torchvision's ViTs (`torchvision/models/vision_transformer.py`), with the older names of its MLP too."""
+"""Format of torchvision's ViTs (`torchvision/models/vision_transformer.py`), including the older names of its MLP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitral.data.transforms import Preprocessing
+from vitral.data.preprocessing import Preprocessing
+from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.weights import labels
 from vitral.weights.files import write_plain
 from vitral.weights.formats.format import Format, translated
-from vitral.weights.keymap import Rule, same
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing import DEFAULTS
-from vitral.weights.source import Source
+from vitral.weights.preprocessing_configs import DEFAULTS
+from vitral.weights.read.source import Source
+from vitral.weights.transform.keymap import Rule, same
 
 _BLOCK = "encoder.layers.encoder_layer_{i}"
 
@@ -39,11 +40,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def _preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
-    # L/16 was trained and is evaluated with a smaller border than the others; larger pictures are SWAG's
+    # L/16 was trained and is evaluated with a smaller border than the others; larger images mean SWAG weights
     family = "torchvision-swag" if max(config.image) > 224 else "torchvision"
     if (config.dim, config.patch) == (1024, (16, 16)) and family == "torchvision":
         family = "torchvision-l16"
-    return DEFAULTS[family](config.image), "torchvision's own transforms for this network"
+    return DEFAULTS[family](config.image), "torchvision's transforms for this network"
 
 
 def _classes(source: Source, count: int) -> tuple[str, ...] | None:
@@ -51,8 +52,14 @@ def _classes(source: Source, count: int) -> tuple[str, ...] | None:
 
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
-    """A safetensors file for `model.load_state_dict(safetensors.torch.load_file(path))`."""
+    """Write a safetensors file for `model.load_state_dict(safetensors.torch.load_file(path))`."""
     tensors: dict[str, Tensor] = translated(TORCHVISION, weights)
+    config = weights.config
+    for name in ("image", "patch"):
+        height, width = getattr(config, name, (0, 0))
+        if height != width:
+            why = f"its {name} size is {height}×{width}; torchvision supports squares only"
+            raise WeightsError("this network cannot be written for torchvision", why=why)
     file = path if path.suffix else path / "model.safetensors"
     write_plain(file, tensors)
     return [file]
@@ -60,6 +67,7 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
 
 TORCHVISION = Format(
     name="torchvision",
+    heads={(768, 3072): 12, (1024, 4096): 16, (1280, 5120): 16},
     rules=RULES,
     required=("class_token", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_weight"),
     scheme="bicubic-corners",

@@ -1,0 +1,1 @@
+"""Extensions of vitral: see pyproject.toml."""

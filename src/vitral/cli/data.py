@@ -1,0 +1,191 @@
+"""`vitral data check`, `vitral data shard` and `vitral data cache`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.text import Text
+
+from vitral.cli.options import BadImages, DataRoot, Device, Format, Help
+from vitral.cli.output import print_json, say
+from vitral.console import command_line, progress, stderr, stdout, table
+from vitral.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from vitral.data import DataSet
+    from vitral.data.findings import DataCheck
+    from vitral.workflows.near_features import FeatureSearch
+
+Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the name of a data set", "DATA")]
+
+
+def data_check(
+    data: Data,
+    *,
+    labels: Annotated[bool, Help("instead: rank labels that are likely wrong, by predictions out of fold")] = False,
+    near: Annotated[
+        bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
+    ] = False,
+    init: Annotated[
+        str, Help("with --labels and --near: weights of the features: a run, a file, timm:NAME, …")
+    ] = "demo",
+    folds: Annotated[int, Help("with --labels: number of folds")] = 5,
+    write: Annotated[str | None, Help("with --labels: write a table with suggested labels to this .csv")] = None,
+    sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
+    device: Device = "auto",
+    data_root: DataRoot = "data",
+    format: Format = "text",
+) -> int:
+    """Check a data set: counts, sizes, unreadable files, duplicates and near-duplicates, leaks between splits."""
+    from vitral.data import load
+    from vitral.data.validate import check
+    from vitral.workflows.contact_sheet import check_png
+    from vitral.workflows.data_check import draw_near
+
+    if sheet is not None:
+        check_png(sheet, "--sheet")
+    if write is not None and (not labels or not write.lower().endswith(".csv")):
+        raise UsageError("--write goes with --labels and writes a .csv", hint="--labels --write fixed.csv")
+    if near and labels:
+        raise UsageError("--near and --labels are two checks", hint="leave one out")
+    dataset = load(data, root=data_root)
+    if labels:
+        return _check_labels(dataset, init, folds, write, sheet, device, format)
+    report = check(dataset)
+    by_features = _near(dataset, report, init, device) if near else None
+    if by_features is not None:
+        report = dataclasses.replace(report, near=(*report.near, *by_features.pairs))
+    if format == "json":
+        print_json(report.to_json() | ({"near_by_features": by_features.to_json()} if by_features else {}))
+    else:
+        report.print_table(stdout())
+    for note in by_features.notes if by_features else ():
+        say(f"note: {note}")
+    if sheet is not None and report.near:
+        drawn = draw_near(dataset, report.near, Path(sheet))
+        say(f"Sheet    {sheet}: {drawn:,} of {len(report.near):,} pairs")
+    elif sheet is not None:
+        say("Sheet    none: there are no near-duplicates")
+    return 0 if report.is_sound else 1
+
+
+def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> FeatureSearch:
+    from vitral.inference.options import InferenceOptions
+    from vitral.training.progress import counting
+    from vitral.workflows.near_features import search_features
+
+    with counting(stderr(), "reading", None) as done:
+        return search_features(dataset, report, init, InferenceOptions(device), progress=done)
+
+
+def _check_labels(
+    dataset: DataSet, init: str, folds: int, write: str | None, sheet: str | None, device: str, format: str
+) -> int:
+    from vitral.inference.options import InferenceOptions
+    from vitral.training.progress import counting
+    from vitral.workflows.features import FeatureCache
+    from vitral.workflows.label_check import check_labels
+
+    with counting(stderr(), "reading", None) as done:
+        options = InferenceOptions(device)
+        found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
+    if format == "json":
+        print_json(found.to_json())
+    else:
+        found.print_table(stdout())
+    for note in found.notes:
+        say(f"note: {note}")
+    if write is not None:
+        found.write(Path(write))
+        say(f"Table    {write}: {len(found.places):,} images, {len(found.ranked()):,} with another label")
+    if sheet is not None:
+        say(f"Sheet    {sheet}: {drawn:,} images" if (drawn := found.draw(dataset, Path(sheet))) else "Sheet    none")
+    return 0
+
+
+def data_shard(
+    data: Data,
+    *,
+    out: Annotated[str, Help("new folder of the shards")],
+    shard_mb: Annotated[int, Help("size of a shard in MB; the last one is smaller")] = 256,
+    val_fraction: Annotated[float, Help("share of train to write as val, if there is none")] = 0.0,
+    seed: Annotated[int, Help("seed of the order of the images")] = 0,
+    data_root: DataRoot = "data",
+    bad_images: BadImages = "error",
+    format: Format = "text",
+) -> int:
+    """Write a data set as tar shards in random order, with an index and hashes; continue if it was interrupted."""
+    from vitral.data import load
+    from vitral.data.groups import near_sets, with_near
+    from vitral.data.shards.writing import write_shards
+    from vitral.data.splits import with_validation
+    from vitral.data.validate import drop_unopened, left_out
+
+    if shard_mb < 1:
+        raise UsageError("--shard-mb must be at least 1")
+    dataset = load(data, root=data_root)
+    dataset = drop_unopened(dataset) if bad_images == "skip" else dataset
+    if val_fraction and "val" not in dataset.splits:
+        dataset = with_near(dataset, near_sets(dataset["train"]))
+    dataset = with_validation(dataset, val_fraction, seed)
+    total = sum(map(len, dataset.splits.values()))
+    try:
+        with progress(stderr(), "sharding", total) as done:
+            written = write_shards(
+                dataset, out, shard_bytes=shard_mb * 10**6, seed=seed, skip=bad_images == "skip", progress=done
+            )
+    except KeyboardInterrupt:
+        typed = {"out": out, "shard_mb": shard_mb, "val_fraction": val_fraction, "seed": seed}
+        typed |= {"data_root": data_root, "bad_images": bad_images}
+        defaults = {name: one.default for name, one in inspect.signature(data_shard).parameters.items()}
+        changed = {name: value for name, value in typed.items() if value != defaults[name]}
+        raise Interrupted(command_line("data", ["shard", data], changed)) from None
+    if format == "json":
+        print_json({"data": data, **written.to_json()})
+    for split, (shards, images, size) in written.splits.items():
+        counted = f"{shards:,} shard{'s' * (shards != 1)}"
+        say(f"{split:8} {images:,} images in {counted}, {size / 1e6:,.1f} MB")
+    if written.kept:
+        say(f"kept {written.kept:,} shards from before the interruption")
+    if note := left_out(written.left_out):
+        say(note)
+    return 0
+
+
+def data_cache(
+    *,
+    clear: Annotated[bool, Help("remove all of them; runs that are reading them continue")] = False,
+    format: Format = "text",
+) -> int:
+    """List the decoded images and remote shards in the caches on disk; remove them with --clear."""
+    from datetime import datetime
+
+    from vitral.data.pixel_cache import PixelCache
+    from vitral.data.shards.cache import ShardCache
+
+    cache, shards = PixelCache(), ShardCache()
+    entries, shard_bytes = cache.entries(), shards.bytes
+    if clear:
+        cache.clear()
+        shards.clear()
+    total = sum(entry.nbytes for entry in entries)
+    if format == "json":
+        listed = [dataclasses.asdict(entry) for entry in entries]
+        remote = {"folder": str(shards.folder), "bytes": shard_bytes}
+        print_json({"folder": str(cache.folder), "bytes": total, "cleared": clear, "entries": listed, "shards": remote})
+        return 0
+    rows = table()
+    for name in ("images of", "images", "MiB", "last used"):
+        rows.add_column(name, justify="right" if name in ("images", "MiB") else "left")
+    for entry in entries:
+        used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
+        rows.add_row(Text(entry.title), f"{entry.images:,}", f"{entry.nbytes / 2**20:,.1f}", used)
+    stdout().print(rows if entries else "the cache is empty")
+    where = "removed from" if clear else "in"
+    say(f"{total / 2**20:,.1f} MiB {where} {cache.folder}")
+    if shard_bytes:
+        say(f"{shard_bytes / 2**20:,.1f} MiB of remote shards {where} {shards.folder}")
+    return 0

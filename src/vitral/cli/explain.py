@@ -1,0 +1,187 @@
+"""`vitral explain` and `vitral inspect`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from vitral.cli.options import DataRoot, Device, Format, Help
+from vitral.cli.output import print_json, print_text, say
+from vitral.console import stderr, stdout
+from vitral.errors import UsageError, VitralError
+
+
+def explain(
+    run: Annotated[str, Help("run folder or weights file", "RUN")],
+    inputs: Annotated[tuple[str, ...], Help("image files or folders of images", "IMAGE …")] = (),
+    *,
+    target: Annotated[tuple[str, ...], Help("classes by name or number (default: the predicted class)")] = (),
+    method: Annotated[str | None, Help("attribution method (default: the best one in vitral's comparison)")] = None,
+    compare: Annotated[bool, Help("draw all methods that support the network, side by side")] = False,
+    check: Annotated[
+        bool,
+        Help("measure the faithfulness of each map (SRG: symmetric relevance gain); draw unfaithful maps in gray"),
+    ] = False,
+    layer: Annotated[int | None, Help("layer, for methods that use a single one: from 0; -1 is the last")] = None,
+    out: Annotated[str | None, Help("folder, or a file for one image (default: RUN/explained or ./explained)")] = None,
+    benchmark: Annotated[str | None, Help("compare the methods on labeled images of this data instead")] = None,
+    images: Annotated[int, Help("number of images for --benchmark; more take longer, and are more reliable")] = 20,
+    masks: Annotated[str | None, Help("for --benchmark: folder of masks, or .csv of boxes, of its images")] = None,
+    data_root: DataRoot = "data",
+    device: Device = "auto",
+    precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
+    format: Format = "text",
+) -> int:
+    """Explain predictions with heat maps over images, and measure how faithful the maps are."""
+    from vitral.explanation.files import explain_files, explain_options, files_for
+    from vitral.inference.predictor import load
+    from vitral.inference.sources import find_images
+    from vitral.training.run_folder import RunFolder
+
+    if benchmark is not None:
+        if inputs or target or compare or check or out or layer is not None:
+            why = "it explains the predicted class of images of its own data"
+            raise UsageError("--benchmark only combines with --method, --images, --masks and --data-root", why=why)
+        predictor = load(run, device=device, precision=precision)
+        return _benchmark_methods(predictor, benchmark, data_root, method, images, masks, format)
+    if masks is not None:
+        raise UsageError("--masks requires --benchmark", hint="--benchmark DATA")
+    paths = find_images(inputs, "explain")
+    predictor = load(run, device=device, precision=precision)
+    request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
+    files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
+    results, failures, sheet = _draw_heatmaps(explain_files(request, paths), files, format)
+    if sheet and any(map(os.path.isdir, inputs)):
+        from vitral.explanation.drawing import contact_sheet
+
+        left_out = len(paths) - len(failures) - len(sheet)
+        drawn = contact_sheet(sheet, files[0].parent / f"contact-sheet-{request.name}.png", left_out=left_out)
+        say(f"Sheet    {drawn}")
+    if format == "json":
+        errors = [{"image": failure.name, "why": failure.why} for failure in failures]
+        print_json({"model": run, "explanations": results, "errors": errors})
+    elif routing := [one.title for one in request.used if one.routing]:
+        say(f"note: {', '.join(routing)}: shows where information was routed, not why this {_answer(request)}")
+    if failures:
+        say(f"{len(failures)} of {len(paths)} could not be read")
+    return 1 if failures else 0
+
+
+def _answer(request: Any) -> str:
+    """Return the words for what a map does not explain."""
+    return "character was read" if request.predictor.output.task == "text" else "class was predicted"
+
+
+def _benchmark_methods(
+    predictor: Any, data: str, data_root: str, method: str | None, images: int, masks: str | None, format: str
+) -> int:
+    """Compare all methods, or measure one, on the test split of `data`, else on val, else on train."""
+    from vitral.data import load as load_data
+    from vitral.data.sources import planted
+    from vitral.explanation.benchmark import MaskOf, benchmark
+    from vitral.explanation.masks import masks_from
+    from vitral.inference.outputs.output import require_classes
+    from vitral.training.progress import counting
+    from vitral.workflows.evaluate import in_classes_of
+
+    require_classes(predictor.output, "explain --benchmark", "vitral explain RUN IMAGE")
+    dataset = in_classes_of(predictor, load_data(data, root=data_root))
+    split = dataset[next(name for name in ("test", "val", "train") if name in dataset.splits)]
+    truth: MaskOf | None = planted.masks_for(split) if planted.accepts(data) else None
+    if masks is not None:
+        truth = masks_from(masks, split)
+    with counting(stderr(), "explaining", min(images, len(split))) as progress:
+        result = benchmark(predictor, split, [method] if method else None, count=images, masks=truth, progress=progress)
+    if format == "json":
+        print_json(result.to_json())
+    else:
+        result.print_table(stdout())
+    return 0
+
+
+def _draw_heatmaps(
+    explained: Iterable[Any], files: Sequence[Path], format: str
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Write and print the maps of each image in turn; return their JSON, the failures and the maps for a sheet."""
+    from vitral.data.dataset import shown
+    from vitral.explanation.drawing import SHEET_IMAGES, checks_text, save
+    from vitral.explanation.texts import TextExplanation
+
+    results: list[Any] = []
+    failures: list[Any] = []
+    sheet: list[Any] = []
+    for maps, file in zip(explained, files, strict=True):
+        if isinstance(maps, VitralError):
+            failures.append(maps)
+            say(f"error: {maps}")
+            continue
+        if isinstance(maps, TextExplanation):
+            results.append(_draw_text(maps, file, format))
+            continue
+        save(maps, file)
+        if len(sheet) < SHEET_IMAGES:
+            sheet.append(maps[0])
+        for one in maps:
+            if format == "json":
+                results.append({**one.to_json(), "file": str(file)})
+                continue
+            parts = [one.title, one.method, *checks_text(one)]
+            parts += [one.note] if one.checks.get("believable") is False else []
+            print_text(f"{shown(one.name)}\t" + "\t".join([*parts, shown(str(file))]))
+    return results, failures, sheet
+
+
+def _draw_text(explained: Any, file: Path, format: str) -> dict[str, Any]:
+    """Draw and print the maps of a text, and return their JSON. Without a character there is no file."""
+    from vitral.data.dataset import shown
+
+    drawn = explained.save(file) if explained.maps else None
+    if format != "json":
+        parts = [
+            *explained.text.cells(),
+            explained.method,
+            shown(str(drawn)) if drawn else "no character: nothing drawn",
+        ]
+        print_text("\t".join([shown(explained.text.name), *parts]))
+    return {**explained.to_json(), "file": drawn and str(drawn)}
+
+
+def inspect(
+    model: Annotated[str, Help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16", "MODEL")],
+    *,
+    data: Annotated[str | None, Help("images to measure on (default: the run's own)")] = None,
+    split: Annotated[str | None, Help("train, val or test (default: val, else test, else train)")] = None,
+    images: Annotated[int, Help("number of images to measure on, evenly spread over the split")] = 128,
+    layers: Annotated[tuple[int, ...], Help("layers, from 0; -1 is the last (default: all)")] = (),
+    prefix: Annotated[
+        Literal["drop", "keep"], Help("attention distance: drop class token and registers, or keep them at distance 0")
+    ] = "drop",
+    components: Annotated[int, Help("number of principal components of the patch filters")] = 28,
+    out: Annotated[str | None, Help("folder (default: RUN/inspect or ./inspect/NAME)")] = None,
+    data_root: DataRoot = "data",
+    device: Device = "auto",
+    precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
+    format: Format = "text",
+) -> int:
+    """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the paper)."""
+    from vitral.training.progress import counting
+    from vitral.workflows.inspect import folder_for
+    from vitral.workflows.inspect import inspect as run_inspection
+
+    folder = folder_for(model) if out is None else Path(out)
+    with counting(stderr(), "inspecting", images) as progress:
+        result = run_inspection(
+            model, data, split=split, images=images, layers=layers or None, prefix=prefix, components=components,
+            out=folder, data_root=data_root, device=device, precision=precision, progress=progress,
+        )  # fmt: skip
+    if format == "json":
+        print_json(result.to_json())
+        return 0
+    for line in result.summary():
+        print_text(line)
+    for note in result.notes:
+        say(f"note: {note}")
+    say(f"Page     {folder / 'inspect.html'}")
+    return 0

@@ -1,0 +1,75 @@
+"""Lay out the text of `vitral --help` and `vitral COMMAND --help`."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+from rich.text import Text
+
+from vitral.cli.options import Option
+
+_COLUMN = 24
+"""Column at which the descriptions begin."""
+_WIDTH = 100
+
+
+def help_page(name: str, command: Callable[..., Any], options: Sequence[Option]) -> Text:
+    """Return the usage, the docstring, and the description of each argument and option."""
+    positional = [option for option in options if option.is_positional]
+    usage = " ".join(["usage: vitral", name, *(str(option.usage) for option in positional), "[OPTIONS]"])
+    lines = [Text(usage), Text(), *map(Text, inspect.cleandoc(command.__doc__ or "").splitlines())]
+    if positional:
+        lines += [Text(), Text("arguments:", "bold"), *_rows((str(one.usage), _description(one)) for one in positional)]
+    named = [(_syntax(option), _description(option)) for option in options if not option.is_positional]
+    lines += [Text(), Text("options:", "bold"), *_rows([("-h, --help", "show this help and exit"), *named])]
+    return Text("\n").join(lines)
+
+
+def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
+    """Lay out two columns; a left part that is too long for its column gets a separate line."""
+    width = min(shutil.get_terminal_size().columns, _WIDTH)
+    for left, right in rows:
+        lines = textwrap.wrap(right, max(width - _COLUMN, 20), break_on_hyphens=False)
+        if len(left) + 4 > _COLUMN:
+            lines.insert(0, "")
+        yield Text.assemble((f"  {left}".ljust(_COLUMN if lines[0] else 0), "bold"), lines[0])
+        yield from (Text(" " * _COLUMN + line) for line in lines[1:])
+
+
+def _syntax(option: Option) -> str:
+    """Return the syntax of an option: `--lr FLOAT`, `--image-size INT [INT]`, `--flip, --no-flip`."""
+    values = option.values
+    if option.is_switch:  # the negation of a switch that is off by default is not shown
+        return option.title if option.default is False else f"{option.title}, {option.negation}"
+    choices = get_args(values.element)
+    kind = f"{{{','.join(choices)}}}" if choices else values.element.__name__.upper()
+    if values.most > 2:
+        placeholder = f"{kind} [{kind} …]" if values.least else f"[{kind} …]"
+    else:
+        placeholder = " ".join([kind] * values.least + [f"[{kind}]"] * (values.most - values.least))
+    return f"{option.title} {placeholder}"
+
+
+def _description(option: Option) -> str:
+    default = option.default
+    if default in (None, (), "") or isinstance(default, bool):
+        return option.help
+    text = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{option.help} (default: {text})"
+
+
+def first_line(command: Callable[..., Any]) -> str:
+    """Return the summary of a command: the first line of its docstring."""
+    return (command.__doc__ or "").strip().partition("\n")[0]
+
+
+def overview(commands: dict[str, Callable[..., Any]]) -> str:
+    """Return the text of `vitral --help`: every command with the first line of its docstring."""
+    lines = ["Vision Transformers: train, measure, understand and ship them.", "", "usage: vitral COMMAND …", ""]
+    width = max(map(len, commands))
+    lines += [f"  {name:<{width}}  {first_line(command)}" for name, command in commands.items()]
+    return "\n".join([*lines, "", "Run `vitral COMMAND --help` for details, and `vitral demo` to get started."])

@@ -1,0 +1,114 @@
+"""Options as data: reading them from signatures, and those shared by several commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from vitral.console import flag
+
+
+@dataclasses.dataclass(frozen=True)
+class Help:
+    """Help text in the annotation of a parameter; `usage` makes it positional: `DATA`, `[DATA]`, `IMAGE …`."""
+
+    text: str
+    usage: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Number and type of the values that an option takes."""
+
+    element: Any
+    """`str`, `int`, `float`, a `Literal` of strings, or `bool` for a switch."""
+    least: int
+    most: int
+    scalar: bool
+    """True if a single value is not wrapped in a tuple."""
+
+    @classmethod
+    def of(cls, kind: Any) -> Values:
+        """Parse an annotation: `T`, `T | None`, `tuple[T, ...]`, `tuple[T, T]`, or `T` or a tuple of it."""
+        union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        members = [member for member in union if member is not NoneType]
+        tuples = [get_args(member) for member in members if get_origin(member) is tuple]
+        if not tuples:
+            count = 0 if members[0] is bool else 1
+            return cls(members[0], count, count, True)
+        scalar, any_number = len(tuples) < len(members), tuples[0][-1] is Ellipsis
+        least = 1 if scalar else 0 if any_number else len(tuples[0])
+        return cls(tuples[0][0], least, sys.maxsize if any_number else len(tuples[0]), scalar)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option of a command, or one positional argument."""
+
+    name: str
+    """The name of the parameter in Python."""
+    kind: Any
+    """The type that the words are converted to."""
+    help: str
+    default: Any = None
+    """Shown in help; None shows nothing."""
+    usage: str | None = None
+    """Placeholder of a positional argument; None for an option."""
+    required: bool = False
+
+    @property
+    def is_positional(self) -> bool:
+        return self.usage is not None
+
+    @property
+    def is_switch(self) -> bool:
+        return self.values.most == 0
+
+    @functools.cached_property
+    def values(self) -> Values:
+        return Values.of(self.kind)
+
+    @property
+    def title(self) -> str:
+        """The name in messages: `--lr-batch`, or `DATA`."""
+        return flag(self.name.rstrip("_")) if self.usage is None else self.usage.strip("[] …")
+
+    @property
+    def negation(self) -> str:
+        """The flag that turns a switch off."""
+        return self.title.replace("--", "--no-", 1)
+
+
+def options_of(command: Callable[..., Any]) -> list[Option]:
+    """Read the options of a command from its signature, in which each annotation contains a `Help`."""
+    hints = get_type_hints(command, include_extras=True)
+    options = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind, about = get_args(hints[parameter.name])
+        required = parameter.default is parameter.empty
+        default = None if required else parameter.default
+        options.append(Option(parameter.name, kind, about.text, default, about.usage, required))
+    return options
+
+
+Format = Annotated[Literal["text", "json"], Help("output format")]
+Device = Annotated[str, Help("auto, cpu, cuda or mps")]
+DataRoot = Annotated[str, Help("folder of the named data sets")]
+BadImages = Annotated[Literal["error", "skip"], Help("unreadable images: stop, or leave them out")]
+
+# For every command that predicts.
+Precision = Annotated[str, Help("auto, bf16, fp32, or int8 after vitral quantize")]
+Engine = Annotated[str, Help("auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino")]
+Merge = Annotated[int, Help("tokens to merge in each block of a ViT (ToMe): faster, less accurate")]
+PatchSize = Annotated[
+    int | None, Help("patch size in pixels, of those that the run was trained for (default: the network's own)")
+]
+Tta = Annotated[
+    str, Help("average over views of each image: mirror (2 views), shifts (3) or both (6); more reliable, slower")
+]
+Beams = Annotated[int, Help("for a network that reads text: texts that beam search keeps; 1 is greedy search")]

@@ -1,0 +1,54 @@
+"""Print results to standard output and everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+from vitral.console import printable
+
+
+def print_text(text: str) -> None:
+    """Print a line of a result."""
+    print(printable(text))
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def print_prediction(prediction: Any, top: int) -> None:
+    """Print an image's name and what is predicted: of one class an image, the `top` most probable ones."""
+    from vitral.data.dataset import shown
+
+    print_text(f"{shown(prediction.name)}\t" + "\t".join(prediction.cells(top)))
+
+
+def print_predictor_notes(predictor: Any) -> None:
+    """Print the assumptions about the weights, the reason for a fallback engine, and a note on unfinished training."""
+    from vitral.weights.load import unfinished
+
+    if predictor.account and predictor.account.assumed:
+        say(f"Weights  {predictor.account.assumed}")
+    for note in predictor.account.notes if predictor.account else ():
+        if note.startswith("WARNING"):
+            say(f"Weights  {note}")
+    if predictor.note:
+        say(f"Engine   {predictor.note}")
+    if note := unfinished(predictor.source):
+        say(f"note: {note}")
+
+
+def program() -> str:
+    """Return the command that runs vitral: its name, or its path if the shell does not find the name."""
+    own = os.path.basename(sys.argv[0]) == "vitral" and not shutil.which("vitral")
+    return os.path.relpath(sys.argv[0]) if own else "vitral"
+
+
+def say(text: str) -> None:
+    """Print a line to standard error."""
+    print(printable(text), file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""Parse the words of a command line into values.
+
+Options are `--name value …`, `--name=value`, `--switch` and `--no-switch`, with `-` or `_` between the words of a name.
+Positional arguments may be anywhere between them; after `--` every word is one. Each error is a `UsageError` that names
+the option. docs/decisions/0019-the-parser.md explains why no library is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from vitral.cli.options import Option
+from vitral.console import flag
+from vitral.errors import UsageError, unknown
+
+
+def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, Any]:
+    """Return the given values by parameter name, in the order of `options`."""
+    options, hint = list(options), f"vitral {command} --help"
+    named = {option.title: option for option in options if not option.is_positional}
+    named |= {option.negation: option for option in named.values() if option.is_switch}
+    typed: dict[str, Any] = {}
+    standing: list[int] = []  # indices of the words that belong to no option
+    refused: dict[int, Option] = {}  # index of a word → the option before it, which could not take it
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if word == "--":
+            standing += range(at, len(words))
+            break
+        if not _is_option(word):
+            standing.append(at - 1)
+            continue
+        name, equals, value = word.partition("=")
+        option = named.get(name.replace("_", "-"))
+        if option is None:
+            raise _unknown_option(name, command, options)
+        if option.is_switch:
+            if equals:
+                raise UsageError(_no_value(option), hint=hint)
+            typed[option.name] = name.replace("_", "-") == option.title
+            refused[at] = option
+            continue
+        values = [value] if equals else []
+        while at < len(words) and _continues(option, values, words[at]):
+            values.append(words[at])
+            at += 1
+        if len(values) < option.values.most:
+            refused[at] = option
+        typed[option.name] = _convert(option, values, hint)
+    typed |= _positional(command, options, words, standing, refused)
+    return {option.name: typed[option.name] for option in options if option.name in typed}
+
+
+def _no_value(switch: Option) -> str:
+    return f"{switch.title} and {switch.negation} take no value"
+
+
+def _is_option(word: str) -> bool:
+    """True for `-x` and `--name`; False for `-` alone and for negative numbers."""
+    return len(word) > 1 and word.startswith("-") and not _is_number(word, float)
+
+
+def _is_number(word: str, kind: type[int] | type[float]) -> bool:
+    try:
+        kind(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _continues(option: Option, values: Sequence[str], word: str) -> bool:
+    """True if the option takes this word after `values`.
+
+    A list of numbers ends at the first word that is not a number: `--image-size 64 S/16` leaves S/16 as positional.
+    """
+    kind = option.values.element
+    if len(values) >= option.values.most or _is_option(word):
+        return False
+    return len(values) < max(option.values.least, 1) or kind not in (int, float) or _is_number(word, kind)
+
+
+def _positional(
+    command: str, options: Iterable[Option], words: Sequence[str], standing: Sequence[int], refused: dict[int, Option]
+) -> dict[str, Any]:
+    """Assign the words that belong to no option to the positional arguments, in order."""
+    hint, left = f"vitral {command} --help", list(standing)
+    typed: dict[str, Any] = {}
+    missing: list[Option] = []
+    for option in options:
+        if option.is_positional:
+            count = min(option.values.most, len(left))
+            taken, left = left[:count], left[count:]
+            if taken:
+                typed[option.name] = _convert(option, [words[index] for index in taken], hint)
+            elif option.required:
+                missing.append(option)
+    if missing:
+        what = f"vitral {command} needs {' and '.join(option.title for option in missing)}"
+        raise UsageError(what, why="; ".join(f"{option.title}: {option.help}" for option in missing), hint=hint)
+    if left:
+        raise _unexpected([words[index] for index in left], refused.get(left[0]), hint)
+    return typed
+
+
+def _unexpected(words: Sequence[str], before: Option | None, hint: str) -> UsageError:
+    """Return the error for unexpected words; `before` is the option before the first, which could not take it."""
+    if before and not before.is_switch:
+        return _not_a_number(before, words[0], hint)
+    what = f"unexpected argument{'s' * (len(words) > 1)}: {', '.join(words)}"
+    return UsageError(what, why=_no_value(before) if before else None, hint=hint)
+
+
+def _convert(option: Option, words: Sequence[str], hint: str) -> Any:
+    values = option.values
+    if len(words) < values.least:
+        needed = "a value" if values.least == 1 else f"{values.least} values"
+        raise UsageError(f"{option.title} needs {needed}", hint=hint)
+    converted = tuple(_convert_one(option, word, hint) for word in words)
+    return converted[0] if values.scalar and len(converted) == 1 else converted
+
+
+def _convert_one(option: Option, word: str, hint: str) -> Any:
+    kind = option.values.element
+    if choices := get_args(kind):
+        if word not in choices:
+            raise unknown(f"value of {option.title}:", word, choices, hint=hint)
+        return word
+    try:
+        return kind(word)
+    except ValueError:
+        raise _not_a_number(option, word, hint) from None
+
+
+def _not_a_number(option: Option, word: str, hint: str) -> UsageError:
+    number = "an integer" if option.values.element is int else "a number"
+    return UsageError(f"{option.title} takes {number}, not '{word}'", hint=hint)
+
+
+def _unknown_option(typed: str, command: str, options: Iterable[Option]) -> UsageError:
+    """Return the error for an unknown option, with the nearest options of the command."""
+    name = typed.removeprefix("--").replace("-", "_")
+    before: list[str] = []
+    for option in options:
+        if option.is_positional:
+            before.append(option.title)
+            if name == option.name or {name, option.name} == {"run", "model"}:
+                hint = f"vitral {command} {' '.join(before)}"
+                return UsageError(f"{option.title} is positional: leave out {typed}", hint=hint)
+    if typed.startswith("--no-"):
+        known, others = [option.negation for option in options if option.is_switch], {}
+    else:
+        known = [*(option.title for option in options if not option.is_positional), "--help"]
+        others = {flag(other): flag(own) for other, own in _NAMES_ELSEWHERE.items() if flag(own) in known}
+    return unknown("option", typed, known, hint=f"vitral {command} --help", elsewhere=others)
+
+
+_NAMES_ELSEWHERE = {
+    "learning_rate": "lr", "batch": "batch_size", "bs": "batch_size", "wd": "weight_decay", "opt": "optimizer",
+    "optim": "optimizer", "img_size": "image_size", "input_size": "image_size", "size": "image_size",
+    "num_epochs": "epochs", "sched": "schedule", "scheduler": "schedule", "lr_scheduler": "schedule",
+    "warmup_epochs": "warmup", "clip_grad": "clip", "grad_clip": "clip", "grad_accum_steps": "accumulate",
+    "smoothing": "label_smoothing", "reprob": "erase", "random_erasing": "erase", "model_ema": "ema",
+    "num_workers": "workers", "pretrained": "init", "checkpoint": "init", "weights": "init", "output": "out",
+    "output_dir": "out", "save_dir": "out", "val_split": "val_fraction", "patience": "early_stop",
+    "random_seed": "seed", "dtype": "precision", "amp": "precision", "arch": "model", "topk": "top", "k": "top",
+}  # fmt: skip
+"""Names of these options in other programs, suggested in error messages but not accepted."""

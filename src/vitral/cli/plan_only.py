@@ -1,0 +1,57 @@
+"""`vitral train --plan-only`: the plan, and a page that explains it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vitral.cli.options import Option
+from vitral.cli.output import print_json, program, say
+from vitral.console import stderr
+from vitral.distributed.environment import launched
+from vitral.errors import UsageError
+
+OPTIONS = (
+    Option("plan_only", bool, "train nothing: print the plan", False),
+    Option("report", bool, "plan only: also write plans/NAME.html, which explains each choice", False),
+)
+
+
+def take(given: dict[str, Any]) -> dict[str, bool] | None:
+    """Remove the options from `given`; return them, or None without --plan-only."""
+    values = {option.name: given.pop(option.name, False) for option in OPTIONS}
+    if values["report"] and not values["plan_only"]:
+        why = "a run writes report.html by itself"
+        raise UsageError("--report goes with --plan-only", why=why, hint="--plan-only --report, or leave it out")
+    if not values["plan_only"]:
+        return None
+    if launched():
+        raise UsageError("a plan is made by one process", hint="leave out --nproc, or torchrun")
+    for name in ("resume", "overwrite"):
+        given.pop(name, None)
+    return values
+
+
+def print_only(given: dict[str, Any], report: bool, format: str) -> int:
+    """Plan a run of these options, and print it; write its page with `report`."""
+    from vitral.training.progress import print_plan
+    from vitral.workflows.plan import plan_run
+    from vitral.workflows.saving import command
+
+    quiet = given.pop("quiet", False)
+    job = plan_run({name: value for name, value in given.items() if value is not None})
+    typed = command(given).replace("vitral", program(), 1)
+    if format == "json":
+        from vitral.workflows.considered import to_json
+
+        print_json(to_json(job))
+    else:
+        print_plan(stderr(quiet=quiet), job.plan)
+    if report:
+        from vitral.workflows.plan_page import write_plan
+
+        path = Path("plans") / f"{Path(job.run.out or job.dataset.name).name}.html"
+        write_plan(path, job, command(given))
+        say(f"Page     {path}")
+    say(f"\nNext:\n  {typed}")
+    return 0

@@ -1,0 +1,161 @@
+"""`vitral predict`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+from vitral.cli.options import Beams, Device, Format, Help, Merge, PatchSize, Precision, Tta
+from vitral.cli.output import print_json, print_prediction, print_predictor_notes, say
+from vitral.cli.ranks import AGAIN
+from vitral.console import command_line, progress, stderr
+from vitral.distributed.environment import launched
+from vitral.errors import Interrupted, UsageError
+
+
+def predict(
+    run: Annotated[str, Help("run folder or weights file", "RUN")],
+    images: Annotated[
+        tuple[str, ...], Help("image files, folders, archives, and lists of paths (.txt)", "IMAGE …")
+    ] = (),
+    *,
+    top: Annotated[int, Help("number of classes to show for each image")] = 3,
+    out: Annotated[str | None, Help("write a table to this file instead: .csv, .jsonl or .parquet")] = None,
+    coverage: Annotated[
+        float | None, Help("also show the classes that contain the true one in this share of images, as 0.95")
+    ] = None,
+    unknown: Annotated[
+        bool, Help('answer "unknown" for images of no known class, if vitral evaluate --unknown has saved a threshold')
+    ] = True,
+    all: Annotated[bool, Help("with --out: a column for each class")] = False,
+    resume: Annotated[bool, Help("with --out: resume the same command after it was stopped or killed")] = False,
+    batch_size: Annotated[int, Help("images per forward pass")] = 32,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Annotated[
+        str,
+        Help(
+            "auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile), openvino, or ray: with --out "
+            "on the workers of a Ray cluster"
+        ),
+    ] = "auto",
+    merge: Merge = 0,
+    tta: Tta = "none",
+    patch_size: PatchSize = None,
+    beams: Beams = 1,
+    format: Format = "text",
+) -> int:
+    """Classify images: single files, or all in folders, archives and lists of paths."""
+    from vitral.distributed.ranks import joined
+    from vitral.inference.options import InferenceOptions
+    from vitral.inference.sources import find
+    from vitral.workflows.row_formats import format_of
+
+    if top < 1 or batch_size < 1:
+        raise UsageError("--top and --batch-size must be at least 1")
+    if out is None and (all or resume):
+        raise UsageError(f"{'--all' if all else '--resume'} goes with --out", hint="--out predictions.csv")
+    if out is not None:
+        format_of(out)
+    cluster = engine == "ray"
+    if cluster and (out is None or launched()):
+        why = "its workers share out one table, in the place of ranks"
+        raise UsageError("--engine ray goes with --out, and without --nproc", why=why, hint="--out predictions.csv")
+    options = InferenceOptions(device, precision, "auto" if cluster else engine, merge, tta, patch_size, beams)
+    with joined(device, AGAIN["predict"]) as ranks:
+        if out is None and ranks.together:
+            hint = "--out predictions.csv, or leave out --nproc or torchrun"
+            raise UsageError("several ranks write one table", why="there is no --out", hint=hint)
+        sources, predictor = ranks.agree(lambda: (find(images), _answering(options.load(run), coverage, unknown)))
+        if ranks.main:
+            print_predictor_notes(predictor)
+        if out is None:
+            return _print_predictions(predictor, sources, run, top, batch_size, format)
+        typed = {"out": out, "top": top, "coverage": coverage, "unknown": unknown, "all": all, "batch_size": batch_size}
+        elsewhere = partial(_table, run, images, options, typed) if cluster else None
+        typed |= {**vars(options), "engine": engine}
+        return _write_predictions(predictor, sources, [run, *images], typed, resume, format, elsewhere)
+
+
+def _table(run: str, images: tuple[str, ...], options: Any, typed: dict[str, Any]) -> Any:
+    """Return the table of a command, on a worker of a cluster."""
+    from vitral.inference.sources import find
+
+    return _table_of(_answering(options.load(run), typed["coverage"], typed["unknown"]), find(images), typed)
+
+
+def _table_of(predictor: Any, sources: Any, typed: dict[str, Any]) -> Any:
+    from vitral.workflows.predict import PredictionFile
+
+    out, top, every, batch_size = (typed[name] for name in ("out", "top", "all", "batch_size"))
+    return PredictionFile(predictor, sources, out, top=top, all=every, batch_size=batch_size)
+
+
+def _answering(predictor: Any, coverage: float | None, unknown: bool) -> Any:
+    """Return the predictor with sets of this coverage, and without `unknown` with a class for every image."""
+    if not unknown and getattr(predictor.output, "unknown", None):
+        predictor.output = predictor.output.always_known()
+    if coverage is not None:
+        from vitral.inference.outputs.classes import Classes
+
+        if not isinstance(predictor.output, Classes):
+            raise UsageError("--coverage is for networks of one class an image", hint="leave it out")
+        predictor.output = predictor.output.covering(coverage)
+    return predictor
+
+
+def _print_predictions(predictor: Any, sources: Any, run: str, top: int, batch_size: int, format: str) -> int:
+    from vitral.errors import ImageError
+    from vitral.inference.inputs import Items
+
+    results, failures, items = [], [], Items(sources)
+    for result in predictor.stream(items, batch_size):
+        if isinstance(result, ImageError):
+            failures.append(result)
+            say(f"error: {result}")
+        elif format == "json":
+            results.append(result.to_json(top))
+        else:
+            print_prediction(result, top)
+    if format == "json":
+        print_json(
+            {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
+        )
+    if failures:
+        say(f"{len(failures)} of {len(items)} could not be read")
+    return 1 if failures else 0
+
+
+def _write_predictions(
+    predictor: Any, sources: Any, words: list[str], typed: dict[str, Any], resume: bool, format: str,
+    on_workers: Callable[[], Any] | None = None,
+) -> int:  # fmt: skip
+    from vitral.distributed.ranks import current
+    from vitral.workflows.predict_on_ray import on_ray
+
+    ranks = current()
+    table = ranks.agree(lambda: _table_of(predictor, sources, typed))
+    elsewhere = on_ray(on_workers, table) if on_workers else None
+    try:
+        with progress(stderr(quiet=not ranks.main), "predicting", table.images) as done:
+            written = table.write(resume=resume, progress=done, ranks=ranks, elsewhere=elsewhere)
+    except KeyboardInterrupt:
+        raise Interrupted(_resuming(words, typed)) from None
+    if not ranks.main:
+        return 0
+    if format == "json":
+        print_json({"model": words[0], **written.to_json()})
+    kept = f", {written.kept:,} of them from before" if written.kept else ""
+    say(f"Table    {written.path}: {written.images:,} rows{kept}")
+    if written.failed:
+        say(f"{written.failed:,} of {written.images:,} could not be read: column 'error' has the reasons")
+    return 1 if written.failed else 0
+
+
+def _resuming(words: list[str], typed: dict[str, Any]) -> str:
+    """Return the command that resumes this one: its options, without defaults."""
+    defaults = {name: one.default for name, one in inspect.signature(predict).parameters.items()}
+    options = {name: value for name, value in typed.items() if value != defaults[name]}
+    return command_line("predict", words, {**options, "resume": True})

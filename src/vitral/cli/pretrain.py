@@ -1,0 +1,65 @@
+"""`vitral pretrain`, whose options are fields of `Run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from vitral.cli.options import Option
+from vitral.cli.output import print_json, program, say
+from vitral.cli.ranks import NPROC
+from vitral.cli.train import NOT_IN_RUN, run_options
+from vitral.distributed.environment import is_follower
+
+
+def pretrain(format: str = "text", **given: Any) -> int:
+    """Train a network on images without labels.
+
+    The weights are ordinary: `vitral train DATA --init RUN` starts from them. Options left out are chosen by the plan,
+    which is printed before training.
+    """
+    from vitral.workflows.pretrain import pretrain as run_pretraining
+
+    run = run_pretraining(**given)
+    if is_follower():  # the first rank prints
+        return 0
+    if format == "json":
+        print_json(run.result)
+        return 0
+    _print_result(run.folder, run.result)
+    if not given.get("quiet"):
+        _print_next_commands(run.folder)
+    return 0
+
+
+def pretrain_options() -> list[Option]:
+    """Return the options of `vitral pretrain`: the fields of `Run` that it reads, the most used ones first."""
+    from vitral.recipes.pretrain import UNSUPPORTED
+    from vitral.training.options import LABEL_OPTIONS, PRETRAINING_OPTIONS
+
+    fields = run_options(hidden=("recipe", *LABEL_OPTIONS, *UNSUPPORTED))
+    fields["out"] = dataclasses.replace(fields["out"], default="runs/NAME-pretrain")
+    first = [fields.pop(name) for name in (*_FIRST, *PRETRAINING_OPTIONS)]
+    method = Option("method", str, "mae, mpp or dino", "mae")
+    return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, *fields.values()]
+
+
+_FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "seed", "device", "precision",
+          "out")  # fmt: skip
+"""Options that `--help` lists first, after the method."""
+
+
+def _print_result(folder: Path, result: Any) -> None:
+    for name, what in (("knn_accuracy", "k nearest neighbors"), ("probe_accuracy", "linear probe")):
+        if name in result:
+            say(f"{what}: {result[name]:.2%}, on images that were not used in training")
+    say(f"Weights  {folder / 'model.safetensors'}")
+
+
+def _print_next_commands(folder: Path) -> None:
+    run = shlex.quote(str(folder))
+    say("\nNext:")
+    for command in (f"train LABELED --init {run}", f"embed {run} IMAGES", f"inspect {run}"):
+        say(f"  {program()} {command}")

@@ -1,0 +1,91 @@
+"""`vitral serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitral.cli.options import Device, Engine, Help, Precision
+from vitral.cli.output import print_predictor_notes, say
+from vitral.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitral.serving.service import Service
+
+
+def serve(
+    runs: Annotated[tuple[str, ...], Help("run folders or weights files; NAME=RUN names one", "RUN …")] = (),
+    *,
+    host: Annotated[str, Help("address to listen on; for other machines, a token is required")] = "127.0.0.1",
+    port: Annotated[int, Help("port to listen on; 0 takes a free one")] = 8000,
+    token_file: Annotated[str | None, Help("file of bearer tokens, one per line; or set VITRAL_TOKEN")] = None,
+    no_auth: Annotated[bool, Help("serve to other machines without a token")] = False,
+    workers: Annotated[int, Help("processes that share the port and the cores, each with its own models")] = 1,
+    batch_size: Annotated[int, Help("most images per forward pass")] = 16,
+    batch_wait: Annotated[float, Help("milliseconds to wait for more images of a batch")] = 2.0,
+    queue: Annotated[int, Help("most images that wait for a model; others are refused with 503")] = 256,
+    timeout: Annotated[float, Help("seconds after which a request is refused with 504")] = 30.0,
+    grace: Annotated[float, Help("seconds to finish running requests after SIGTERM")] = 30.0,
+    max_body: Annotated[int, Help("largest request, in MiB")] = 32,
+    max_images: Annotated[int, Help("most images per request")] = 32,
+    max_pixels: Annotated[int, Help("largest image, in megapixels")] = 50,
+    max_passes: Annotated[int, Help("most forward passes to explain an image")] = 128,
+    log_format: Annotated[Literal["text", "json"], Help("format of the request log")] = "text",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
+) -> int:
+    """Serve predictions over HTTP, with a page for the browser."""
+    from vitral.serving.extra import check_installed
+
+    if not runs:
+        raise UsageError("no model to serve", hint="vitral serve RUN …")
+    check_installed()
+    from vitral.serving.auth import Access, check_binding, is_loopback, read_tokens
+    from vitral.serving.limits import Limits
+    from vitral.serving.logs import configure
+    from vitral.serving.models import named
+    from vitral.serving.server import address, bind, listen, serve_on
+    from vitral.serving.service import Service
+    from vitral.serving.workers import Seat, supervise
+
+    limits = Limits(
+        body=max_body << 20, bodies=max(max_body << 20, Limits.bodies), images=max_images,
+        pixels=max_pixels * 1_000_000, timeout=timeout, queue=queue, batch_size=batch_size,
+        batch_wait=batch_wait / 1000, passes=max_passes,
+    )  # fmt: skip
+    if not 0 <= port <= 65535:  # the system takes the rest of a division
+        raise UsageError(f"there is no port {port}", hint="--port 8000; 0 takes a free one")
+    if workers < 1:
+        raise UsageError(f"{workers} workers serve nothing", hint="--workers 1")
+    if not grace > 0:
+        raise UsageError("--grace must be above 0")
+    sources, tokens = named(runs), read_tokens(token_file)
+    check_binding(host, tokens, no_auth=no_auth)
+    access = Access(tokens, local=is_loopback(host) and not no_auth)
+    options: dict[str, Any] = {"device": device, "precision": precision, "engine": engine}
+    with bind(host, port) as bound:
+        shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
+        if workers == 1:
+            service = Service(sources, access, limits, options)
+            configure(log_format)
+            _print_models(service)
+            return serve_on(bound, service, grace=grace, started=lambda: say(shown))
+
+        def work(seat: Seat) -> int:
+            service = Service(sources, access, limits, options, seat.part)
+            if seat.part.index == 0:
+                _print_models(service)
+            return serve_on(bound, service, grace=grace, started=seat.ready, beat=seat.beat)
+
+        configure(log_format)
+        listen(bound)
+        return supervise(bound, workers, work, grace=grace, started=lambda: say(f"{shown}, {workers} workers"))
+
+
+def _print_models(service: Service) -> None:
+    for model in service.models.values():
+        print_predictor_notes(model.predictor)
+        task = model.predictor.output.task
+        names = {"class": "classes", "text": "characters and other tokens"}.get(task, task)
+        shown = f"{model.name}, {len(model.predictor.classes)} {names}, version {model.version}"
+        say(f"Model    {shown}, {model.predictor.engine} in {model.predictor.machine.precision}")

@@ -1,0 +1,170 @@
+"""`vitral train`, whose options are the fields of `Run`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from vitral.cli import dry_run, plan_only
+from vitral.cli.options import Option
+from vitral.cli.output import print_json, print_text, program, say
+from vitral.cli.ranks import NPROC
+from vitral.console import flag, stderr
+from vitral.distributed.environment import is_follower
+from vitral.errors import UsageError
+
+
+def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
+    """Train a network on a set of images.
+
+    Options left out are chosen by the plan, which is printed before training.
+    """
+    if (values := dry_run.take(given)) is not None:
+        return dry_run.print_estimate(given, values, format)
+    if (planning := plan_only.take(given)) is not None:
+        return plan_only.print_only(given, planning["report"], format)
+    if find_lr:
+        return _find_lr(format, given)
+    from vitral.workflows.train import train as run_training
+
+    run = run_training(**given)
+    if is_follower():  # the first rank prints
+        return 0
+    if format == "json":
+        print_json(run.result)
+    else:
+        _print_result(run.folder, run.result)
+        if not given.get("quiet"):
+            _print_next_commands(run.folder, run.result)
+    return 0
+
+
+def _find_lr(format: str, given: dict[str, Any]) -> int:
+    """Test learning rates, print the suggestion and the curve, and write them with --out."""
+    for name in ("resume", "overwrite"):
+        if given.pop(name, False):
+            what = f"--find-lr and {flag(name)} are mutually exclusive"
+            raise UsageError(what, why="it makes no run", hint="leave one out")
+    from vitral.workflows import learning_rates_page as page
+    from vitral.workflows.learning_rates import find_lr
+    from vitral.workflows.saving import command
+
+    console, out = stderr(quiet=given.pop("quiet", False)), given.pop("out", None)
+    if out:
+        page.check_free(Path(out))
+    test = find_lr(given, console)
+    if format == "json":
+        print_json(test.to_json())
+    else:
+        for line in (*page.on_terminal(test), "", page.in_words(test)):
+            print_text(line)
+    if out:
+        page.write(Path(out), test, command({**given, "find_lr": True, "out": out}))
+        say(f"Page     {Path(out) / page.PAGE}")
+    if test.suggested is not None:
+        say(f"\nNext:\n  {command({**given, 'lr': test.suggested}).replace('vitral', program(), 1)}")
+    return 0
+
+
+def train_options() -> list[Option]:
+    """Return the options of `vitral train`: the fields of `Run`, the most used ones first, and some others."""
+    from vitral.training.options import DECODER_OPTIONS, PRETRAINING_OPTIONS
+
+    fields = run_options(hidden=[name for name in PRETRAINING_OPTIONS if name not in DECODER_OPTIONS])
+    first = [fields.pop(name) for name in _FIRST]
+    return [*first, NPROC, FIND_LR, *NOT_IN_RUN, *plan_only.OPTIONS, *dry_run.OPTIONS, *fields.values()]
+
+
+def run_options(hidden: Sequence[str]) -> dict[str, Option]:
+    """Return an option for each field of `Run`, without the `hidden` ones."""
+    from vitral.training.options import Run
+
+    kinds = get_type_hints(Run)
+    fields = {
+        field.name: Option(field.name, kinds[field.name], field.metadata["help"], _DEFAULTS.get(field.name))
+        for field in dataclasses.fields(Run)
+        if field.name not in hidden
+    }
+    fields["data"] = dataclasses.replace(fields["data"], usage="[DATA]")
+    return fields
+
+
+_FIRST = (
+    "data", "init", "recipe", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "augment", "early_stop",
+    "seed", "device", "precision", "out",
+)  # fmt: skip
+"""Options that `--help` lists first."""
+
+FIND_LR = Option(
+    "find_lr",
+    bool,
+    "train nothing: test growing learning rates, and print their curve and a suggestion; files in --out",
+    False,
+)
+NOT_IN_RUN = (
+    Option("resume", bool, "resume the run in --out from where it stopped; bit-identical on a CPU", False),
+    Option("overwrite", bool, "replace the run in --out", False),
+    Option("quiet", bool, "print only the result", False),
+    Option("format", Literal["text", "json"], "output format", "text"),
+)
+
+_DEFAULTS = {
+    "data": "digits", "data_root": "data", "seed": "0", "recipe": "small, or finetune with --init", "out": "runs/NAME",
+    "device": "auto", "bad_images": "error", "freeze": "nothing", "task": "by the data", "loss": "mse",
+}  # fmt: skip
+"""Defaults that `--help` shows; the plan chooses the values of the other options."""
+
+
+def _print_result(folder: Path, result: Any) -> None:
+    from vitral.evaluation.saved import evaluation_of
+
+    split = "test" if "test" in result else "val"
+    images = {
+        "test": "test images, not used in training",
+        "val": f"validation images, also used to choose the {'best epoch' if result['epochs'] else 'regularization'}",
+    }[split]
+    if split in result:
+        evaluation = evaluation_of(result[split])
+        say(f"\n{evaluation.headline()} on {evaluation.images:,} {images}")
+    say(f"Report   {folder / 'report.html'}")
+    best, epochs = result.get("best_epoch"), result["epochs"]
+    if best and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
+        say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
+
+
+_WASTED_EPOCHS = 20
+"""Epochs after the best one at which `--early-stop` is suggested."""
+
+
+def _print_next_commands(folder: Path, result: Any) -> None:
+    say("\nNext:")
+    run, data = shlex.quote(str(folder)), result["data"]
+    commands = [f"evaluate {run}", f"summary {run}"]
+    if image := _first_readable_image(data):
+        commands = [f"predict {run} {shlex.quote(data)}", f"explain {run} {shlex.quote(image)}", *commands]
+    elif os.path.exists(data) or "://" in data:  # an archive, a table or shards
+        commands = [f"predict {run} IMAGES", f"explain {run} IMAGE", *commands]
+    else:  # a data set by its name
+        commands = ["train YOUR_IMAGES/", *commands]
+    for command in commands:
+        say(f"  {program()} {command}")
+
+
+def _first_readable_image(folder: str) -> str | None:
+    """Return a readable image without listing the whole folder; None if there is none, or no such folder."""
+    from vitral.data.decode import read_image
+    from vitral.data.files import is_image
+    from vitral.errors import ImageError
+
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(name for name in names if is_image(name) and not name.startswith(".")):
+            with contextlib.suppress(ImageError):
+                read_image(os.path.join(place, name))
+                return os.path.join(place, name)
+    return None

@@ -1,0 +1,190 @@
+"""Conversion of pixels to uint8 grayscale or RGB: modes, 16 bits, transparency, orientation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from PIL import Image
+
+_STRIP = 1 << 20  # pixels that are converted at a time
+WHITE = (255, 255, 255)
+ORIENTATION = 0x0112  # EXIF tag 274
+
+
+# EXIF 2.32, 4.6.4 A: the transpose that turns an image with this orientation upright.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF orientation; 1 (upright) if it is missing or damaged."""
+    if image.format == "JPEG" and "exif" not in image.info:
+        return 1  # most images: nothing to parse
+    try:
+        value = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # EXIF is another file format inside the image; damage there must not lose the image
+        return 1
+    return value if value in UPRIGHT else 1
+
+
+def turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn pixels (H, W, C) upright, as Pillow's transpose by `UPRIGHT` does."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def from_pillow(image: Image.Image, channels: int | None, background: tuple[int, int, int]) -> np.ndarray:
+    image.load()
+    turn, rows = orientation_of(image), max(1, _STRIP // image.width)
+    if rows >= image.height:
+        small = _to_gray_or_rgb(image, background)
+        return finish_pixels(np.array(small.transpose(UPRIGHT[turn]) if turn > 1 else small), channels)
+    return _by_strips(image, channels, background, turn, rows)
+
+
+def _by_strips(
+    image: Image.Image, channels: int | None, background: tuple[int, int, int], turn: int, rows: int
+) -> np.ndarray:
+    """Convert a large image, `rows` at a time: only the image and the result are in memory as a whole."""
+    width, height = image.size
+    strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
+    scale = None
+    if image.mode in ("I", "F"):
+        limits = [_limits(np.asarray(image.crop((0, top, width, end)))) for top, end in strips]
+        scale = _scale_of_file(image, min(low for low, _ in limits), max(high for _, high in limits))
+    upright = stored = np.empty(0, np.uint8)
+    for top, end in strips:
+        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, scale)
+        pixels = finish_pixels(np.asarray(strip), channels)
+        if top == 0:
+            sides = (width, height) if turn >= 5 else (height, width)
+            upright = np.empty((*sides, pixels.shape[2]), np.uint8)
+            stored = _as_stored(upright, turn)
+        stored[top:end] = pixels
+    return upright
+
+
+def _as_stored(upright: np.ndarray, orientation: int) -> np.ndarray:
+    """View of an upright image (H, W, C) in the file's orientation: the inverse of `turn_upright`."""
+    if orientation in (2, 3, 6, 7):
+        upright = upright[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        upright = upright[::-1]
+    return upright.swapaxes(0, 1) if orientation >= 5 else upright
+
+
+def _to_gray_or_rgb(image: Image.Image, background: tuple[int, int, int], scale: float | None = None) -> Image.Image:
+    """Convert any mode to "L" or "RGB". The `scale` of 32-bit values is by default derived from this image."""
+    mode = image.mode
+    if mode in ("LA", "La", "PA", "RGBA", "RGBa") or ("transparency" in image.info and mode in ("1", "L", "P", "RGB")):
+        return compose_alpha(image, background)
+    if mode in ("L", "RGB"):
+        return image
+    if mode == "1":
+        return image.convert("L")
+    if mode.startswith("I;16"):
+        return Image.fromarray(to_uint8(np.asarray(image)))
+    if mode in ("I", "F"):
+        values = np.asarray(image)
+        return Image.fromarray(_scaled(values, scale or _scale_of_file(image, *_limits(values))))
+    if mode in ("P", "CMYK", "YCbCr", "HSV", "RGBX"):
+        return image.convert("RGB")
+    raise ValueError(f"pixel mode '{mode}' is not supported")
+
+
+def compose_alpha(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """Composite an image on a solid background; gray stays gray."""
+    gray = image.mode in ("1", "L", "LA", "La")
+    if image.mode in ("La", "RGBa", "PA"):
+        image = image.convert({"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}[image.mode])
+    colors = image.convert("LA" if gray else "RGBA")
+    color = Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0)) if gray else background
+    base = Image.new("L" if gray else "RGB", image.size, cast(tuple[int, int, int], color))
+    base.paste(colors.convert(base.mode), mask=colors.getchannel("A"))
+    return base
+
+
+def to_uint8(values: np.ndarray) -> np.ndarray:
+    """An array as uint8: bool, 8 and 16 bits by their type, other integers as 0..255, floats as `float_scale` has it.
+
+    `ValueError` for values outside these ranges. A scale taken from each image's own limits would differ between
+    images of one set.
+    """
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
+        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"values of type {values.dtype} are not an image")
+    low, high = _limits(values)
+    if values.dtype.kind == "f":
+        return _scaled(values, float_scale(low, high))
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"integers from {low:g} to {high:g}: 8 bits have 0 to 255; for 16 bits pass an array of uint16"
+        )
+    return values.astype(np.uint8)
+
+
+def float_scale(low: float, high: float) -> float:
+    """Factor from floats with these limits to 0..255; `ValueError` if they fit neither 0..1 nor 0..255.
+
+    Resampling overshoots, so a margin on both sides is allowed, and clipped.
+    """
+    if low >= -0.5 and high <= 1.5:
+        return 255.0
+    if low >= -45 and 2 <= high <= 300:
+        return 1.0
+    raise ValueError(
+        f"floats from {low:g} to {high:g}: neither 0 to 1 nor 0 to 255; scale them first, or save as uint16"
+    )
+
+
+def _scale_of_file(image: Image.Image, low: float, high: float) -> float:
+    """Factor from a file's 32-bit values with these limits to 0..255; `ValueError` if it is ambiguous."""
+    if image.mode == "F":
+        return float_scale(low, high)
+    if image.format == "PPM":  # Pillow scales to 16 bits by the maximum stated in the file
+        return 1 / 257
+    if low < 0 or high > 65535 or 0 < high <= 255:
+        raise ValueError(f"32-bit integers from {low:g} to {high:g} state no range; save as 8 or 16 bits")
+    return 1 / 257
+
+
+def _scaled(values: np.ndarray, scale: float) -> np.ndarray:
+    return np.rint(_finite(values) * scale).clip(0, 255).astype(np.uint8)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    finite = _finite(values)
+    return float(finite.min()), float(finite.max())
+
+
+def finish_pixels(pixels: np.ndarray, channels: int | None) -> np.ndarray:
+    """Convert (H, W) or (H, W, C) to (H, W, channels)."""
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if channels == 3 and pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    if channels == 1 and pixels.shape[2] == 3:
+        return np.array(Image.fromarray(pixels).convert("L"))[..., None]
+    return np.ascontiguousarray(pixels)

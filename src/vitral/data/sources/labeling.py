@@ -1,0 +1,224 @@
+"""The label columns of a table: which task they are for, and how a row is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from vitral.data.dataset import index_labels, shown, some
+from vitral.data.targets import NUMBERS, ONE_CLASS, SEVERAL_LABELS, Labeling, Targets
+from vitral.errors import DataError, unknown
+
+SEPARATORS = ("|", ";")
+"""Separators of labels that are found without being named. A space or a comma may be part of a name."""
+_SEVERAL = ("labels", "tags", "classes", "categories")
+"""Names of columns in which ";" separates labels; under other names it may be part of one."""
+_NOT_TARGETS = ("id", "index", "idx", "group", "patient", "fold", "")
+"""Columns that hold no labels, in lower case, unless `--targets` names them."""
+
+
+class LabelReader(Protocol):
+    """Reads the label of a row."""
+
+    @property
+    def targets(self) -> Targets:
+        """The meaning of the labels."""
+
+    @property
+    def reason(self) -> str:
+        """The reason for the task, for the plan."""
+
+    @property
+    def missing(self) -> str:
+        """Word for a label that a row lacks."""
+
+    def parse(self, row: Sequence[str]) -> Any:
+        """Return the label of a row, hashable; None if it lacks one."""
+
+    def build(self, labels: Mapping[str, list[Any]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        """Return the names, and the labels of every split with a row for each image."""
+
+
+@dataclass(frozen=True)
+class OneLabel:
+    """A column with a class."""
+
+    column: int
+    reason: str
+    targets: Targets = ONE_CLASS
+    missing: str = "label"
+
+    def parse(self, row: Sequence[str]) -> str | None:
+        return shown(_cell(row, self.column)) or None
+
+    def build(self, labels: Mapping[str, list[str]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        return index_labels(labels, where)
+
+
+@dataclass(frozen=True)
+class SeparatedLabels:
+    """A column with any number of labels, or none."""
+
+    column: int
+    separator: str
+    reason: str
+    targets: Targets = SEVERAL_LABELS
+    missing: str = "label"
+
+    def parse(self, row: Sequence[str]) -> frozenset[str]:
+        return frozenset(filter(None, (shown(one.strip()) for one in _cell(row, self.column).split(self.separator))))
+
+    def build(
+        self, labels: Mapping[str, list[frozenset[str]]], where: str
+    ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        names, _ = index_labels({split: sorted(frozenset().union(*sets)) for split, sets in labels.items()}, where)
+        place = {name: i for i, name in enumerate(names)}
+        found = {}
+        for split, sets in labels.items():
+            found[split] = np.zeros((len(sets), len(names)), np.uint8)
+            for row, given in enumerate(sets):
+                found[split][row, [place[name] for name in given]] = 1
+        return names, found
+
+
+@dataclass(frozen=True)
+class Indicators:
+    """A column of 0 and 1 for each label."""
+
+    columns: tuple[int, ...]
+    names: tuple[str, ...]
+    reason: str
+    targets: Targets = SEVERAL_LABELS
+    missing: str = "0 or 1 in each column"
+
+    def parse(self, row: Sequence[str]) -> tuple[int, ...] | None:
+        bits = [_bit(_cell(row, column)) for column in self.columns]
+        return None if None in bits else tuple(bit for bit in bits if bit is not None)
+
+    def build(
+        self, labels: Mapping[str, list[tuple[int, ...]]], where: str
+    ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        return self.names, {split: np.array(rows, np.uint8) for split, rows in labels.items()}
+
+
+@dataclass(frozen=True)
+class NumberColumns:
+    """A column for each number."""
+
+    columns: tuple[int, ...]
+    names: tuple[str, ...]
+    reason: str
+    targets: Targets = NUMBERS
+    missing: str = "finite number in each column"
+
+    def parse(self, row: Sequence[str]) -> tuple[float, ...] | None:
+        numbers = [_number(_cell(row, column)) for column in self.columns]
+        return None if None in numbers else tuple(number for number in numbers if number is not None)
+
+    def build(
+        self, labels: Mapping[str, list[tuple[float, ...]]], where: str
+    ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        return self.names, {split: np.array(rows, np.float64) for split, rows in labels.items()}
+
+
+def reader_of(
+    header: Sequence[str], known: Mapping[str, int], rows: Iterable[Sequence[str]], wanted: Labeling, where: str
+) -> LabelReader | None:
+    """Choose how the labels of a table are read; None if it has no column of labels.
+
+    `known` has the columns file, label and split by position. Raises `UsageError` for a wanted column that the table
+    lacks, `DataError` for columns that do not hold what is wanted.
+    """
+    free = [i for i in range(len(header)) if i not in known.values() and header[i].lower() not in _NOT_TARGETS]
+    label = known.get("label")
+    lower = [name.lower() for name in header]
+    if wanted.names and all(name.lower() in lower for name in wanted.names):
+        wanted = replace(wanted, columns=wanted.names)
+    if wanted.columns:
+        for name in wanted.columns:
+            if name.lower() not in lower:
+                raise unknown("column", name, header)
+        free = [lower.index(name.lower()) for name in wanted.columns]
+        label = free[0] if len(free) == 1 else None
+    kept = [row for row in rows if any(cell.strip() for cell in row)]
+    if label is not None and (reader := _of_column(header, label, kept, wanted)):
+        return reader
+    return _of_columns(header, [label] if label is not None else free, kept, wanted, where)
+
+
+def _of_column(header: Sequence[str], label: int, rows: list[Sequence[str]], wanted: Labeling) -> LabelReader | None:
+    """Return the reader of a single column of classes or separated labels; None if it is one of numbers or bits."""
+    name, cells = header[label], [_cell(row, label) for row in rows]
+    if wanted.task == "numbers":
+        return None
+    found = wanted.separator or next((s for s in SEPARATORS if any(s in cell for cell in cells)), None)
+    if wanted.task is None and not wanted.separator and found == ";" and name.lower() not in _SEVERAL:
+        found = None
+    if wanted.task == "class" or (wanted.task is None and found is None):
+        numeric = [_number(cell) for cell in cells]
+        if wanted.task is None and cells and all(n is not None for n in numeric):
+            if any(n != round(n) for n in numeric if n is not None):
+                return None
+            if wanted.columns:
+                return None
+            return OneLabel(label, f"whole numbers in the column {name} are classes; --task numbers reads them as such")
+        return OneLabel(label, f"the column {name} has one class an image")
+    if found is None and cells and all(_bit(cell) is not None for cell in cells):
+        return None
+    how = f"separated by '{found}'" if found else "one at most"
+    return SeparatedLabels(label, found or SEPARATORS[0], f"the column {name} has the labels of an image, {how}")
+
+
+def _of_columns(
+    header: Sequence[str], columns: list[int], rows: list[Sequence[str]], wanted: Labeling, where: str
+) -> LabelReader | None:
+    """Return the reader of columns of bits or numbers; None without such columns."""
+    if wanted.task == "class" and len(columns) != 1:
+        return None
+    numeric = [i for i in columns if rows and all(_number(_cell(row, i)) is not None for row in rows)]
+    names = tuple(header[i] for i in columns)
+    if columns and len(numeric) == len(columns):
+        bits = all(_bit(_cell(row, i)) is not None for i in columns for row in rows)
+        if bits and wanted.task in (None, "labels"):
+            return Indicators(tuple(columns), names, f"{_columns(names)} 0 or 1 for each label")
+        if wanted.task in (None, "numbers"):
+            return NumberColumns(tuple(columns), names, f"{_columns(names)} numbers")
+    if numeric and wanted.task in (None, "numbers") and not wanted.columns:
+        others = some([header[i] for i in columns if i not in numeric])
+        raise DataError(
+            "not all columns hold numbers", where=where, why=f"{others} {'do' if ' ' in others else 'does'} not",
+            hint=f"--targets {' '.join(header[i] for i in numeric)}",
+        )  # fmt: skip
+    if wanted.task in ("labels", "numbers") and columns:
+        what = "0 and 1" if wanted.task == "labels" else "finite numbers"
+        bad = [header[i] for i in columns if i not in numeric or wanted.task == "labels"]
+        raise DataError(
+            f"--task {wanted.task} needs columns of {what}", where=where, why=f"not so: {some(bad, 5)}",
+            hint="name the right ones: --targets COLUMN COLUMN",
+        )  # fmt: skip
+    return None
+
+
+def _columns(names: Sequence[str]) -> str:
+    """Name columns, with their verb."""
+    return f"the column{'s' * (len(names) > 1)} {some(names, 4)} hold{'s' * (len(names) == 1)}"
+
+
+def _cell(row: Sequence[str], column: int) -> str:
+    return row[column].strip() if column < len(row) else ""
+
+
+def _bit(cell: str) -> int | None:
+    return {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(cell)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

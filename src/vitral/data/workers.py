@@ -1,0 +1,108 @@
+"""Worker processes that decode and prepare images for the loader."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from vitral.data.images import Images
+from vitral.data.lazy_torchvision import loaded, torchvision
+from vitral.data.pixel_cache import Entry
+from vitral.errors import DataError
+
+
+class WorkerPool:
+    """Worker processes that prepare images, epoch after epoch, until `close` or the end of the program."""
+
+    def __init__(self, images: Images, workers: int, *, pinned: bool):
+        self._sampler, self._images = _BatchSampler(), images
+        self._turn, self._owner = 0, os.getpid()
+        self._loader: DataLoader[Any] = DataLoader(
+            images,
+            batch_sampler=self._sampler,
+            num_workers=workers,
+            worker_init_fn=partial(_init_worker, loaded()),
+            persistent_workers=workers > 0,
+            pin_memory=pinned,
+            generator=torch.Generator(),  # DataLoader draws an unused seed each epoch: keep that off the global one
+        )
+        _pools.add(self)
+
+    def epoch(self, seed: int, epoch: int, batches: Sequence[np.ndarray]) -> Iterator[Tensor]:
+        """Yield the images of these batches, (B, C, H, W) each."""
+        self._turn += 1
+        turn = self._turn
+        self._sampler.set(seed, epoch, batches)
+        prepared = iter(self._loader)
+        for indices in batches:
+            try:
+                images = next(prepared)
+            except StopIteration:
+                return
+            except (DataError, RuntimeError):
+                # A worker's error holds a traceback, or is a RuntimeError: raise it again here, as a plain DataError.
+                if isinstance(entry := self._images.decoded, Entry):
+                    entry.verify()
+                self._images.verify(indices)
+                raise
+            yield images
+            if turn != self._turn:  # the one queue now holds the other epoch's images
+                raise RuntimeError("an epoch cannot continue after another one of the same batches was started")
+
+    def close(self) -> None:
+        """Stop the processes; do nothing in a fork of the program that started them."""
+        self._turn += 1
+        running: Any = self._loader._iterator
+        if running is not None and self._owner == os.getpid():
+            running._shutdown_workers()  # as its `__del__` does, which a suspended generator prevents
+            self._loader._iterator = None
+
+
+class _BatchSampler(Iterable[list[tuple[int, int, int]]]):
+    """(seed, epoch, image) for each image of each batch. DataLoader iterates over it once per epoch."""
+
+    def __init__(self) -> None:
+        self.set(0, 0, ())
+
+    def set(self, seed: int, epoch: int, batches: Sequence[np.ndarray]) -> None:
+        self.seed, self.epoch, self.batches = seed, epoch, batches
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        for indices in self.batches:
+            yield [(self.seed, self.epoch, int(i)) for i in indices]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    """Close all pools: Python would stop the workers by a signal that they ignore, and wait for them forever."""
+    for pool in list(_pools):
+        pool.close()
+
+
+def _init_worker(with_torchvision: bool, _: int) -> None:
+    """Initialize a worker: import torchvision if its parent has (it need not be a fork), and ignore signals.
+
+    A scheduler or Ctrl-C signals the whole process group: the trainer needs its workers to finish the step and save,
+    and stops them itself.
+    """
+    if with_torchvision:
+        torchvision()
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,0 +1,44 @@
+"""Batch norms whose statistics are those of all ranks' rows. torch's own, `SyncBatchNorm`, needs GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitral.distributed.whole_batch import differentiable_sum
+
+
+class SharedBatchNorm2d(nn.BatchNorm2d):
+    """`BatchNorm2d` over the whole batch (N, C, H, W), of which each rank has some rows; in evaluation the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        values = x.float()
+        C = x.shape[1]
+        count = differentiable_sum(values.new_tensor(x.numel() // C))
+        mean = differentiable_sum(values.sum((0, 2, 3))) / count
+        centered = values - mean[:, None, None]
+        variance = differentiable_sum(centered.square().sum((0, 2, 3))) / count
+        self._track(mean.detach(), variance.detach() * (count / (count - 1)))
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centered * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        running: Any = (self.running_mean, self.running_var, self.num_batches_tracked)
+        running[0].lerp_(mean, self.momentum or 0.0)
+        running[1].lerp_(variance, self.momentum or 0.0)
+        running[2].add_(1)
+
+
+def share_norms(model: nn.Module) -> None:
+    """Replace the batch norms of a network by `SharedBatchNorm2d` with the same parameters and buffers."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if type(norm) is nn.BatchNorm2d:
+                shared = SharedBatchNorm2d(norm.num_features, norm.eps, norm.momentum, device="meta")
+                shared.__dict__.update(vars(norm))
+                setattr(parent, name, shared)

@@ -1,0 +1,86 @@
+"""Select the method and the classes to explain by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitral.errors import UsageError, unknown
+from vitral.explanation.methods import METHODS, TEXT_METHODS, Method
+from vitral.explanation.methods.any_network import AnyNetwork
+from vitral.model import ViT
+
+DEFAULT = "fullgrad+"
+"""Best of the methods that need few passes, by the tables of docs/explain.md. RISE is not significantly better, and
+takes 90 times as long.
+"""
+
+Target = int | str | None
+"""A class by number or by name; None is the predicted class."""
+
+
+def default_method(network: nn.Module, options: Mapping[str, Any] | None = None) -> str:
+    """Default method: the best one, or for a ResNet the first that needs no attention.
+
+    For a network of another library it is Grad-CAM if a layer is named, else input × gradient.
+    """
+    if isinstance(getattr(network, "_orig_mod", network), ViT):
+        return DEFAULT
+    if isinstance(network, AnyNetwork):
+        return "grad-cam" if "layer" in (options or {}) else "input-gradient"
+    return next((name for name, one in METHODS.items() if one.any_network), DEFAULT)
+
+
+def find_method(name: str) -> Method:
+    """Look up a method; `UsageError` with the nearest names."""
+    if name in TEXT_METHODS:
+        why = "it is for networks that read text"
+        raise UsageError(f"'{name}' cannot explain this network", why=why, hint=f"--method {DEFAULT}")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, hint=f"--method {DEFAULT}")
+    return METHODS[name]
+
+
+def check_method(method: Method, network: nn.Module) -> None:
+    """Refuse a method that needs attention for a network that has none."""
+    if method.any_network or isinstance(getattr(network, "_orig_mod", network), ViT):
+        return
+    able = ", ".join(name for name, one in METHODS.items() if one.any_network)
+    what = f"'{method.name}' cannot explain this network"
+    if isinstance(network, AnyNetwork):
+        raise UsageError(what, why=f"it needs attention; {network.why}", hint=f"method= one of {able}")
+    raise UsageError(what, why=f"{type(network).__name__} has no attention", hint=f"--method {able}")
+
+
+def check_options(method: Method, options: Mapping[str, Any]) -> None:
+    """Refuse an option that the method does not have."""
+    known = [name for name, one in signature(method.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    if bad := next((name for name in options if name not in known), None):
+        if not known:
+            raise UsageError(f"'{method.name}' has no option '{bad}'", why="it has none")
+        raise unknown(f"option of '{method.name}'", bad, known)
+
+
+def resolve_targets(
+    targets: Sequence[Target], probabilities: Tensor, classes: Sequence[str],
+    predicted_of: Callable[[Tensor], Tensor] = lambda values: values.argmax(1),
+) -> Tensor:  # fmt: skip
+    """Class numbers (B, T); None becomes the predicted class of each image, by `predicted_of`."""
+    predicted = predicted_of(probabilities) if None in targets else probabilities.new_zeros(len(probabilities)).long()
+    return torch.stack(
+        [predicted if t is None else torch.full_like(predicted, _number(t, classes)) for t in targets], dim=1
+    )
+
+
+def _number(target: int | str, classes: Sequence[str]) -> int:
+    if isinstance(target, str) and target in classes:
+        return list(classes).index(target)
+    if isinstance(target, str) and not target.isdigit():
+        raise unknown("class", target, classes)
+    if not 0 <= int(target) < len(classes):
+        raise UsageError(f"there is no class {target}", why=f"the network has {len(classes)}, numbered from 0")
+    return int(target)

@@ -1,0 +1,168 @@
+"""web: a folder of static files, a page that runs the network in the visitor's browser.
+
+    index.html, page.css, page.js, …     the page of `vitral serve`, with a worker in place of the server
+    model.onnx                           logits, and the evidence for a class, of one image
+    model.json, preprocessing.json       name, classes, sizes, colors of the overlay, probabilities of a test image
+    runtime/                             ONNX Runtime Web: for WebGPU, and for WebAssembly
+
+The page decodes an image, resizes it in whole numbers to the bytes of training (`web/resize.js`), and runs the graph.
+At the start it computes a test image: a driver that computes something else than the exported network is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitral import web
+from vitral.atomic import write_text
+from vitral.errors import UsageError
+from vitral.explanation.drawing import style
+from vitral.explanation.methods.method import ROUTING, Method, grid_of
+from vitral.export import npm
+from vitral.export.explained import PREDICTED, method_of, traced_with_map
+from vitral.export.graph import check_exact
+from vitral.export.onnx import FILE, LARGEST, converted, packages, session_for
+from vitral.export.target import Job, Precision, Runtime, exportable, traced
+
+PACKAGE = npm.Package(
+    "onnxruntime-web",
+    "1.30.0",
+    "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+    33106585,
+)
+RUNTIME = (
+    "ort.wasm.bundle.min.mjs",
+    "ort-wasm-simd-threaded.wasm",
+    "ort.webgpu.bundle.min.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
+)
+"""Files of the package: the first two for WebAssembly, the others for WebGPU. A visitor loads two of them."""
+
+_LICENSE = """\
+ONNX Runtime Web {version}, MIT License. Copyright (c) Microsoft Corporation.
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
+
+CSP = web.policy({"script-src": "'self' 'wasm-unsafe-eval'", "worker-src": "'self'"})
+"""Policy of the page: its own files, and WebAssembly."""
+
+
+class WebTarget:
+    """A static page with the network, for browsers."""
+
+    name, title = "web", "web page"
+    precisions: tuple[Precision, ...] = ("fp32",)
+    preprocesses = False
+
+    def check_installed(self) -> None:
+        """Raise `MissingExtraError` if onnx, onnxscript or onnxruntime is missing."""
+        packages()
+
+    def write(self, job: Job, folder: Path) -> dict[str, str]:
+        """Write the page, the graph and the runtime."""
+        check_exact(job.preprocessing, hint="--to onnx, and vitral serve for a page")
+        archive = npm.archive(PACKAGE, job.runtime)
+        versions = write_graph(job, folder)
+        for path, content in npm.members(archive, [f"package/dist/{name}" for name in RUNTIME]).items():
+            target = folder / "runtime" / Path(path).name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(content)
+        write_text(folder / "runtime/LICENSE.txt", _LICENSE.format(version=PACKAGE.version))
+        for path, asset in web.BROWSER.items():
+            write_text(folder / path, web.text(asset))
+        write_text(folder / "index.html", web.page(title=f"{job.name} · vitral", served=False, csp=CSP))
+        write_text(folder / "model.json", json.dumps(_described(job), separators=(",", ":")) + "\n")
+        return {**versions, PACKAGE.name: PACKAGE.version}
+
+    def load(self, folder: Path) -> Runtime:
+        """Load the graph in ONNX Runtime on the CPU, whose kernels the browser's WebAssembly has, too."""
+        session, name = session_for(folder / FILE)
+        run = with_map(session)
+
+        def logits(images: np.ndarray) -> np.ndarray:
+            return np.concatenate([run(one[None], PREDICTED)[0] for one in images])
+
+        return Runtime(name, logits)
+
+
+def write_graph(job: Job, folder: Path) -> dict[str, str]:
+    """Write `model.onnx`: with the map of a class where the network has attention, else the logits alone."""
+    if sum(one.numel() * one.element_size() for one in job.network.state_dict().values()) > LARGEST:
+        why = "a page loads it in one piece of at most 2 GB"
+        raise UsageError("this network is too large for a page", why=why, hint="--to onnx, and vitral serve for a page")
+    onnx, runtime = packages()
+    if method_of(job.network):
+        program, outputs = traced_with_map(job), [job.output_name, "map"]
+        graph = converted(job, program, [job.input_name, "target"], outputs, axes=())
+    else:
+        program = traced(job, exportable(job.network))
+        graph = converted(job, program, [job.input_name], [job.output_name], axes=("batch",))
+    graph.save(folder / FILE)
+    return {"torch": torch.__version__, "onnx": onnx.__version__, "onnxruntime": runtime.__version__}
+
+
+def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
+    """A function that runs the graph: one standardized image (1, C, H, W) and a class to logits (1, K), and the map."""
+    target = len(session.get_inputs()) > 1
+
+    def run(image: np.ndarray, of: int) -> list[np.ndarray]:
+        more = {"target": np.array([of], np.float32)} if target else {}
+        found: list[np.ndarray] = session.run(None, {"images": image, **more})
+        return found
+
+    return run
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """Return the content of `model.json`, which the page reads."""
+    method = method_of(job.network)
+    return {
+        "name": job.name,
+        "parameters": sum(one.numel() for one in job.network.parameters()),
+        "methods": [_method(method)] if method else [],
+        "explanation": _explanation(job, method) if method else None,
+        "temperature": job.temperature,
+        "check": _check(job),
+    }
+
+
+def _method(method: Method) -> dict[str, Any]:
+    return {"name": method.name, "title": method.title, "passes": method.passes(0), "routing": method.routing}
+
+
+def _explanation(job: Job, method: Method) -> dict[str, Any]:
+    grid = grid_of(job.network, torch.empty(1, job.preprocessing.channels, *job.preprocessing.image_size))
+    note = ROUTING if method.routing else ""
+    return {"method": method.name, "note": note, "grid": list(grid), "style": style(method.name)}
+
+
+@torch.inference_mode()
+def _check(job: Job) -> list[float]:
+    """Probabilities of the image that `worker.js` makes to test a browser."""
+    own = job.preprocessing
+    numbers = np.arange(own.channels * own.image_size[0] * own.image_size[1], dtype=np.int64)
+    pixels = ((numbers * numbers + 7 * numbers) % 251).astype(np.uint8).reshape(1, own.channels, *own.image_size)
+    logits = job.network(own.standardize(torch.from_numpy(pixels)))
+    probabilities: list[float] = (logits.float() / job.temperature).softmax(1)[0].tolist()
+    return probabilities
+
+
+WEB = WebTarget()

@@ -1,0 +1,224 @@
+"""Input formats: paths, folders, lists, archives, encoded files, arrays, tensors, and iterables of these.
+
+`expand` turns all of them into a stream of `Item`, one for each image, and decodes nothing. `pixels_of` decodes one.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitral.data.archives import ARCHIVES
+from vitral.data.dataset import Split
+from vitral.data.decode import MAX_BYTES, read_image
+from vitral.data.files import Files
+from vitral.errors import ImageError
+from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
+
+ImageInput = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+"""A path, an encoded file or an open one, a PIL image, pixels (H, W) or (H, W, C), a tensor (C, H, W)."""
+
+Images = ImageInput | Iterable[Any]
+"""An `ImageInput`, several in one array (B, H, W, C) or tensor (B, C, H, W), a folder, a list of paths (.txt), an
+archive, or an iterable of any of these.
+"""
+
+ACCEPTED = (
+    "a path, folder, .txt list or archive; bytes or an open file; a PIL image; a numpy array (H, W, C); "
+    "a torch tensor (C, H, W) or (B, C, H, W); an iterable of these"
+)
+_SLACK = 1e-3  # rounding may move a float this far out of [0, 1]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: its name, and its content in any form that `pixels_of` accepts."""
+
+    name: str
+    image: Any
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in an archive, read only when it is decoded."""
+
+    files: Files
+    path: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """An image in shards, read only when it is decoded."""
+
+    split: Split
+    index: int
+
+
+def is_single(images: Any) -> bool:
+    """True if `images` is one image; False if it stands for any number."""
+    if isinstance(images, str | os.PathLike):
+        return _source(images) is None
+    if isinstance(images, np.ndarray):
+        return images.ndim != 4 and images.dtype.kind not in "UO"
+    if isinstance(images, Tensor):
+        return images.ndim != 4
+    return not _is_iterable(images)
+
+
+def expand(images: Any) -> Iterator[Item]:
+    """Yield one `Item` for each image, in order. Images without a path are named by their number: `image 0`.
+
+    An object of another type becomes an item, too: `pixels_of` refuses it by its type. Raises `DataError` for a folder
+    that is unreadable or has no image, and for a damaged archive or list.
+    """
+    for number, (name, image) in enumerate(_expand(images)):
+        yield Item(name or f"image {number}", image)
+
+
+def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
+    if isinstance(images, Item):
+        yield images.name, images.image
+    elif isinstance(images, str | os.PathLike):
+        if (source := _source(images)) is None:
+            yield os.fsdecode(images), images
+        else:
+            yield from _members(source)
+    elif isinstance(images, np.ndarray | Tensor):
+        if is_single(images):
+            yield None, images
+        elif isinstance(images, np.ndarray) and images.ndim != 4:  # of paths
+            yield from _expand(images.ravel().tolist())
+        else:
+            yield from ((None, image) for image in images)
+    elif hasattr(images, "read"):
+        yield _read(images)
+    elif _is_iterable(images):
+        for one in images:
+            yield from _expand(one)
+    else:
+        yield None, images
+
+
+def _is_iterable(images: Any) -> bool:
+    """True for an iterable of images; False for one image and for a mapping."""
+    single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Mapping, Item)
+    return isinstance(images, Iterable) and not isinstance(images, single) and not hasattr(images, "read")
+
+
+def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFile | None:
+    """Return the source at a path of many images; None for the path of one image."""
+    text: str | bytes = os.fspath(path)
+    if not isinstance(text, str):
+        return None
+    try:
+        if is_shards(text):
+            return Shards(text)
+        if os.path.isdir(text):
+            return Folder(text)
+        if text.lower().endswith(ARCHIVES) and os.path.isfile(text):
+            return Archive(text)
+        return ListFile(text) if text.lower().endswith(".txt") and os.path.isfile(text) else None
+    except ValueError:  # a null byte, which opening the file reports
+        return None
+
+
+def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, Any]]:
+    source.check()
+    if isinstance(source, Shards):
+        yield from ((split.names[number], Record(split, number)) for split, number in source)
+    elif isinstance(source, Archive):
+        yield from ((source.name(path), Member(source.files, path)) for path in source)
+    else:
+        yield from ((path, path) for path in source)
+
+
+class Items:
+    """The images of `vitral.inference.sources.find`, without the first `skip`; of the rest, with `turn` = (number,
+    count, size), batches of `size` images: the `number`-th of each `count`.
+    """
+
+    def __init__(self, sources: Sequence[Source], skip: int = 0, turn: tuple[int, int, int] = (0, 1, 1)):
+        self.sources, self.skip, self.turn = sources, skip, turn
+
+    def __len__(self) -> int:
+        number, turns, size = self.turn
+        rounds, rest = divmod(count(self.sources) - self.skip, turns * size)
+        return rounds * size + min(max(rest - number * size, 0), size)
+
+    def __iter__(self) -> Iterator[Item]:
+        number, turns, size = self.turn
+        rest = itertools.islice(self._all(), self.skip, None)
+        return rest if turns == 1 else (item for i, item in enumerate(rest) if i // size % turns == number)
+
+    def _all(self) -> Iterator[Item]:
+        for source in self.sources:
+            if isinstance(source, str):
+                yield Item(source, source)
+            else:
+                yield from (Item(name, image) for name, image in _members(source))
+
+
+def _read(file: Any) -> tuple[str | None, Any]:
+    """Return the name and the rest of an open file. It is read now: the next image may come from the same file."""
+    name = getattr(file, "name", None)
+    try:
+        data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        data = ImageError("", f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    if isinstance(data, str):
+        data = ImageError("", "the file is open as text", hint="open(path, 'rb')")
+    return name if isinstance(name, str) else None, data
+
+
+def pixels_of(image: Any, *, name: str = "image", channels: int) -> np.ndarray:
+    """Decode one image: uint8 (H, W, C), upright. Raises `ImageError` with `name` if it is unreadable or no image."""
+    if isinstance(image, ImageError):
+        raise ImageError(name, image.why or "", hint=image.hint)
+    if isinstance(image, Record):
+        image = image.split.raw(image.index)
+    elif isinstance(image, Member):
+        image = _read_member(image, name)
+    elif isinstance(image, Tensor):
+        image = _of_tensor(image, name)
+    elif isinstance(image, io.IOBase) or hasattr(image, "read"):
+        return pixels_of(_read(image)[1], name=name, channels=channels)
+    elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
+        kind = type(image).__name__
+        raise ImageError(name, f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind} is no image", hint=ACCEPTED)
+    return read_image(image, name=name, channels=channels)
+
+
+def _read_member(member: Member, name: str) -> bytes:
+    try:
+        return member.files.read(member.path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _of_tensor(image: Tensor, name: str) -> np.ndarray:
+    """Convert a tensor (C, H, W) to an array (H, W, C) uint8."""
+    shape = tuple(image.shape)
+    if image.ndim != 3 or not 1 <= shape[0] <= 4 or not image.numel():
+        last = image.ndim == 3 and 1 <= shape[2] <= 4
+        hint = "permute(2, 0, 1)" if last else "a numpy array may be (H, W) or (H, W, C)"
+        raise ImageError(name, f"a tensor {shape} is not (C, H, W) with C from 1 to 4", hint=hint)
+    image = image.detach().cpu()
+    if image.is_floating_point():
+        image = image.float()
+        low, high = image.min().item(), image.max().item()
+        if not (low >= -_SLACK and high <= 1 + _SLACK):  # also for NaN
+            why = f"a tensor of floats from {low:.4g} to {high:.4g}, not from 0 to 1"
+            raise ImageError(name, why, hint="pixels before standardization, clamp(0, 1), or uint8")
+        image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
+    if image.dtype != torch.uint8:
+        raise ImageError(name, f"a tensor of {image.dtype}", hint="uint8, or floats from 0 to 1")
+    return image.permute(1, 2, 0).numpy()

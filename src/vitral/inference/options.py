@@ -1,0 +1,32 @@
+"""Options of a predictor that commands and measurements pass on together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from vitral.inference.predictor import Predictor, load
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    """The options of `vitral.load` that choose the computation; `load` checks them."""
+
+    device: str = "auto"
+    precision: str = "auto"
+    engine: str = "auto"
+    merge: int = 0
+    tta: str = "none"
+    patch_size: int | None = None
+    """None: the network's own."""
+    beams: int = 1
+
+    def load(self, model: str | Path | nn.Module) -> Predictor:
+        """Load a predictor of `model` with these options."""
+        return load(model, **{name: value for name, value in vars(self).items() if value is not None})
+
+
+AUTO = InferenceOptions()
+"""The defaults of `vitral.load`."""

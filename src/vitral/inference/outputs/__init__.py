@@ -1,0 +1,39 @@
+"""Outputs of a network, a file for each task: the way from logits to a prediction that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vitral.errors import UsageError, WeightsError
+from vitral.inference.outputs.classes import Classes
+from vitral.inference.outputs.labels import Labels
+from vitral.inference.outputs.numbers import Numbers
+from vitral.inference.outputs.output import Output
+from vitral.inference.outputs.text import TextOutput
+
+__all__ = ["OUTPUTS", "Output", "output_of"]
+
+OUTPUTS: Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], Output]] = {
+    "class": Classes.from_json,
+    "labels": Labels.from_json,
+    "numbers": Numbers.from_json,
+    "text": TextOutput.from_json,
+}
+"""Task → its output, from the names and the fields that are saved with the weights."""
+
+
+def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mapping[str, Tensor] | None = None) -> Output:
+    """Return the output that weights state, with its tensors; without one they are a classifier's.
+
+    Raises `UsageError` for an unknown one, `WeightsError` for one that lacks fields.
+    """
+    task = saved.get("task", "class")
+    if task not in OUTPUTS:
+        raise UsageError(f"unknown task '{task}' of weights", why=f"known: {', '.join(OUTPUTS)}", hint="a newer vitral")
+    try:
+        return OUTPUTS[task](names, {**saved, "statistics": statistics or {}})
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"damaged header in weights file: its task {task}", why=str(error)) from error

@@ -1,0 +1,103 @@
+"""One class an image: probabilities by softmax with a temperature, and sets of classes that cover the true one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitral.errors import UsageError
+from vitral.inference.outputs.output import largest_differences
+from vitral.inference.predictions import Columns, Prediction
+from vitral.inference.unknown import Detector
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Probabilities of classes that exclude each other."""
+
+    names: tuple[str, ...]
+    temperature: float = 1.0
+    """Divisor of the logits, fitted on validation images; 1 changes nothing."""
+    scores: tuple[float, ...] = ()
+    """1 - p of the labels of the validation images, ascending, for conformal sets; empty if there are none."""
+    threshold: float | None = None
+    """Largest 1 - p of the classes in a set; None predicts no sets."""
+    unknown: Detector | None = None
+    """Detector of images of no known class; with None no image is unknown."""
+    task = "class"
+    compared = "probabilities"
+
+    def values(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1) if self.temperature == 1 else (logits / self.temperature).softmax(1)
+
+    def prediction(self, name: str, values: np.ndarray) -> Prediction:
+        values, score = np.split(values, [len(self.names)])  # `Predictor.rows` appends the score of the detector
+        unknown = bool(score[0] > self.unknown.threshold) if self.unknown else None
+        return Prediction(name, self.names, values, self.threshold, unknown)
+
+    def predicted(self, values: Tensor) -> Tensor:
+        return values.argmax(1)
+
+    def text(self, value: float) -> str:
+        return ""
+
+    def comparable(self, logits: Tensor) -> Tensor:
+        return self.values(logits)
+
+    def distances(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
+        return largest_differences(wanted, found)
+
+    def answers(self, comparable: np.ndarray) -> np.ndarray:
+        return comparable.argmax(1)
+
+    def describe(self, answer: np.ndarray) -> str:
+        return self.names[int(answer)]
+
+    def meaning(self) -> dict[str, Any]:
+        divided = f" of the logits / {self.temperature:g}" * (self.temperature != 1)
+        return {"probabilities": f"softmax over classes{divided}"}
+
+    def columns(self, top: int = 1, all: bool = False) -> Columns:
+        return Columns(self.names, top, all, self.threshold, self.unknown is not None)
+
+    def covering(self, coverage: float) -> Classes:
+        """Return this output with sets that contain the true class of a share `coverage` of all images.
+
+        The set of an image has the classes with 1 - p up to the ⌈(n + 1) · coverage⌉-th smallest score of n validation
+        images, and the most probable class in any case. For images that are exchangeable with those, the true class is
+        in it with a probability of at least `coverage`: on average over images and validation sets, not for each
+        class. Raises `UsageError` if there are too few validation images.
+        """
+        if not 0 < coverage < 1:
+            raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
+        count = len(self.scores)
+        rank = math.ceil(round((count + 1) * coverage, 9))
+        if not count or rank > count:
+            fewest = math.ceil(round(coverage / (1 - coverage), 9))
+            why = f"they have {count:,}" if count else "they have none: train with a validation split"
+            hint = "--coverage 0.9" if count else "vitral train DATA"
+            raise UsageError(f"{coverage:.4g} needs weights with {fewest:,} validation images", why=why, hint=hint)
+        return replace(self, threshold=self.scores[rank - 1])
+
+    def always_known(self) -> Classes:
+        """Return this output without a threshold for unknown images."""
+        return replace(self, unknown=None)
+
+    def to_json(self) -> dict[str, Any]:
+        calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
+        calibrated |= {"scores": list(self.scores)} if self.scores else {}
+        calibrated |= {"unknown": self.unknown.to_json()} if self.unknown else {}
+        return {"task": "class", **calibrated} if calibrated else {}
+
+    @classmethod
+    def from_json(cls, names: Sequence[str], saved: Mapping[str, Any]) -> Classes:
+        temperature = float(saved.get("temperature", 1.0))
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ValueError(f"a temperature of {temperature}")
+        unknown = Detector.from_json(saved["unknown"], saved["statistics"]) if "unknown" in saved else None
+        return cls(tuple(names), temperature, tuple(map(float, saved.get("scores", ()))), unknown=unknown)

@@ -1,0 +1,421 @@
+"""Predictor = network + preprocessing + class names: images in, named probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitral.console import Described
+from vitral.data.loader import Batches
+from vitral.data.preprocessing import Preprocessing
+from vitral.device import Machine, choose, without_autocast
+from vitral.distributed.ranks import Ranks
+from vitral.distributed.tensors import has_shards
+from vitral.errors import ImageError, UsageError, unknown
+from vitral.inference import openvino
+from vitral.inference.built import Built, tensors_of
+from vitral.inference.calibration import Calibration, ranges_file, read_ranges
+from vitral.inference.compiled import Compiled, unavailable_reason
+from vitral.inference.embedding import head_features, patch_tokens
+from vitral.inference.generation import only_generates, search_by
+from vitral.inference.inputs import ImageInput, Images, expand, is_single, pixels_of
+from vitral.inference.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
+from vitral.inference.outputs import Output, output_of
+from vitral.inference.outputs.output import require_classes
+from vitral.inference.own_sizes import network_logits, only_plain
+from vitral.inference.packed import is_faster, packable, packed
+from vitral.inference.predictions import Prediction, Predictions
+from vitral.inference.stream import stream
+from vitral.inference.tome import merged
+from vitral.inference.tta import Views, averaged
+from vitral.kernels import cpu, cpu_library
+from vitral.kernels.cuda_graphs import Graphed
+from vitral.model import Foreign, Network, ViT
+from vitral.model.variants import name_of
+from vitral.weights.in_memory import unwrapped
+from vitral.weights.load import locate, read
+from vitral.weights.native import assumed_output
+from vitral.weights.report import LoadReport
+
+T = TypeVar("T")
+
+Engine = Literal["auto", "plain", "packed", "compiled", "openvino"]
+"""Implementations of the forward pass; `load` lists them. `auto` is the fastest of vitral's own on this machine; its
+results equal those of `plain` up to rounding.
+"""
+
+
+class Predictor(Described):
+    """A trained network, ready to use. `predictor.model` is the module, in evaluation mode."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocessing: Preprocessing | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        machine: Machine | None = None,
+        source: str = "",
+        engine: Engine = "auto",
+        ranges: Ranges | None = None,
+        merge: int = 0,
+        tta: Views = "none",
+        output: Output | None = None,
+    ):
+        """Wrap a network in memory.
+
+        `model` is one of vitral's networks, which is moved and cast in place, or one of timm, torchvision or
+        transformers, which is read and left unchanged (`vitral.weights.load.read`). By default preprocessing and
+        classes are those that the network states, else assumed, and `output` is a classifier's. `ranges`
+        (`vitral.inference.int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of `load`.
+
+        Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
+        or on a GPU; `MissingExtraError` for an engine that is not installed.
+        """
+        self.account: LoadReport | None = None
+        """The load report: the status of each tensor of the weights that the network was loaded from."""
+        network = unwrapped(model)
+        ours = isinstance(network, Network)
+        if not ours or preprocessing is None or classes is None:
+            loaded = read(network)
+            weights, self.account, source = loaded.weights, loaded.account, source or loaded.reference
+            preprocessing = weights.preprocessing if preprocessing is None else preprocessing
+            classes = weights.classes if classes is None else classes
+            network = network if ours else loaded.build()
+        assert isinstance(network, Network)
+        self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=network.config.dim)
+        # Weights are cast once: autocast would cast them again at every call. A network of another library may have
+        # parts that must stay in fp32, such as the statistics of batch norms.
+        cast = self.machine.precision == "bf16" and not isinstance(network, Foreign)
+        dtype = torch.bfloat16 if cast else torch.float32
+        self.model: Network = network.to(self.machine.device, dtype).eval()
+        self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
+        self.output: Output = output or output_of(self.classes, assumed_output(network.config))
+        """The way from logits to predictions, for the task of the network."""
+        if engine not in get_args(Engine):
+            raise unknown("engine", engine, get_args(Engine))
+        self.merge, self.tta = merge, tta
+        """Number of tokens merged in each block, and views of each image whose predictions are averaged."""
+        own = only_plain(preprocessing, engine, bool(ranges), merge, tta)
+        self.engine = "plain" if own else self._engine(engine, ranges, merge)
+        """The engine in use: `plain` (`model` itself), `compiled` (by torch.compile), `graphed` (CUDA graphs), `packed`
+        (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. The last four call no hooks.
+        """
+        compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
+        by_kernels = self.engine == "int8" or (self.engine == "packed" and dtype == torch.bfloat16)
+        uses_library = by_kernels and cpu.ready()
+        self.note = compiles if self.engine == "compiled" else cpu_library.compile_note() if uses_library else ""
+        """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
+        self._requested, self.ranges = engine, ranges
+        self._built: Built | None = None
+        if tta != "none":
+            require_classes(self.output, "averaging views", "--tta none")
+        if merge or tta != "none" or self.engine == "openvino":
+            self._network()  # raises now for unsupported options, not at the first call
+
+    def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
+        """Choose the engine in use for the requested one."""
+        if only_generates(self.model, engine, bool(ranges) or merge > 0 or self.tta != "none"):
+            return "plain"
+        if engine == "openvino":
+            return "openvino"
+        if ranges:
+            if engine in ("plain", "compiled"):
+                raise UsageError(f"engine {engine} does not compute in int8", hint="--engine auto, or no int8")
+            return int8_engine(self.model, torch_alone=engine == "packed" or merge > 0)
+        if engine == "compiled":
+            if merge:  # torch.compile would split it into pieces
+                raise UsageError("a compiled network merges no tokens", hint="--merge without --engine compiled")
+            if missing := unavailable_reason(self.machine.device):
+                raise UsageError(missing, hint="--engine auto")
+            return "compiled"
+        if engine != "plain" and packable(self.model) and (engine == "packed" or is_faster(self.model)):  # type: ignore[arg-type]  # it is a ViT
+            return "packed"
+        captured = self.machine.device.type == "cuda" and not isinstance(self.model, Foreign)
+        if engine == "auto" and captured and not merge:
+            return "graphed"
+        if engine == "packed":
+            why = "packing needs a ViT on a CPU with torch's oneDNN"
+            raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
+        return "plain"
+
+    def plainly(self) -> Predictor:
+        """Return a predictor of the same network on the same machine, without merging and averaging."""
+        return Predictor(
+            self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
+            engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges, output=self.output,
+        )  # fmt: skip
+
+    @overload
+    def __call__(self, images: ImageInput) -> Prediction: ...  # type: ignore[overload-overlap]  # str is iterable
+    @overload
+    def __call__(self, images: Iterable[Any]) -> Predictions: ...
+    def __call__(self, images: Images) -> Prediction | Predictions:
+        """Predict one image, or all images of an iterable, a batch, a folder, a list or an archive.
+
+        `vitral.inference.inputs.ACCEPTED` lists what an image may be. Raises `ImageError`, which names the image that
+        cannot be read, and `DataError` for a folder, list or archive without any.
+        """
+        if is_single(images):
+            (item,) = expand(images)
+            return self.output.prediction(item.name, self.rows(self.prepare(item.image, item.name)[None])[0])
+        return Predictions(_or_raise(result) for result in self.stream(images))
+
+    def probabilities(self, images: Images) -> np.ndarray:
+        """Return probabilities (n, K) float32 of any number of images, computed as one batch."""
+        prepared = [self.prepare(item.image, item.name) for item in expand(images)]
+        if not prepared:
+            return np.zeros((0, len(self.classes)), np.float32)
+        return self.output.values(self.logits(torch.stack(prepared))).cpu().numpy()
+
+    def prepare(self, image: ImageInput, name: str = "image") -> Tensor:
+        """Decode, resize and crop an image: uint8 (C, height, width), not yet standardized."""
+        return self.preprocessing.geometry(pixels_of(image, name=name, channels=self.preprocessing.channels))
+
+    def stream(self, images: Images, batch_size: int = 32) -> Iterator[Prediction | ImageError]:
+        """Predict any number of images in order, decoding the next batch during the computation of this one.
+
+        `images` are as for a call. An unreadable image yields its error, and the stream continues. Memory does not
+        grow: an iterable is read at most two batches ahead.
+        """
+        for name, row in stream(images, self.prepare, self.rows, batch_size):
+            yield row if isinstance(row, ImageError) else self.output.prediction(name, row)
+
+    def embed(self, images: Images, *, tokens: bool = False, batch_size: int = 32) -> np.ndarray:
+        """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
+
+        The module itself computes them, with any engine. `images` are as for a call. Raises `ImageError` for an
+        unreadable image, and `UsageError` if the predictor merges tokens or averages views.
+        """
+        results = self.stream_features(images, tokens=tokens, batch_size=batch_size)
+        rows = [_or_raise(row) for _, row in results]
+        config = self.model.config
+        empty = (0, 0, config.dim) if tokens else (0, config.features)
+        return np.stack(rows) if rows else np.zeros(empty, np.float32)
+
+    def stream_features(
+        self, images: Images, *, tokens: bool = False, batch_size: int = 32
+    ) -> Iterator[tuple[str, np.ndarray | ImageError]]:
+        """Yield the name of each image with its features or its error, as `stream` does."""
+        if self.merge or self.tta != "none":
+            why = "this predictor merges tokens or averages views"
+            raise UsageError("features come from the module itself", why=why, hint="predictor.plainly().embed(…)")
+        yield from stream(images, self.prepare, lambda batch: self.features(batch, tokens).numpy(), batch_size)
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        height, width = self.preprocessing.image_size
+        some = ", ".join(map(repr, self.classes[:3])) + ", …" * (len(self.classes) > 3)
+        return {
+            "model": name_of(self.model.config),
+            **({"source": repr(self.source)} if self.source else {}),
+            "classes": f"{len(self.classes):,} classes" + f": {some}" * bool(some),
+            "image size": f"{height}×{width}",
+            "device": f"{self.machine.device} {self.machine.precision}",
+            "engine": self.engine,
+        }
+
+    def rows(self, images: Tensor) -> np.ndarray:
+        """Return a row for each prepared image, from which `output.prediction` makes its prediction."""
+        logits = self.logits(images)
+        values = self.output.values(logits)
+        if detector := getattr(self.output, "unknown", None):
+            values = detector.appended(values, logits, lambda: self.features(images))
+        return values.cpu().numpy()
+
+    def features(self, images: Tensor, tokens: bool = False) -> Tensor:
+        """Return `embed` of prepared images, (B, D) or (B, N, D) fp32 on the CPU."""
+        features, images = patch_tokens if tokens else head_features, images.to(self.machine.device)
+        return features(self.model, images, self.preprocessing, self.machine)
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (B, K) fp32 of prepared images (B, C, H, W) uint8."""
+        # Packed weights have a fixed dtype, and their operators do not support autocast.
+        context: AbstractContextManager[None] = nullcontext()
+        if self.engine in ("packed", "int8"):
+            context = without_autocast(self.machine.device)
+        elif isinstance(self.model, Foreign):
+            context = self.machine.autocast()
+        with context:
+            dtype = next(self.model.parameters()).dtype
+            return network_logits(self._network(), self.preprocessing, images.to(self.machine.device), dtype)
+
+    def _network(self) -> nn.Module:
+        """Return the engine's module, rebuilt if `model` has changed since the last call."""
+        if self.engine == "plain" and not self.merge and self.tta == "none":
+            return self.model
+        tensors = tensors_of(self.model)
+        if self._built is None or not self._built.is_current(tensors):
+            self._built = Built(tensors, averaged(self._build(), self.tta))
+        return self._built.network
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
+        return {**self.__dict__, "_built": None}
+
+    def _build(self) -> nn.Module:
+        network: Any = self.model
+        if self.engine == "openvino":
+            if self.merge:
+                hint = "--merge without --engine openvino"
+                raise UsageError("OpenVINO computes whole networks: it merges no tokens", hint=hint)
+            compiled = openvino.compiled(network, self.machine, self.ranges)
+            self.note = compiled.note
+            return compiled
+        if self.engine == "int8":
+            network = quantized(network, self.ranges or {})
+        elif self.engine == "packed":
+            network = packed(network)
+        elif self.engine in ("compiled", "graphed"):
+            return (Compiled if self.engine == "compiled" else Graphed)(network)
+        return merged(network, self.merge) if self.merge else network
+
+
+def int8_engine(
+    network: Network,
+    *,
+    torch_alone: bool = False,
+    where: str | Path | None = None,
+    hint: str = "--precision auto",
+) -> Literal["openvino", "int8"]:
+    """Choose the int8 implementation: vitral's kernels if they support the network, else OpenVINO if it is installed,
+    else torch (the first and the last are the engine "int8").
+
+    In int8 OpenVINO is as fast as torch for one image and a fifth faster in batches (docs/log/inference-speed.md). In
+    bf16 it is faster only in batches, and never chosen. Raises `UsageError` if no implementation supports the network.
+    """
+    torch_alone = torch_alone or (isinstance(network, ViT) and has_fused_blocks(network))
+    if not torch_alone and openvino.installed() and not openvino.unsupported_reason(network):
+        return "openvino"
+    if why := unsupported_reason(network):
+        raise UsageError("int8 cannot be computed here", where=where, why=why, hint=hint)
+    return "int8"
+
+
+def _or_raise(result: T | ImageError) -> T:
+    if isinstance(result, ImageError):
+        raise result
+    return result
+
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
+    """Return logits (n, K), fp32 on the CPU, of a split in its order. Training mode is restored."""
+    return torch.cat(batch_logits(model, batches, machine)).cpu()
+
+
+def batch_logits(model: nn.Module, batches: Batches, machine: Machine) -> list[Tensor]:
+    """Return logits (B, K), fp32, of each batch of this rank. Training mode is restored."""
+    training, shards = model.training, has_shards(model)
+    model.eval()
+    try:
+        # FSDP keeps tensors from one call to the next, which must not be inference tensors
+        with torch.no_grad() if shards else torch.inference_mode(), machine.autocast():
+            found = [network_logits(model, batches.preprocessing, batch.images) for batch in batches.epoch()]
+            if shards and len(found) < -(-len(batches) // batches.part.count):  # the others still call it once
+                shape = 1, batches.preprocessing.channels, *batches.preprocessing.image_size
+                model(torch.zeros(shape, device=machine.device))
+        return found
+    finally:
+        model.train(training)
+
+
+def gathered_logits(model: nn.Module, batches: Batches, machine: Machine, ranks: Ranks) -> Tensor:
+    """Return `logits_of` a split, of which each rank computes some batches; on all ranks but the first none, (0, K)."""
+    logits = batch_logits(model, batches, machine)
+    if ranks.count == 1:
+        return torch.cat(logits).cpu()
+    every = ranks.collect_in_turn([one.cpu() for one in logits])
+    return torch.zeros(0, 0) if every is None else torch.cat(every)
+
+
+def load(
+    source: str | Path | nn.Module | Predictor,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    engine: Engine = "auto",
+    merge: int = 0,
+    tta: Views = "none",
+    beams: int = 1,
+    **options: Any,
+) -> Predictor:
+    """Load a predictor.
+
+    `source` is one of:
+
+    - a run folder, or a weights file of any known format;
+    - `timm:NAME` or `hf:ORG/NAME` (a hub), or `demo` (in the package);
+    - a network in memory, of vitral, timm, torchvision or transformers. It is left unchanged. If both it and the
+      predictor are in fp32 on the CPU, they share their tensors: training one changes the other;
+    - a `Predictor`, which is returned as it is.
+
+    `device` is `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
+
+    `precision`:
+
+    - `auto`: bf16 if the device has instructions for it and the network is wide enough to gain, else fp32;
+    - `bf16`, `fp32`;
+    - `int8`: quantized dense layers, for weights that `vitral quantize` has calibrated.
+
+    `engine`:
+
+    - `auto`: the fastest of vitral's own on this machine; results equal those of `plain` up to rounding;
+    - `plain`: the PyTorch module, bit for bit;
+    - `packed`: torch's oneDNN with weights in its own layout, for a ViT on a CPU;
+    - `compiled`: torch.compile, which takes up to a minute at the first call;
+    - `openvino`: OpenVINO on the CPU (`vitral[openvino]`).
+
+    `merge` is the number of tokens to merge in each block of a ViT (ToMe): faster, less accurate. `tta` averages over
+    views of each image: `none`, `mirror` (2 views), `shifts` (3), `both` (6). `beams` is the number of texts that beam
+    search keeps, for a network that reads text; 1 is greedy search (`vitral.inference.generation`).
+
+    `options` adapt the weights, or state facts that a file lacks (`vitral.weights.load.read`):
+
+    - `image_size`, `patch_size`, `channels`, and `classes` with `new_head`: new values;
+    - `scheme`: the interpolation of positions;
+    - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture.
+
+    The status of each tensor, and each assumption, is in the predictor's `account`.
+
+    Raises:
+
+    - `RunError` for a folder that is not a run, or a run without weights;
+    - `WeightsError` for weights that are missing, damaged, of an unknown format, or do not fit;
+    - `UsageError` for unknown options, another number of `classes` without `new_head`, and a device, precision or
+      engine that is not available for this network;
+    - `MissingExtraError` for an engine, or a package that reads the weights, that is not installed.
+    """
+    if isinstance(source, Predictor):
+        if options or (device, precision, engine, merge, tta, beams) != ("auto", "auto", "auto", 0, "none", 1):
+            raise UsageError("a predictor is loaded already", hint="pass these options where its weights are loaded")
+        return source
+    if isinstance(source, nn.Module) and precision == "int8":
+        why = "the ranges of its layers are read from a file next to the weights"
+        raise UsageError("a network in memory is not computed in int8", why=why, hint="vitral.convert, vitral quantize")
+    loaded = read(source, **options)
+    weights = loaded.weights
+    network, measured = search_by(loaded.build(), beams), Calibration({})
+    if device == "auto" and (precision == "int8" or engine == "openvino"):
+        device = "cpu"
+    if precision == "int8" and not isinstance(source, nn.Module):
+        precision = "auto"
+        if device == "cpu" and engine in ("auto", "packed"):
+            int8_engine(network, torch_alone=engine == "packed", where=source)  # before a hint to calibrate
+        measured = read_ranges(ranges_file(locate(source)[0]), network, source)
+    named = loaded.reference if isinstance(source, nn.Module) else str(source)
+    predictor = Predictor(
+        network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
+        source=named, engine=engine, ranges=measured.ranges or None, merge=merge, tta=tta,
+        output=output_of(weights.classes, weights.output, weights.statistics),
+    )  # fmt: skip
+    predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
+    predictor.account = loaded.account
+    return predictor

@@ -1,0 +1,219 @@
+"""Sources of many images: folders, archives, shards and lists of paths. Listing one decodes nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from vitral.data.archives import ARCHIVES, open_files
+from vitral.data.dataset import DataSet, Split, natural
+from vitral.data.files import Files, is_image
+from vitral.data.sources import remote, shards
+from vitral.errors import DataError, empty
+from vitral.folders import is_run
+
+_LONGEST_LINE = 1 << 16
+"""Most bytes of a line in a list of paths; a longer one means another kind of file."""
+
+
+class _Paths:
+    """Images of one place, by path."""
+
+    where: str
+    paths: list[str]
+
+    def check(self) -> None:
+        """Raise `DataError` if there is no image, or an archive is damaged."""
+        if not self.paths:
+            raise DataError("no images", where=self.where)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+
+class Folder(_Paths):
+    """The images of a folder at all levels, in natural order, without hidden ones. A subfolder that cannot be opened
+    counts as an unreadable image.
+    """
+
+    def __init__(self, where: str):
+        self.where = where
+
+    @cached_property
+    def paths(self) -> list[str]:  # type: ignore[override]
+        return sorted((str(path) for path in _images_in(Path(self.where))), key=natural)
+
+
+class Archive(_Paths):
+    """The images of a .tar, .zip or .tar.gz, read without unpacking."""
+
+    def __init__(self, where: str):
+        self.where = where
+
+    @cached_property
+    def files(self) -> Files:
+        return open_files(self.where)
+
+    @cached_property
+    def paths(self) -> list[str]:  # type: ignore[override]
+        return sorted(filter(is_image, self.files.paths), key=natural)
+
+    def name(self, path: str) -> str:
+        """Return the name for messages: `photos.zip:cat/1.jpg`."""
+        return self.files.prefix + path
+
+
+class Shards:
+    """The images of shards, split by split, in the order of their records."""
+
+    def __init__(self, where: str):
+        self.where = where
+
+    @cached_property
+    def dataset(self) -> DataSet:
+        source = remote if remote.accepts(self.where) else shards
+        return source.load(self.where, root=Path(), download=False)
+
+    def check(self) -> None:
+        """Raise `DataError` if the shards cannot be read."""
+        if not len(self):
+            raise DataError("no images", where=self.where)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.dataset.splits.values()))
+
+    def __iter__(self) -> Iterator[tuple[Split, int]]:
+        for split in self.dataset.splits.values():
+            yield from ((split, number) for number in range(len(split)))
+
+
+class ListFile:
+    """The paths in a text file, one a line, relative to its own folder; empty lines are skipped.
+
+    Lines are read lazily: a list may exceed the memory.
+    """
+
+    def __init__(self, where: str):
+        self.where = where
+
+    @cached_property
+    def _count(self) -> int:
+        return sum(1 for _ in self)
+
+    def check(self) -> None:
+        """Raise `DataError` if the file is empty or not a list of paths."""
+        if not len(self):
+            raise DataError("no images", where=self.where, why="the list is empty", hint="one path a line")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        folder = os.path.dirname(self.where)
+        try:
+            with open(self.where, "rb") as file:
+                if file.read(3) != b"\xef\xbb\xbf":  # UTF-8's byte order mark, which some editors write
+                    file.seek(0)
+                while line := file.readline(_LONGEST_LINE + 1):
+                    if len(line) > _LONGEST_LINE or b"\0" in line:
+                        why = "a line is longer than any path" if len(line) > _LONGEST_LINE else "it is not text"
+                        raise DataError("not a list of images", where=self.where, why=why, hint="one path a line")
+                    if path := os.fsdecode(line.rstrip(b"\r\n")):
+                        yield os.path.join(folder, path)
+        except OSError as error:
+            raise DataError("cannot read list", where=self.where, why=error.strerror or str(error)) from error
+
+
+Source = Folder | Archive | Shards | ListFile | str
+"""A path of images; a str is the path of one image."""
+
+
+def is_shards(path: str) -> bool:
+    """True for shards, on this machine or in an object store."""
+    return shards.accepts(path) or remote.accepts(path)
+
+
+def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
+    """Return the sources for the paths of a command line.
+
+    Raises `DataError` for a missing path, a damaged archive or list, and paths without any image; `UsageError` for an
+    empty path.
+    """
+    sources: list[Source] = []
+    for path in map(str, paths):
+        if not path:
+            raise empty("IMAGE", _usage(command))
+        if is_shards(path):
+            sources.append(Shards(path))
+        elif os.path.isdir(path):
+            sources.append(Folder(path))
+        elif not os.path.lexists(path):
+            raise DataError("no such image or folder", where=path, hint=_usage(command))
+        elif os.path.isfile(path) and path.lower().endswith((*ARCHIVES, ".txt")):
+            sources.append(ListFile(path) if path.lower().endswith(".txt") else Archive(path))
+        else:
+            sources.append(str(Path(path)))
+    if not count(sources):
+        raise _nothing(paths, command)
+    return sources
+
+
+def count(sources: Sequence[Source]) -> int:
+    """Return the number of images; each list is read once."""
+    return sum(1 if isinstance(source, str) else len(source) for source in sources)
+
+
+def find_images(paths: Sequence[str | Path], command: str = "predict") -> list[Path]:
+    """Return the image files at these paths, with those in folders. Raises the errors of `find`."""
+    files: list[Path] = []
+    for source in find(paths, command):
+        if isinstance(source, Folder):
+            files += map(Path, source.paths)
+        else:
+            files.append(Path(source if isinstance(source, str) else source.where))
+    return files
+
+
+def _nothing(paths: Sequence[str | Path], command: str) -> DataError:
+    why = None if paths else "the first argument is the run or weights, and no image follows it"
+    if any(map(is_run, map(Path, paths))):
+        why = "it is a run, which must be the first argument"
+    where, verb = ", ".join(map(str, paths)) or None, "search" if command == "similar" else command
+    return DataError(f"no images to {verb}", where=where, why=why, hint=_usage(command))
+
+
+def _usage(command: str) -> str:
+    if command == "evaluate":
+        return "vitral evaluate RUN --unknown FOLDER"
+    return f"vitral {command} RUN IMAGE{' FOLDER' if command == 'similar' else '_OR_FOLDER'} …"
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    errors: list[OSError] = []
+    for inside, folders, files in os.walk(folder, onerror=errors.append):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        here = Path(inside)
+        yield from (here / one for one in files if not one.startswith(".") and _is_listed(here / one))
+    yield from (Path(error.filename) for error in errors)
+
+
+def _is_listed(path: Path) -> bool:
+    """True for an image file, and for a link that leads to itself: it counts as an unreadable image. False for other
+    files, pipes, sockets and broken links.
+    """
+    named = is_image(path.name)
+    if not named and not path.is_symlink():
+        return False
+    try:
+        return stat.S_ISREG(path.stat().st_mode) and named
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return named or error.errno == errno.ELOOP

@@ -1,0 +1,66 @@
+"""Test-time augmentation (TTA): average the predictions over several views of an image.
+
+    tta = averaged(network, "mirror")       # the image and its mirror image
+    logits = tta(images)
+
+Nothing is trained, and each view costs as much as an image. Any module from images to logits can be averaged: a
+network, or its packed, quantized or compiled form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.errors import unknown
+
+Views = Literal["none", "mirror", "shifts", "both"]
+"""`mirror`: the image and its mirror image. `shifts`: the image, and the image shifted by 1/32 of its sides to the
+upper left and to the lower right. `both`: these three and their mirror images."""
+
+COUNTS: dict[Views, int] = {"none": 1, "mirror": 2, "shifts": 3, "both": 6}
+"""Number of views of each."""
+
+
+def averaged(network: nn.Module, views: Views) -> nn.Module:
+    """A network that predicts the mean probabilities over views; for "none" the network itself.
+
+    `UsageError` for unknown views.
+    """
+    if views not in get_args(Views):
+        raise unknown("--tta", views, get_args(Views), elsewhere={"flip": "mirror", "hflip": "mirror", "all": "both"})
+    return network if views == "none" else Averaged(network, views)
+
+
+class Averaged(nn.Module):
+    """Standardized images (B, C, H, W) to log mean probabilities (B, K), which are logits to softmax."""
+
+    def __init__(self, network: nn.Module, views: Views):
+        super().__init__()
+        self.network, self.views = network, views
+        self.train(network.training)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K) fp32."""
+        probabilities = [self.network(view).float().softmax(-1) for view in views_of(images, self.views)]
+        return torch.stack(probabilities).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
+    """Views of images (B, C, H, W), the images themselves first."""
+    for shifted in [images, *_shifted(images)] if views in ("shifts", "both") else [images]:
+        yield shifted
+        if views in ("mirror", "both"):
+            yield shifted.flip(-1)
+
+
+def _shifted(images: Tensor) -> list[Tensor]:
+    """Images shifted to the upper left and to the lower right, padded by reflection."""
+    H, W = images.shape[-2:]
+    down, across = (max(1, round(side / 32)) for side in (H, W))
+    padded = F.pad(images, (across, across, down, down), mode="reflect")
+    return [padded[..., :H, :W], padded[..., 2 * down :, 2 * across :]]

@@ -1,0 +1,61 @@
+"""Tables that other packages extend by entry points: a package `vitral-x` adds an entry without a fork.
+
+    [project.entry-points."vitral.sources"]
+    letters = "vitral_x.letters"
+
+Groups: `vitral.sources`, `vitral.networks`, `vitral.formats`, `vitral.methods` and `vitral.trackers`; `vitral.testing`
+has the contracts of their entries. Metadata is read when a name is not
+built in, and a package is imported when its entry is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from vitral.errors import UsageError
+
+T = TypeVar("T")
+
+
+def _imported(entry: EntryPoint) -> T:  # type: ignore[type-var]  # of any kind
+    loaded: T = entry.load()
+    return loaded
+
+
+class Extensible(Mapping[str, T]):
+    """A table of built-in entries, then those of installed packages. A built-in name cannot be replaced."""
+
+    def __init__(self, group: str, built_in: Mapping[str, T], load: Callable[[EntryPoint], T] = _imported):
+        """`load` turns an entry point of `group` into an entry; by default it imports the object."""
+        self.group, self.built_in, self._load = group, dict(built_in), load
+
+    @cached_property
+    def _added(self) -> dict[str, EntryPoint]:
+        found = entry_points(group=self.group)
+        return {one.name: one for one in sorted(found, key=lambda one: one.name) if one.name not in self.built_in}
+
+    def __getitem__(self, name: str) -> T:
+        """Return the entry; `UsageError` for a package that cannot be imported, `KeyError` without an entry."""
+        if name in self.built_in:
+            return self.built_in[name]
+        entry = self._added[name]
+        try:
+            return self._load(entry)
+        except Exception as error:  # a package may fail in any way
+            package = entry.dist.name if entry.dist else entry.value
+            where, why = f"{self.group}: {name} = {entry.value}", f"{type(error).__name__}: {error}"
+            hint = f"pip install --upgrade {package}, or pip uninstall {package}"
+            raise UsageError(f"the package {package} is broken", where=where, why=why, hint=hint) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self._added
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.built_in
+        yield from self._added
+
+    def __len__(self) -> int:
+        return len(self.built_in) + len(self._added)

@@ -1,0 +1,1 @@
+"""Pretraining on images without labels: one file a method, and one table, `methods`."""

@@ -1,0 +1,130 @@
+"""Statistics of a data set, and limits on training, as input of recipes."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitral.data import DataSet
+from vitral.data.decode import probe, read_image
+from vitral.errors import DataError, ImageError, RunError
+from vitral.folders import is_run
+from vitral.training.run_folder import RunFolder
+
+_SAMPLED = 64
+_FEW_STEPS = 10
+"""Steps of an epoch above which its incomplete last batch is less than a tenth of the images."""
+
+MIRRORED = "photographs stay realistic"
+NOT_MIRRORED = "grayscale images may be text, which must not be mirrored"
+"""Reasons of several recipes for mirroring training images or not."""
+
+
+@dataclass(frozen=True)
+class DatasetStats:
+    """Statistics of a data set; sizes and channels come from a sample of up to 64 training images."""
+
+    images: int
+    classes: int
+    size: tuple[int, int]
+    """Median height and width in pixels."""
+    uniform: bool
+    """True if all sampled images have this size."""
+    channels: int
+    """1 if every sampled image is grayscale, else 3."""
+    imbalance: float
+    """Ratio of the largest to the smallest class."""
+    grays: int | None = None
+    """Of sampled images with 16 bits a channel: 1 + their largest value in 8 bits; None if there are none."""
+    sampled: int = 0
+    """Number of sampled images."""
+    epochs: int | None = None
+    """Number of epochs that `--epochs` states, or that fit into `--minutes`."""
+    train_images: int | None = None
+    """Number of images used for training, without those for validation or beyond `--train-share`; None for all."""
+    finished_runs: tuple[str, ...] = ()
+    """Finished runs under `runs/` whose weights could be used, the latest first."""
+
+    def batch(self, most: int) -> int:
+        """Return a batch size of at most `most` that wastes few images.
+
+        An epoch drops its incomplete last batch. If it has only a few steps, the images are divided evenly: of 27
+        images, batches of 16 would drop 11, batches of 13 drop one.
+        """
+        count = self.images if self.train_images is None else self.train_images
+        steps = -(-count // most)
+        return most if steps > _FEW_STEPS else max(1, count // max(1, steps))
+
+
+def find_finished_runs(place: Path = Path("runs"), most: int = 2) -> tuple[str, ...]:
+    """Return the latest finished runs in a folder, quoted for a shell, without those that read text."""
+    try:
+        done = [one for one in place.iterdir() if (one / "result.json").is_file() and is_run(one)]
+        done.sort(key=lambda one: (one / "result.json").stat().st_mtime, reverse=True)
+        latest = itertools.islice((one for one in done if not _reads_text(one)), most)
+        return tuple(shlex.quote(str(one)) for one in latest)
+    except (OSError, RunError):
+        return ()
+
+
+def _reads_text(run: Path) -> bool:
+    return bool(RunFolder(run).read_result().get("val", {}).get("task") == "text")
+
+
+def dataset_stats(dataset: DataSet) -> DatasetStats:
+    """Compute the statistics of a data set. Unreadable images are ignored here; another step reports them."""
+    train = dataset["train"]
+    sizes, channels, grays = [], Counter[int](), 0
+    for index in np.linspace(0, len(train) - 1, min(len(train), _SAMPLED)).astype(int):
+        try:
+            raw = train.raw(int(index))
+            if _is_deep(raw):
+                grays = max(grays, 1 + int(read_image(raw, name=train.names[int(index)]).max()))
+            if isinstance(raw, bytes):
+                header = probe(raw, name=train.names[int(index)])
+                sizes.append((header.height, header.width))
+                channels[1 if header.channels == 1 else 3] += 1
+            else:
+                sizes.append(raw.shape[:2])
+                channels[1 if raw.ndim == 2 or raw.shape[2] == 1 else 3] += 1
+        except ImageError:
+            continue
+    height, width = np.median(sizes, axis=0).astype(int) if sizes else (224, 224)
+    counts = dataset.targets.counts(train.labels, len(dataset.classes))
+    return DatasetStats(
+        images=len(train),
+        classes=len(dataset.classes),
+        size=(int(height), int(width)),
+        uniform=len(set(sizes)) == 1,
+        channels=1 if set(channels) == {1} else 3,
+        imbalance=float(counts.max() / max(counts[counts > 0].min(), 1)),
+        grays=grays or None,
+        sampled=len(sizes),
+    )
+
+
+def _is_deep(raw: bytes | np.ndarray) -> bool:
+    """True for an image whose mode or type has more than 8 bits a channel."""
+    return probe(raw).mode.startswith("I") if isinstance(raw, bytes) else raw.dtype == np.uint16
+
+
+_FEWEST_GRAYS = 32
+
+
+def check_depth(stats: DatasetStats, source: str) -> str:
+    """Return a note on images of 16 bits, which are computed in 8; empty without them.
+
+    Raises `DataError` if 8 bits keep almost nothing of them, as of 12-bit values stored in 16 bits.
+    """
+    if stats.grays is None:
+        return ""
+    if stats.grays < _FEWEST_GRAYS:
+        why = f"values reach about {257 * (stats.grays - 1):,} of 65,535, and images are computed in 8 bits"
+        hint = "map the values that matter to 8 bits, as examples/medical.py does"
+        raise DataError(f"16-bit images of which 8 bits keep {stats.grays} grays", where=source, why=why, hint=hint)
+    return f"16 bits are scaled to 8, which keeps {stats.grays} grays"

@@ -1,0 +1,290 @@
+"""A model that answers requests: a predictor, its batches, its thread; loaded with a self-test before it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitral.errors import UsageError, WeightsError, unknown
+from vitral.explanation.explain import explain
+from vitral.explanation.heatmap import Heatmap
+from vitral.explanation.methods import METHODS, TEXT_METHODS, method_named
+from vitral.explanation.methods.method import grid_of
+from vitral.explanation.methods.select import check_method, default_method
+from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_prepared
+from vitral.inference.embedding import head_features
+from vitral.inference.own_sizes import refuse_own_sizes
+from vitral.inference.predictor import Predictor, load
+from vitral.serving.batching import Batcher, Timing
+from vitral.serving.limits import Limits, Places
+from vitral.serving.metrics import Metrics
+from vitral.serving.problems import Problem
+from vitral.weights.native import digest
+from vitral.weights.read.references import name_of
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+Reference = str | Path | Predictor
+"""A reference that `vitral.load` takes, or a predictor that is loaded already."""
+
+
+def named(references: Iterable[Reference]) -> dict[str, Reference]:
+    """Names for models: what is typed as NAME=RUN, else the last part of the reference.
+
+    Raises `UsageError` for a name that is used twice, or that is none.
+    """
+    found: dict[str, Reference] = {}
+    for one in references:
+        name, reference = _name_of(one)
+        if not _NAME.fullmatch(name):
+            why = "a name is made of letters, digits, '.', '_' and '-'"
+            raise UsageError(f"'{name}' cannot be the name of a model", why=why, hint="vitral serve NAME=RUN")
+        if name in found:
+            why = f"{found[name]} and {reference}"
+            raise UsageError(f"two models are called '{name}'", why=why, hint="vitral serve A=RUN B=RUN")
+        found[name] = reference
+    if not found:
+        raise UsageError("no model to serve", hint="vitral serve RUN …")
+    return found
+
+
+def _name_of(reference: Reference) -> tuple[str, Reference]:
+    if isinstance(reference, Predictor):
+        return name_of(reference.source) or "model", reference
+    name, equals, rest = str(reference).partition("=")
+    if equals and _NAME.fullmatch(name) and not Path(reference).exists():
+        return name, rest
+    return name_of(str(reference)), reference
+
+
+def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
+    """Load a model and test it; raise the errors of `vitral.load`, and `WeightsError` if it fails its self-test."""
+    if isinstance(reference, Predictor):
+        predictor = reference
+    else:
+        predictor = load(reference, **options)
+        _copy_out_of_file(predictor)
+    if not predictor.classes:
+        raise WeightsError("this network has no classes to predict", where=reference, hint="vitral train --init …")
+    refuse_own_sizes(predictor.preprocessing, "serve", predictor.source)
+    self_test(predictor)
+    return predictor
+
+
+def _copy_out_of_file(predictor: Predictor) -> None:
+    """Give the network memory of its own: loaded tensors may be views of a file, which somebody may write to."""
+    for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def self_test(predictor: Predictor) -> None:
+    """Compute two images twice: finite logits, one for each class, or rows of texts; the same both times. It also warms
+    the engine.
+    """
+    height, width = predictor.preprocessing.image_size
+    shape = (2, predictor.preprocessing.channels, height, width)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    first, second = (predictor.logits(images).cpu() for _ in range(2))
+    if predictor.output.task != "text" and first.shape != (2, len(predictor.classes)):
+        why = f"{len(predictor.classes)} classes and logits {tuple(first.shape)}"
+    elif not bool(first.isfinite().all()):
+        why = "it computes values that are not finite"
+    elif not torch.allclose(first, second, rtol=1e-3, atol=1e-3):
+        why = "it gives different answers for the same images"
+    else:
+        return
+    raise WeightsError("the model does not pass its self-test", where=predictor.source or None, why=why)
+
+
+class Model:
+    """One version of a model. All its computing runs on one thread: batches and explanations share the network."""
+
+    def __init__(self, name: str, predictor: Predictor, limits: Limits, metrics: Metrics):
+        self.name, self.predictor, self.limits, self.metrics = name, predictor, limits, metrics
+        self.version = _version(predictor)
+        self.loaded_at = time.time()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"vitral-{name}")
+        self.places = Places(limits.queue, self._queue_full, metrics.queue.labels(name).inc)
+        self._seconds = 0.05  # an image takes about as long, for Retry-After
+        self._batchers = {
+            task: Batcher(
+                compute, self._thread, size=limits.batch_size, wait=limits.batch_wait, record=self._recorder(task)
+            )
+            for task, compute in (("predict", self._predict), ("embed", self._embed))
+        }
+        self.labels = (name, self.version, predictor.engine, predictor.machine.precision)
+
+    def start(self) -> None:
+        """Begin to answer, in the running event loop."""
+        for batcher in self._batchers.values():
+            batcher.start()
+        self.metrics.model.labels(*self.labels).set(1)
+
+    async def stop(self, *, when_idle: bool = False) -> None:
+        """End; `when_idle` waits until every accepted image is answered."""
+        while when_idle and self.places.used:
+            await asyncio.sleep(0.05)
+        for batcher in self._batchers.values():
+            await batcher.stop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def predict(self, images: Sequence[Tensor]) -> list[np.ndarray]:
+        """Values (K,) of prepared images, such as probabilities."""
+        return await self._batchers["predict"](images)
+
+    async def embed(self, images: Sequence[Tensor]) -> list[np.ndarray]:
+        """Features (D,) of prepared images, as the head reads them."""
+        return await self._batchers["embed"](images)
+
+    async def explain(
+        self, images: Sequence[Tensor], rows: Sequence[np.ndarray], method: str, target: int | None
+    ) -> list[Heatmap | TextExplanation]:
+        """Heat maps of prepared images, for one class or for the predicted one, or of the texts in `rows`.
+
+        One image at a time: predictions go in between, and a canceled request ends after its image.
+        """
+        loop = asyncio.get_running_loop()
+        return [
+            await loop.run_in_executor(self._thread, self._explain, image, row, method, target)
+            for image, row in zip(images, rows, strict=True)
+        ]
+
+    def _predict(self, images: Tensor) -> list[np.ndarray]:
+        return list(self.predictor.rows(images))
+
+    def _embed(self, images: Tensor) -> list[np.ndarray]:
+        predictor = self.predictor
+        on_device = images.to(predictor.machine.device)
+        return list(head_features(predictor.model, on_device, predictor.preprocessing, predictor.machine).numpy())
+
+    def _explain(self, image: Tensor, row: np.ndarray, method: str, target: int | None) -> Heatmap | TextExplanation:
+        predictor = self.predictor
+        if self._reads_text:
+            return explain_prepared(predictor, image[None], [""], method_named(method), torch.from_numpy(row)[None])[0]
+        standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
+        found = explain(predictor.model, standardized, target, method=method)[0]
+        label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()
+        return dataclasses.replace(found, label=label, image=pixels)
+
+    @cached_property
+    def methods(self) -> list[dict[str, Any]]:
+        """Methods of explanation that fit this network and the limit of passes, the default first."""
+        default = self._default
+        fitting = [
+            {"name": name, "title": one.title, "passes": passes, "routing": one.routing}
+            for name, one in (TEXT_METHODS if self._reads_text else METHODS).items()
+            if (passes := one.passes(self._patches)) <= self.limits.passes and self._fits(name)
+        ]
+        return sorted(fitting, key=lambda one: one["name"] != default)
+
+    def check_explanation(self, method: str, target: str | None) -> tuple[str, int | None]:
+        """The name of the method and the number of the class; `Problem` for a method that does not fit or costs too
+        much, for an unknown class, and for any class of a text. `default` is the best method for this network.
+        """
+        name = self._default if method == "default" else method
+        if not self._fits(name):
+            known = [str(one["name"]) for one in self.methods]
+            raise Problem("no-explanation", f"'{name[:40]}' is not a method for this network", methods=known)
+        passes = method_named(name).passes(self._patches)
+        if passes > self.limits.passes:
+            detail = f"'{name}' costs {passes} passes an image; this server allows {self.limits.passes}"
+            raise Problem("no-explanation", detail, limit=self.limits.passes)
+        if self._reads_text:
+            if target is not None:
+                raise Problem("no-explanation", f"'{self.name}' reads text: every character is explained, no target")
+            return name, None
+        if target is not None and target not in self.predictor.classes:
+            nearest = unknown("class", target[:80], self.predictor.classes).why
+            raise Problem("no-explanation", f"'{target[:80]}' is not a class of this model; {nearest}")
+        if target is not None:
+            return name, self.predictor.classes.index(target)
+        try:
+            self.predictor.output.predicted(torch.zeros(1, len(self.predictor.classes)))
+        except UsageError as error:
+            raise Problem("no-explanation", f"{error.what}; name one as target: {error.why}") from error
+        return name, None
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts that clients need, as plain data."""
+        predictor = self.predictor
+        return {
+            "name": self.name,
+            "version": self.version,
+            "loaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.loaded_at)),
+            "task": predictor.output.task,
+            "classes": list(predictor.classes),
+            "image_size": list(predictor.preprocessing.image_size),
+            "channels": predictor.preprocessing.channels,
+            "features": predictor.model.config.features,
+            "parameters": sum(one.numel() for one in predictor.model.parameters()),
+            "engine": predictor.engine,
+            "precision": predictor.machine.precision,
+            "device": predictor.machine.device.type,
+            "methods": self.methods,
+        }
+
+    def check_embedding(self) -> None:
+        """Raise `Problem` for a network without features."""
+        if self._reads_text:
+            raise Problem("no-embedding", f"'{self.name}' reads text: its decoder attends to all tokens of the image")
+
+    @property
+    def _reads_text(self) -> bool:
+        return self.predictor.output.task == "text"
+
+    @property
+    def _default(self) -> str:
+        return DEFAULT_FOR_TEXT if self._reads_text else default_method(self.predictor.model)
+
+    @cached_property
+    def _patches(self) -> int:
+        height, width = self.predictor.preprocessing.image_size
+        network = getattr(self.predictor.model, "encoder", self.predictor.model)
+        rows, columns = grid_of(network, torch.empty(1, 1, height, width, device="meta"))
+        return rows * columns
+
+    def _fits(self, method: str) -> bool:
+        if self._reads_text or method not in METHODS:
+            return self._reads_text and method in TEXT_METHODS
+        try:
+            check_method(METHODS[method], self.predictor.model)
+        except UsageError:
+            return False
+        return True
+
+    def _queue_full(self) -> Problem:
+        wait = max(1, min(60, round(self.places.used * self._seconds)))
+        detail = f"{self.places.used} images wait for '{self.name}'; {self.places.capacity} have a place"
+        return Problem("queue-full", detail, headers={"Retry-After": str(wait)})
+
+    def _recorder(self, task: str) -> Callable[[Timing], None]:
+        metrics, labels = self.metrics, (self.name, task)
+
+        def record(timing: Timing) -> None:
+            self._seconds = 0.9 * self._seconds + 0.1 * timing.seconds / timing.images
+            metrics.images.labels(*labels).inc(timing.images)
+            metrics.batches.labels(*labels).observe(timing.images)
+            metrics.compute.labels(*labels).observe(timing.seconds)
+            for seconds in timing.waited:
+                metrics.waited.labels(*labels).observe(seconds)
+
+        return record
+
+
+def _version(predictor: Predictor) -> str:
+    """A short digest of weights, classes, preprocessing and output: the same on every machine that serves the same."""
+    output = [predictor.output.to_json()] if predictor.output.to_json() else []
+    known = repr((predictor.classes, predictor.preprocessing, digest(predictor.model.state_dict()), *output))
+    return hashlib.sha256(known.encode()).hexdigest()[:12]

@@ -1,0 +1,59 @@
+"""The page, its files and the documentation of the API. Files come from the package under fixed paths: nothing of a
+request becomes a path on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from functools import cache
+
+from jinja2 import Environment, StrictUndefined, Template
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vitral import web
+from vitral._version import __version__
+from vitral.serving.openapi import openapi
+from vitral.serving.problems import PROBLEMS
+from vitral.serving.service import Service
+
+ASSETS = {f"/{path}": name for path, name in web.SERVER.items()}
+"""Path → file of `vitral.web`; the page itself is at `/`."""
+
+_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+
+CSP = web.policy({"frame-ancestors": "'none'", "require-trusted-types-for": "'script'"})
+"""Of the page: its own files, images in memory, and requests to its own server."""
+
+
+def asset(path: str) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with the page, or one of its files."""
+    content = (web.text(ASSETS[path]) if path in ASSETS else web.page(served=True)).encode()
+    headers = {
+        "Content-Type": _TYPES[path.rpartition(".")[2] if path in ASSETS else "html"],
+        "Content-Security-Policy": CSP,
+        "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+        "Cache-Control": "no-cache",
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+    }
+
+    async def endpoint(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+    return endpoint
+
+
+async def docs(request: Request) -> Response:
+    """The documentation of the API, drawn from its description."""
+    service: Service = request.app.state.service
+    page = _template().render(api=openapi(service), problems=PROBLEMS, version=__version__, limits=service.limits)
+    return Response(page, headers={"Content-Type": _TYPES["html"], "Content-Security-Policy": CSP})
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(web.text("docs.html.jinja"))

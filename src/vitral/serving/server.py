@@ -1,0 +1,173 @@
+"""Run a service under uvicorn: one process, its socket, its signals.
+
+SIGTERM and Ctrl-C drain: readiness goes, requests are answered with `Connection: close`, then the listener closes, and
+the process ends when nothing is in flight, at the latest after `grace` seconds. SIGHUP reloads.
+
+Workers run this module in several processes on one socket, which they inherit (`vitral.serving.workers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from vitral.errors import VitralError
+from vitral.serving.application import build
+from vitral.serving.logs import log
+from vitral.serving.protocol import Bounded
+from vitral.serving.service import Service
+from vitral.stopping import Handler, handling
+
+BACKLOG = 2048
+"""Connections that wait to be accepted. asyncio accepts as many at a time as its backlog allows. A worker's is 1, so
+that none takes all connections of a burst.
+"""
+
+_LATE = 0.25
+"""Seconds for requests of connections that were accepted before the listener closed."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, which does not listen yet; `VitralError` if the system refuses."""
+    found = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)  # asyncio sends without delay where the protocol is TCP by number
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        if found is not None:
+            found.close()
+        raise _refused(f"{host}:{port}", error) from error
+    return found
+
+
+def listen(bound: socket.socket) -> None:
+    """Let connections wait at a bound socket; `VitralError` if another process bound the port, too, and was first."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise _refused(address(bound), error) from error
+
+
+def _refused(where: str, error: OSError) -> VitralError:
+    return VitralError(
+        "cannot listen", where=where, why=error.strerror, hint="another --host or --port; 0 takes a free port"
+    )
+
+
+def address(bound: socket.socket) -> str:
+    """The URL of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve_on(
+    bound: socket.socket,
+    service: Service,
+    *,
+    grace: float,
+    started: Callable[[], None] = lambda: None,
+    beat: Callable[[], None] | None = None,
+) -> int:
+    """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens. A
+    worker calls `beat` every second: its event loop runs.
+    """
+    config = uvicorn.Config(
+        build(service), http=Bounded, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=30,
+        h11_max_incomplete_event_size=service.limits.headers, backlog=1 if beat else BACKLOG,
+    )  # fmt: skip
+    server = _Server(config, service, grace, started, beat)
+    listen(bound)
+    server.run([bound])
+    code = 130 if server.interrupted else 0
+    if _threads_remain():  # one computes an abandoned request, and Python would wait for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _threads_remain(seconds: float = 0.5) -> bool:
+    """True if threads of the service are still at work after these seconds."""
+    end = time.monotonic() + seconds
+    own = [one for one in threading.enumerate() if one.name.startswith("vitral-")]
+    for one in own:
+        one.join(max(0.0, end - time.monotonic()))
+    return any(one.is_alive() for one in own)
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, service: Service, grace: float, on_start: Callable[[], None],
+        beat: Callable[[], None] | None,
+    ):  # fmt: skip
+        super().__init__(config)
+        self.service, self.grace, self.on_start, self.beat = service, grace, on_start, beat
+        self.interrupted = False
+        self._hangup = False
+        self._asked_at: float | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGTERM, SIGINT and SIGHUP; uvicorn would raise them once more at the end."""
+        handlers: dict[int, Handler] = {signal.SIGTERM: self.handle_exit, signal.SIGINT: self.handle_exit}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = self._on_hangup
+        with handling(handlers):
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; Ctrl-C for the second time ends at once."""
+        self.force_exit = self.interrupted and sig == signal.SIGINT
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        self.should_exit = True
+
+    def _on_hangup(self, sig: int, frame: FrameType | None) -> None:
+        self._hangup = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then report it."""
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(BACKLOG)  # asyncio has set its own
+        self.on_start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Handle signals, ten times a second. After a signal to end, keep answering without readiness for a while, so
+        that a load balancer can send requests elsewhere.
+        """
+        stop = await super().on_tick(counter)
+        if self.beat and counter % 10 == 0:
+            self.beat()
+        if self._hangup:
+            self._hangup = False
+            log("reloading all models")
+            self.service.reload_all()
+        if stop and self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self.service.drain()
+            log("draining", grace=self.grace)
+        settled = self._asked_at is not None and time.monotonic() >= self._asked_at + min(1.0, self.grace / 5)
+        return self.force_exit or settled
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listener, answer what was accepted, end."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(0 if self.force_exit else _LATE)
+        left = self.grace - (time.monotonic() - (self._asked_at or time.monotonic())) - 0.5
+        self.config.timeout_graceful_shutdown = max(0.1, left)  # type: ignore[assignment]  # asyncio takes a float
+        await super().shutdown(sockets)
+        log("ended")

@@ -1,0 +1,1 @@
+"""Studies: questions that take several networks to answer."""

@@ -1,0 +1,236 @@
+"""`vitral compare`: several networks on the same held-out images, with the significance of their differences."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitral.data import Split
+from vitral.data.loader import Progress
+from vitral.errors import UsageError
+from vitral.evaluation.metrics import Evaluation, measure
+from vitral.evaluation.wording import count
+from vitral.inference.options import InferenceOptions
+from vitral.inference.outputs.output import require_classes
+from vitral.inference.predictor import Predictor
+from vitral.model import summarize
+from vitral.studies.paired import Difference, holm, mcnemar, paired_interval
+from vitral.workflows.data_options import DataOptions
+from vitral.workflows.evaluate import Evaluated, evaluate_images
+
+_ROUNDS, _BATCH = 5, 32
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """One network of a comparison, with its figures on the common images."""
+
+    name: str
+    evaluation: Evaluation
+    correct: np.ndarray
+    """bool (n,), in the order of `Comparison.images`."""
+    predicted: tuple[str, ...]
+    """The predicted class of each image."""
+    parameters: int
+    flops: int
+    """Of one image."""
+    size: tuple[int, int]
+    """Height and width of the network's images, in pixels."""
+    images_per_second: float
+    """Batches of 32 on the device, measured in turn with the others: median of five rounds."""
+    seconds_per_image: float
+    """One image at a time, measured likewise."""
+    caution: str
+
+    def to_json(self) -> dict[str, Any]:
+        about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
+        return {**about, "seconds_per_image": self.seconds_per_image, "caution": self.caution,
+                "accuracy": self.evaluation.accuracy, "accuracy_interval": self.evaluation.accuracy_interval,
+                "loss": self.evaluation.loss, "ece": self.evaluation.ece,
+                "macro_f1": self.evaluation.macro_f1}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Contenders, best first, and the difference of every pair of them."""
+
+    source: str
+    split: str
+    device: str
+    images: Split
+    """The common images, labeled with the classes of the first contender given."""
+    contenders: tuple[Contender, ...]
+    differences: tuple[Difference, ...]
+
+    def only_right(self, index: int) -> np.ndarray:
+        """Indices of the images that only this contender classifies correctly."""
+        others = [one.correct for place, one in enumerate(self.contenders) if place != index]
+        return np.flatnonzero(self.contenders[index].correct & ~np.any(others, axis=0))
+
+    def conclusion(self) -> str:
+        """Return a sentence: the better network, or that no difference can be claimed."""
+        best = self.contenders[0].name
+        against = [one for one in self.differences if best in (one.first, one.second)]
+        beaten = [one.second if one.first == best else one.first for one in against if one.claimed]
+        rest = [one.second if one.first == best else one.first for one in against if not one.claimed]
+        if not beaten:
+            return f"No difference can be claimed between {best} and {_listed(rest)} on {self._images}."
+        said = f"{best} is more accurate than {_listed(beaten)} on {self._images}."
+        return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
+
+    @property
+    def _images(self) -> str:
+        return count(len(self.images), "image")
+
+    def to_json(self) -> dict[str, Any]:
+        differences = [
+            {"first": one.first, "second": one.second, "difference": one.difference, "interval": list(one.interval),
+             "only_first": one.only_first, "only_second": one.only_second, "agreement": one.agreement,
+             "p_value": one.p_value, "p_adjusted": one.p_adjusted, "claimed": one.claimed}
+            for one in self.differences
+        ]  # fmt: skip
+        only = {one.name: [self.images.names[i] for i in self.only_right(k)] for k, one in enumerate(self.contenders)}
+        return {
+            "data": self.source, "split": self.split, "images": len(self.images), "device": self.device,
+            "contenders": [one.to_json() for one in self.contenders], "differences": differences,
+            "conclusion": self.conclusion(), "only_right": only,
+        }  # fmt: skip
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def compare(
+    models: Sequence[str | Path | Predictor],
+    data: str | Path | None = None,
+    *,
+    split: str | None = None,
+    data_root: str | Path = "data",
+    device: str = "auto",
+    precision: str = "auto",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measure two or more run folders, weights files or predictors on the same images, and every pair's difference.
+
+    Without `data` each run is measured on its own held-out images, and the images compared are those that no run has
+    trained on: the ones that are held out of all of them. Raises `UsageError` if there are none, or only one model.
+    """
+    if len(models) < 2:
+        raise UsageError("a comparison takes two networks or more", hint="vitral compare runs/a runs/b")
+    names = _names(models)
+    held_out, options = DataOptions(data, split, data_root), InferenceOptions(device, precision)
+    found = [evaluate_images(one, held_out, options, progress) for one in models]
+    for one in found:
+        require_classes(one.predictor.output, "vitral compare", "vitral evaluate RUN, for each of them")
+    chosen = _common(found, names)
+    evaluations = [_reduced(one, numbers) for one, numbers in zip(found, chosen, strict=True)]
+    rates, latencies = _speeds([_as_used(one, options) for one in models], found[0].images)
+    contenders = list[Contender]()
+    for name, one, numbers, evaluation, rate, latency in zip(
+        names, found, chosen, evaluations, rates, latencies, strict=True
+    ):
+        answers = one.probabilities[numbers].argmax(1)
+        summary = summarize(one.predictor.model)
+        contenders.append(
+            Contender(
+                name, evaluation, answers == one.images.labels[numbers],
+                tuple(one.predictor.classes[answer] for answer in answers), summary.parameters, summary.flops,
+                one.predictor.preprocessing.image_size, rate, latency, one.caution,
+            )
+        )  # fmt: skip
+    first = found[0]
+    images = first.images.select(chosen[0])
+    order = sorted(range(len(contenders)), key=lambda k: (-contenders[k].evaluation.accuracy, k))
+    ranked = tuple(contenders[k] for k in order)
+    device_name = first.predictor.machine.name
+    return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked))
+
+
+def differences(contenders: Sequence[Contender]) -> tuple[Difference, ...]:
+    """The difference of every pair, the first of which stands before the second."""
+    pairs = list(itertools.combinations(contenders, 2))
+    counts = [(int((a.correct & ~b.correct).sum()), int((b.correct & ~a.correct).sum())) for a, b in pairs]
+    p_values = [mcnemar(*count) for count in counts]
+    found = list[Difference]()
+    for (a, b), (only_a, only_b), p, adjusted in zip(pairs, counts, p_values, holm(p_values), strict=True):
+        n = len(a.correct)
+        alike = float(np.mean([x == y for x, y in zip(a.predicted, b.predicted, strict=True)]))
+        interval = paired_interval(only_a, only_b, n)
+        found.append(Difference(a.name, b.name, (only_a - only_b) / n, interval, only_a, only_b, alike, p, adjusted))
+    return tuple(found)
+
+
+def _names(models: Sequence[str | Path | Predictor]) -> list[str]:
+    """Name the models by their folder or file, or by the whole path where two are called the same."""
+    paths = [one.source if isinstance(one, Predictor) else str(one) for one in models]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise UsageError("a network is not compared with itself", where=twice, hint="name each network once")
+    short = [Path(path).name or path for path in paths]
+    return short if len(set(short)) == len(short) else paths
+
+
+def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray]:
+    """Return for each evaluation the indices of the images that all of them have, in one order."""
+    places = [{name: number for number, name in enumerate(one.images.names)} for one in found]
+    shared = [name for name in found[0].images.names if all(name in place for place in places)]
+    if not shared:
+        why = "the images held out of one are not those held out of another"
+        hint = "vitral compare … --data DATA, with images that none of them was trained on"
+        raise UsageError("no image is held out of all these runs", why=why, hint=hint)
+    chosen = [np.array([place[name] for name in shared]) for place in places]
+    labels = [
+        [one.predictor.classes[k] for k in one.images.labels[numbers]]
+        for one, numbers in zip(found, chosen, strict=True)
+    ]
+    for name, other in zip(names, labels, strict=True):
+        if other != labels[0]:
+            index = next(i for i, (a, b) in enumerate(zip(labels[0], other, strict=True)) if a != b)
+            why = f"it is “{labels[0][index]}” to {names[0]} and “{other[index]}” to {name}"
+            raise UsageError("the networks know an image by different classes", where=shared[index], why=why)
+    return chosen
+
+
+def _reduced(one: Evaluated, numbers: np.ndarray) -> Evaluation:
+    return measure(one.probabilities[numbers], one.images.labels[numbers], one.predictor.classes)
+
+
+def _as_used(model: str | Path | Predictor, options: InferenceOptions) -> Predictor:
+    """Return the predictor of `vitral predict`, to measure the speed that a user gets."""
+    return model if isinstance(model, Predictor) else options.load(model)
+
+
+def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float], list[float]]:
+    """Images a second in batches of 32, and seconds of one image alone; decoding is not included."""
+    count = min(_BATCH, len(images))
+    raw = [images.image(i) for i in range(count)]
+    batches = [
+        torch.stack([one.prepare(pixels) for pixels in raw]).repeat(-(-_BATCH // count), 1, 1, 1)[:_BATCH]
+        for one in predictors
+    ]
+
+    def seconds(predictor: Predictor, batch: Tensor) -> float:
+        started = time.perf_counter()
+        predictor.logits(batch.to(predictor.machine.device)).cpu()
+        return time.perf_counter() - started
+
+    found = []
+    for size in (_BATCH, 1):
+        for predictor, batch in zip(predictors, batches, strict=True):
+            seconds(predictor, batch[:size])  # the first call compiles and allocates
+        rounds = [
+            [seconds(predictor, batch[:size]) for predictor, batch in zip(predictors, batches, strict=True)]
+            for _ in range(_ROUNDS)
+        ]
+        found.append([statistics.median(column) for column in zip(*rounds, strict=True)])
+    return [_BATCH / one for one in found[0]], found[1]

@@ -1,0 +1,226 @@
+"""Sentences on the differences of a study, which its figures bear out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitral.evaluation.wording import count
+from vitral.studies.results import Group, Outcome, Results, in_words, listed
+from vitral.studies.seeds import SeedDifference, paired_difference
+from vitral.studies.study import Expectation, shown
+
+
+def conclusions(results: Results) -> list[str]:
+    """Return the sentences, the answer to the study's question first."""
+    if not any(group.done for group in results.groups):
+        return ["No run is finished."]
+    if results.study.kind == "search":
+        return [*_of_search(results), *_limits(results)]
+    sentences = [*_verdict(results), *_of_kind(results), *_limits(results)]
+    return list(dict.fromkeys(sentences))
+
+
+def _verdict(results: Results) -> Iterator[str]:
+    """Say whether the claim of the study is borne out, contradicted, or neither."""
+    expected = [(one, _found(results, one)) for one in results.study.expects]
+    if not expected:
+        return
+    against = [found for one, found in expected if found and found.claimed and not _as_expected(one, found)]
+    open_ = [one for one, found in expected if one.relation == ">" and not (found and found.claimed)]
+    if against:
+        yield "The claim is contradicted here."
+    elif open_:
+        yield "The claim is neither borne out nor contradicted here."
+    elif all(one.relation == "=" for one, _ in expected):
+        yield "The claim is not contradicted here. That no difference is seen does not prove that there is none."
+    else:
+        yield "The claim is borne out here."
+    for found in against:
+        where = f" with {found.where}" if results.study.kind == "data" else ""
+        yield f"Contrary to it, {found.first} is more accurate than {found.second}{where}."
+
+
+def _found(results: Results, expected: Expectation) -> SeedDifference | None:
+    """The difference that an expectation is about; None if it has not been measured."""
+    where = None if expected.where is None else in_words(results.study.kind, expected.where)
+    return next(
+        (
+            one
+            for one in results.differences
+            if {one.first, one.second} == {expected.first, expected.second} and where in (None, one.where)
+        ),
+        None,
+    )
+
+
+def _as_expected(expected: Expectation, found: SeedDifference) -> bool:
+    return expected.relation == ">" and found.first == expected.first
+
+
+def _of_kind(results: Results) -> Iterator[str]:
+    if results.study.seeds == 1:
+        yield (
+            "Each recipe was trained with one seed. Runs that differ by their seed alone differ in accuracy too, by an "
+            "amount that one seed does not show: no difference is claimed."
+        )
+    if results.study.kind == "data":
+        yield from _at_each(results)
+        yield from _crossings(results)
+        yield from _gains(results)
+    elif results.study.kind == "compute":
+        yield from _at_each(results)
+        yield from _front(results)
+    else:
+        yield from _best(results)
+
+
+def _points(one: SeedDifference) -> str:
+    return f"{_signed(one.difference)} points ({_signed(one.interval[0])} to {_signed(one.interval[1])})"
+
+
+def _signed(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def _at_each(results: Results) -> Iterator[str]:
+    """Compare the networks at each amount of data, or length of training."""
+    if results.study.seeds == 1:
+        return
+    for where in dict.fromkeys(one.where for one in results.differences):
+        here = [one for one in results.differences if one.where == where]
+        claimed = [one for one in here if one.claimed]
+        start = f"With {where}" if results.study.kind == "data" else f"After {where}"
+        for one in claimed:
+            yield f"{start} {one.first} is more accurate than {one.second} by {_points(one)}."
+        if not claimed:
+            names = list(dict.fromkeys(name for one in here for name in (one.first, one.second)))
+            yield f"{start} no difference can be claimed between {listed(names)}."
+        elif len(claimed) < len(here):
+            rest = [f"{one.first} and {one.second}" for one in here if not one.claimed]
+            yield f"{start} no difference can be claimed between {', or '.join(rest)}."
+
+
+def _crossings(results: Results) -> Iterator[str]:
+    """Name pairs whose order changes with the amount of data, if both orders can be claimed."""
+    claimed = [one for one in results.differences if one.claimed]
+    reported = set[tuple[str, str]]()
+    for k, one in enumerate(claimed):
+        for other in reversed(claimed[k + 1 :]):
+            if (one.first, one.second) == (other.second, other.first) and (one.first, one.second) not in reported:
+                reported.add((one.first, one.second))
+                yield (
+                    f"The order changes: {one.first} is ahead of {one.second} with {one.where}, and behind it with "
+                    f"{other.where}."
+                )
+
+
+def _gains(results: Results) -> Iterator[str]:
+    """Measure each network's gain from the smallest to the largest amount of data."""
+    fractions = sorted(results.study.fractions)
+    if len(fractions) < 2:
+        return
+    for name in dict.fromkeys(group.label(("fraction",)) for group in results.groups):
+        ends = [_group(results, name, fraction) for fraction in (fractions[-1], fractions[0])]
+        by_seed = [{one.cell.seed: one.accuracy or 0.0 for one in group.done} for group in ends if group]
+        if len(by_seed) < 2 or not (seeds := sorted(by_seed[0].keys() & by_seed[1].keys())):
+            continue
+        more, less = ([each[seed] for seed in seeds] for each in by_seed)
+        gain = paired_difference("", name, name, more, less, results.images)
+        interval = _points(gain) if len(seeds) > 1 else f"{_signed(gain.difference)} points, with one seed"
+        levels = " to ".join(f"{100 * sum(one) / len(one):.1f} %" for one in (less, more))
+        start, end = in_words("data", fractions[0]), in_words("data", fractions[-1])
+        yield f"From {start} to {end} {name} goes from {levels}: {interval}."
+
+
+def _group(results: Results, name: str, fraction: float) -> Group | None:
+    return next(
+        (g for g in results.groups if g.factors["fraction"] == fraction and g.label(("fraction",)) == name), None
+    )
+
+
+def _front(results: Results) -> Iterator[str]:
+    for cost, title in (("flops", "FLOPs"), ("seconds", "seconds")):
+        front = results.front(cost)
+        names = [f"{group.label(('epochs',))} for {in_words('compute', group.factors['epochs'])}" for group in front]
+        if names:
+            yield f"By mean accuracy, the front of best over {title} of training is {listed(names)}."
+
+
+def _best(results: Results) -> Iterator[str]:
+    """Name the best combination, and the values of each option that make a difference."""
+    ranked = sorted((g for g in results.groups if g.accuracy), key=lambda g: -g.accuracy.value)  # type: ignore[union-attr]
+    if not ranked or ranked[0].accuracy is None:
+        return
+    best = ranked[0].label()
+    yield f"The highest mean accuracy is {100 * ranked[0].accuracy.value:.1f} %, with {best}."
+    if results.study.seeds == 1:
+        return
+    for one in results.differences:
+        over = f", {one.where}" if one.where else ""
+        if one.claimed:
+            yield f"{one.first} is more accurate than {one.second} by {_points(one)}{over}."
+        else:
+            yield f"Between {one.first} and {one.second} no difference can be claimed{over}."
+
+
+def _of_search(results: Results) -> Iterator[str]:
+    """Name the winner, its figure on images that chose nothing, and the plan's own."""
+    best, study = results.best, results.study
+    if best is None:
+        yield "No trial ran to its end."
+        return
+    first = next((one for one in results.outcomes if study.first and one.done), None)
+    reached = f"{100 * (best.accuracy or 0):.2f} %"
+    yield f"The highest validation accuracy is {reached}, of {best.cell.name}: {_values(best)}."
+    if first is not None and first is not best:
+        yield f"The plan's own values, {first.cell.name}, reach {100 * (first.accuracy or 0):.2f} %."
+    elif first is not None:
+        yield "Those are the plan's own values: no other trial is better."
+    if best.test is None:
+        yield (
+            f"The data have no test part. The validation images chose the best of {len(results.outcomes)} trials and "
+            "its best epoch, so that its accuracy is too high by that choice; new images would show by how much."
+        )
+        return
+    low, high = best.test.accuracy_interval
+    against = ""
+    if first is not None and first is not best and first.test:
+        against = f", the plan's own values {100 * first.test.accuracy:.2f} %"
+    yield (
+        f"On the {count(best.test.images, 'test image')}, which chose nothing, it reaches "
+        f"{100 * best.test.accuracy:.2f} % ({100 * low:.1f} % to {100 * high:.1f} %){against}."
+    )
+
+
+def _of_time(results: Results) -> Iterator[str]:
+    begun, trials = len(results.outcomes), results.study.trials
+    if begun < trials and results.finished:
+        yield f"The time was up after {count(begun, 'trial')} of {trials}."
+    elif not results.finished:
+        yield f"{sum(one.ended for one in results.outcomes)} of {count(trials, 'trial')} are finished."
+
+
+def _values(one: Outcome) -> str:
+    return ", ".join(f"{name} {shown(value)}" for name, value in one.cell.factors.items())
+
+
+def _limits(results: Results) -> Iterator[str]:
+    """State what the figures leave open."""
+    failed = [one for one in results.outcomes if one.status == "failed"]
+    if failed:
+        names = listed([one.cell.name for one in failed])
+        yield f"{count(len(failed), 'run')} diverged and {'is' if len(failed) == 1 else 'are'} left out: {names}."
+    if pruned := [one for one in results.outcomes if one.status == "pruned"]:
+        is_ = "was" if len(pruned) == 1 else "were"
+        yield f"{count(len(pruned), 'trial')} {is_} stopped early, below the median of those that ran to their end."
+    if results.study.kind == "search":
+        yield from _of_time(results)
+        return
+    left = sum(one.status in ("open", "begun") for one in results.outcomes)
+    if left:
+        yield f"{count(left, 'run')} of {len(results.outcomes)} {'is' if left == 1 else 'are'} not finished."
+    if results.split == "val":
+        yield (
+            f"The {count(results.images, 'held-out image')} also chose the best epoch of each run, so that all "
+            "accuracies are slightly too high."
+        )

@@ -1,0 +1,123 @@
+"""The pages of a comparison and of a study: one self-contained file each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+
+from vitral.atomic import replacing, write_text
+from vitral.digest import with_digest
+from vitral.evaluation import figures
+from vitral.evaluation.pages import environment, without_control_characters
+from vitral.studies.comparison import Comparison
+from vitral.studies.conclusions import conclusions
+from vitral.studies.drawing import in_print, on_page
+from vitral.studies.paired import Difference
+from vitral.studies.results import Results
+from vitral.studies.seeds import SeedDifference
+from vitral.studies.study import Study, StudyFolder, shown
+from vitral.studies.tuning import TITLE
+from vitral.workflows.saving import command
+
+_SHOWN, _SIDE = 12, 96
+_CHANNELS = 3
+
+
+def write_comparison(path: Path, comparison: Comparison, command: str) -> None:
+    """Write the page, with the images that only one network classifies correctly; atomically."""
+    text = _template("comparison.html.jinja").render(
+        comparison=comparison, command=command, conclusion=comparison.conclusion(),
+        only=[_only(comparison, place) for place in range(len(comparison.contenders))],
+        scale=_scale(comparison.differences),
+    )  # fmt: skip
+    _write(path, text)
+
+
+def write_study(place: StudyFolder, results: Results) -> None:
+    """Write the page of a study and its figure for a paper; atomically."""
+    study = results.study
+    text = _template("study.html.jinja").render(
+        study=study, results=results, title=study.title or _TITLES[study.kind], sentences=conclusions(results),
+        plots=on_page(results), figure_title=_FIGURES[study.kind][0], figure_note=_FIGURES[study.kind][1],
+        scale=_scale(results.differences), command=f"{_command(study)} --out {shlex.quote(str(place.path))}",
+        winner=command(results.best.cell.options) if study.kind == "search" and results.best else "",
+    )  # fmt: skip
+    _write(place.page, text)
+    if drawn := in_print(results):
+        for path, content in zip((place.png, place.svg), drawn, strict=True):
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
+
+
+def _command(study: Study) -> str:
+    """Return the command of the study; a search of `vitral tune` has options that the plan has chosen."""
+    return study.command if study.title != TITLE else f"vitral tune {shlex.quote(study.data)} --trials {study.trials}"
+
+
+_TITLES = {"data": "Accuracy by amount of data", "compute": "Accuracy by compute", "options": "Accuracy by options",
+           "search": "Search for options"}  # fmt: skip
+_FIGURES = {
+    "data": (
+        "Accuracy over training images",
+        "Shares of the same seed are nested, with the same share of every class.",
+    ),
+    "compute": ("Accuracy over compute", "The dotted steps are the front: nothing cheaper is more accurate."),
+    "search": (
+        "Validation accuracy of trials",
+        "The line is the best so far; hollow points were stopped early, at the accuracy that they had reached.",
+    ),
+    "options": ("Options in order of mean accuracy", "A diamond is the mean, a line its interval, a dot a seed."),
+}
+
+
+def _template(name: str) -> Template:
+    pages = environment(__package__)
+    pages.filters.update(points=points, p_value=p_value, on_axis=_on_axis, shown=shown)
+    return pages.get_template(name)
+
+
+def _write(path: Path, text: str) -> None:
+    encoded = without_control_characters(text).encode("utf-8", errors="replace")
+    write_text(path, with_digest(encoded, "\n<!-- ", " -->\n").decode())
+
+
+def points(difference: float) -> str:
+    """0.0213 → "+2.13"."""
+    return f"{100 * difference:+.2f}".replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """As journals print it: 0.0213 → "0.021", 3e-7 → "< 0.001"."""
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def _on_axis(difference: float, scale: tuple[float, float]) -> str:
+    low, high = scale
+    return f"{6 + 188 * (difference - low) / max(high - low, 1e-9):.1f}"
+
+
+def _only(comparison: Comparison, place: int) -> dict[str, Any]:
+    """Return the images that only this contender classifies correctly, with the predictions of the others."""
+    contender, images = comparison.contenders[place], comparison.images
+    numbers = comparison.only_right(place)
+    others = [one for k, one in enumerate(comparison.contenders) if k != place]
+    shown = [
+        {
+            "image": figures.embedded(images.image(int(i), _CHANNELS), _SIDE),
+            "name": images.names[int(i)],
+            "label": contender.predicted[int(i)],
+            "others": [(other.name, other.predicted[int(i)]) for other in others],
+        }
+        for i in numbers[:_SHOWN]
+    ]
+    return {"name": contender.name, "count": len(numbers), "shown": shown, "left_out": max(0, len(numbers) - _SHOWN)}
+
+
+def _scale(differences: Sequence[Difference] | Sequence[SeedDifference]) -> tuple[float, float]:
+    """The range of the differences' axis: symmetric, and as wide as the widest interval."""
+    most = max((abs(bound) for one in differences for bound in one.interval), default=0.0)
+    return -most, most

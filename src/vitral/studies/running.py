@@ -1,0 +1,117 @@
+"""Run a study: train every cell that has no result yet, one after another."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from vitral.atomic import write_text
+from vitral.console import duration
+from vitral.data import load
+from vitral.digest import sealed_json
+from vitral.errors import Interrupted, RunError, TrainingError
+from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results, check_held_out, read_outcome
+from vitral.studies.search import Pruned, Tell, search
+from vitral.studies.study import Cell, Study, StudyFolder
+from vitral.training.callbacks import Callback
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.train import train
+
+
+def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: None) -> Results:
+    """Train the runs of a study that are not finished, and return the results; results.csv is written after each.
+
+    A finished run is left as it is, a begun one resumes. A run that diverges is recorded and left. One that another
+    process is training is left to it, so that several processes may share a study. `tell` gets a line for each run.
+    Raises `Interrupted` when the user stops, with the command that continues; and the errors of `vitral.train`.
+    """
+    place = StudyFolder(folder)
+    place.open(study)
+    if study.kind == "search":
+        return _search(study, place, tell)
+    outcomes = {cell.name: read_outcome(cell, place) for cell in study.cells}
+    left = [cell for cell in study.cells if outcomes[cell.name].status in ("open", "begun")]
+    if len(left) < len(study.cells):
+        tell(f"{len(study.cells) - len(left)} of {len(study.cells)} runs are finished")
+    if left and os.path.exists(study.data):
+        load(study.data)  # raises for data of another task than one class an image, which has no accuracy
+    for cell in left:
+        number = study.cells.index(cell) + 1
+        outcome = _run(cell, place, partial(_numbered, tell, f"{number}/{len(study.cells)}"))
+        outcomes[cell.name] = outcome
+        check_held_out(list(outcomes.values()))
+        write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+    return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+
+
+def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:
+    def trained(cell: Cell, tell: Tell, callback: Callback) -> Outcome:
+        return _run(cell, place, tell, (callback,), ON_VALIDATION)
+
+    def save(results: Results) -> None:
+        write_results(results, place)
+
+    return write_results(search(study, place, trained, save, tell), place)
+
+
+def _numbered(tell: Tell, number: str, line: str) -> None:
+    tell(f"{number} {line}")
+
+
+def write_results(results: Results, place: StudyFolder) -> Results:
+    """Write results.csv, and return the results."""
+    write_text(place.results, results.to_csv())
+    return results
+
+
+def _run(
+    cell: Cell,
+    place: StudyFolder,
+    tell: Tell,
+    callbacks: Sequence[Callback] = (),
+    splits: Sequence[str] = MEASURED_ON,
+) -> Outcome:
+    """Train one cell, or go on with it; `splits` are those to measure it on, the first that the run has."""
+    started = time.perf_counter()
+    try:
+        _train(cell, place, callbacks)
+    except Interrupted as stopped:
+        raise Interrupted(f"vitral study resume {shlex.quote(str(place.path))}", saved=True) from stopped
+    except Pruned as stopped:
+        seconds = time.perf_counter() - started
+        _write_pruned(cell, place, stopped, seconds)
+        tell(f"{cell.name}  stopped after epoch {len(stopped.curve)} of {stopped.epochs}: {stopped.why}")
+        return read_outcome(cell, place, splits)
+    except TrainingError as error:
+        if "memory" in error.what:  # not a result of the network: another try may have more
+            raise
+        write_text(place.outcome(cell), sealed_json({"status": "failed", "why": error.what}))
+        tell(f"{cell.name}  failed: {error.what}")
+        return read_outcome(cell, place, splits)
+    except RunError as error:
+        if "another process" not in error.what:
+            raise
+        tell(f"{cell.name}  left to the process that trains it")
+        return read_outcome(cell, place, splits)
+    outcome = read_outcome(cell, place, splits)
+    measured = f"accuracy {outcome.accuracy:.2%}" if outcome.accuracy is not None else "no held-out images"
+    tell(f"{cell.name}  {measured}  {duration(time.perf_counter() - started)}")
+    return outcome
+
+
+def _write_pruned(cell: Cell, place: StudyFolder, stopped: Pruned, seconds: float) -> None:
+    record = {"status": "pruned", "why": stopped.why, "curve": stopped.curve, "planned_epochs": stopped.epochs,
+              "seconds": seconds}  # fmt: skip
+    write_text(place.outcome(cell), sealed_json(record))
+
+
+def _train(cell: Cell, place: StudyFolder, callbacks: Sequence[Callback]) -> None:
+    run = RunFolder(place.cell(cell))
+    if run.is_run():
+        train(out=run.path, resume=True, quiet=True, callbacks=callbacks)
+    else:
+        train(out=run.path, quiet=True, callbacks=callbacks, **cell.options)

@@ -1,0 +1,349 @@
+"""A study: one question, asked by training a grid of runs on the same held-out images."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vitral import bounded
+from vitral.atomic import write_text
+from vitral.console import command_line, flag
+from vitral.digest import KEY, check, sealed_json
+from vitral.errors import RunError, UsageError, unknown
+from vitral.studies.spans import Span, corners, in_range
+from vitral.training.options import Run, checked_options
+
+Kind = Literal["data", "compute", "options", "search"]
+
+OWN = ("data", "out", "seed", "split_seed", "val_share", "minutes", "bad_images")
+"""Options of a run that a study sets itself, or that all cells share."""
+OF_DATA = ("train_share", "stratified")
+"""Those that a study of the amount of data sets, too."""
+MOST_CELLS = 1000
+"""Most cells of a study; a larger grid is a slip of the hand."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    name: str
+    """Of its run folder, inside `cells`."""
+    factors: Mapping[str, Any]
+    """Value of each factor but the seed, in the order of the table."""
+    seed: int
+    options: Mapping[str, Any]
+    """Of `vitral.train`, without `out`."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A difference that a claim expects: `first` is more accurate than `second` (">"), or as accurate ("=")."""
+
+    first: str
+    relation: Literal[">", "="]
+    second: str
+    where: float | None = None
+    """The fraction or the number of epochs at which they are compared; None for any."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """All choices of a study, as in its study.json. Raises `UsageError` for a grid that asks nothing."""
+
+    kind: Kind
+    data: str
+    models: tuple[str, ...] = ()
+    """Names of networks; empty for that of the recipe."""
+    fractions: tuple[float, ...] = ()
+    """Of the training images, for `data`."""
+    epochs: tuple[int, ...] = ()
+    """Lengths of training, for `compute`."""
+    vary: Mapping[str, tuple[Any, ...] | Span] = field(default_factory=dict)
+    """Option of a run → its values, for `options` and `search`; a search takes ranges, too."""
+    trials: int = 0
+    """Most runs of a `search`."""
+    first: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the first trial of a `search`; empty for any."""
+    seeds: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options that all cells share."""
+    minutes: float | None = None
+    """For training and validation of all cells, each of which gets the same share."""
+    title: str = ""
+    claim: str = ""
+    """A claim that the study tests, in a sentence."""
+    expects: tuple[Expectation, ...] = ()
+    """The differences that the claim expects."""
+    note: str = ""
+    """What the study asks otherwise than the source of its claim."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise unknown("kind of study", self.kind, get_args(Kind))
+        if self.seeds < 1:
+            raise UsageError("a study has at least one seed", hint="--seeds 3")
+        for title, values in (("models", self.models), ("fractions", self.fractions), ("epochs", self.epochs)):
+            if twice := _repeated(values):
+                raise UsageError(f"--{title} names {twice} twice", hint="name each once")
+        if bad := [one for one in self.fractions if not 0 < one <= 1]:
+            raise UsageError(f"a fraction is above 0 and at most 1, not {bad[0]:g}", hint="--fractions 0.1 0.5 1")
+        if self.minutes is not None and self.minutes <= 0:
+            raise UsageError(f"--minutes must be above 0, not {self.minutes:g}", hint="--minutes 60")
+        self._check_options()
+        self._check_trials()
+        if len(self.cells) > MOST_CELLS:
+            raise UsageError(f"{len(self.cells):,} runs are too many for a study", hint="fewer values, or fewer seeds")
+        if twice := _repeated(tuple(cell.name for cell in self.cells)):
+            raise UsageError(f"two runs would be called {twice}", hint="a study for each")
+
+    def _check_options(self) -> None:
+        for name in (*self.options, *self.vary):
+            own = (*OWN, *(OF_DATA if self.kind == "data" else ()), *(() if self.kind in _OF_OPTIONS else ("model",)))
+            if name in own:
+                why = "the study sets it for every run"
+                raise UsageError(f"{flag(name)} cannot be set for single runs", why=why, hint=f"leave {name} out")
+        if both := [name for name in self.vary if name in self.options]:
+            raise UsageError(f"{both[0]} is both varied and set", hint="one of the two")
+        epochs = self.kind != "search" and "epochs" in (*self.options, *self.vary)
+        if self.minutes is not None and (epochs or self.kind == "compute"):
+            raise UsageError("--minutes and epochs are mutually exclusive", hint="leave one out")
+        for name, values in self.vary.items():
+            if isinstance(values, tuple) and (twice := _repeated(values)):
+                raise UsageError(f"--vary gives {name} the value {twice} twice", hint="name each once")
+            if isinstance(values, Span) and self.kind != "search":
+                why = f"{name} has infinitely many values"
+                raise UsageError("a grid has no ranges", why=why, hint="--trials 20 searches them")
+        for options in _combinations(corners(self.vary)):
+            Run(**checked_options({**self.options, **options}))  # refuse a bad value before the first run
+
+    def _check_trials(self) -> None:
+        if self.kind != "search":
+            return
+        if not 1 <= self.trials <= MOST_CELLS:
+            raise UsageError(f"a search has 1 to {MOST_CELLS:,} trials, not {self.trials}", hint="--trials 20")
+        if self.seeds != 1:
+            why = "each trial is one run; the best of them can be trained with more seeds afterwards"
+            raise UsageError("a search has one seed", why=why, hint="leave out --seeds")
+        if self.first and not in_range(self.vary, self.first):
+            raise UsageError("the first trial is outside the search", why=str(dict(self.first)), hint="wider ranges")
+        sizes = [len(values) for values in self.vary.values() if isinstance(values, tuple)]
+        if len(sizes) == len(self.vary) and (all_ := math.prod(sizes)) < self.trials:
+            why = f"the lists have {all_} combinations"
+            raise UsageError(
+                "more trials than there are runs", why=why, hint=f"--trials {all_}, or no --trials: a grid"
+            )
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Names of the factors, in the order of the table."""
+        return tuple(self.vary) if self.kind == "search" else tuple(self.cells[0].factors)
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """All runs: seed by seed, so that a study that is stopped has whole grids of fewer seeds.
+
+        None of a search, whose `trial` depends on the results of the ones before.
+        """
+        if self.kind == "search":
+            return ()
+        grid = list(self._grid())
+        share = {} if self.minutes is None else {"minutes": self.minutes / (len(grid) * self.seeds)}
+        cells = list[Cell]()
+        for seed, factors in itertools.product(range(self.seeds), grid):
+            options = {**self.options, **self._options_of(factors), **share, "seed": seed, "split_seed": 0}
+            parts = [_word(value) for value in factors.values()]
+            cells.append(Cell("_".join([*parts, f"seed{seed}"]), factors, seed, {"data": self.data, **options}))
+        return tuple(cells)
+
+    def trial(self, number: int, factors: Mapping[str, Any]) -> Cell:
+        """Return a run of a search, with these values of the varied options."""
+        timed = self.minutes is not None and "epochs" not in (*self.options, *factors)
+        share = {"minutes": self.minutes / self.trials} if timed and self.minutes else {}
+        options = {**self.options, **factors, **share, "seed": 0, "split_seed": 0}
+        return Cell(f"trial-{number:03}", dict(factors), 0, {"data": self.data, **options})
+
+    def _grid(self) -> Iterator[dict[str, Any]]:
+        models = [{"model": one} for one in self.models] or [{}]
+        if self.kind == "data":
+            yield from ({**model, "fraction": one} for model in models for one in self.fractions)
+        elif self.kind == "compute":
+            yield from ({**model, "epochs": one} for model in models for one in self.epochs)
+        else:
+            yield from _combinations(corners(self.vary))
+
+    def _options_of(self, factors: Mapping[str, Any]) -> dict[str, Any]:
+        if self.kind != "data":
+            return dict(factors)
+        model = {name: value for name, value in factors.items() if name == "model"}
+        return {**model, "train_share": factors["fraction"], "stratified": True}
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Study:
+        """Read the form that `to_json` writes; an unknown field raises `UsageError`."""
+        names = [one.name for one in dataclasses.fields(cls)]
+        if bad := [name for name in data if name not in names]:
+            raise unknown("field of a study", bad[0], names)
+        frozen = {name: _frozen(value) for name, value in data.items()}
+        frozen["expects"] = tuple(Expectation(**one) for one in frozen.get("expects", ()))
+        frozen["vary"] = {name: Span.read(values) for name, values in frozen.get("vary", {}).items()}
+        return cls(**frozen)
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this study, without `--out`."""
+        given: dict[str, Any] = {}
+        if self.models:
+            given["models"] = self.models
+        if self.fractions:
+            given["fractions"] = self.fractions
+        if self.epochs:
+            given["epochs"] = self.epochs
+        if self.vary:
+            given["vary"] = [f"{name}={_as_typed(values)}" for name, values in self.vary.items()]
+        if self.trials:
+            given["trials"] = self.trials
+        else:
+            given["seeds"] = self.seeds
+        if self.minutes is not None:
+            given["minutes"] = f"{self.minutes:g}"
+        if self.options:
+            given["set"] = [f"{name}={shown(value)}" for name, value in self.options.items()]
+        kind = "options" if self.kind == "search" else self.kind
+        return command_line(f"study {kind}", [self.data], given).replace(f"'study {kind}'", f"study {kind}")
+
+
+_OF_OPTIONS = ("options", "search")
+
+
+def _as_typed(values: tuple[Any, ...] | Span) -> str:
+    return str(values) if isinstance(values, Span) else ",".join(map(shown, values))
+
+
+def _combinations(vary: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def _repeated(values: tuple[Any, ...]) -> str:
+    return next((shown(one) for one in values if values.count(one) > 1), "")
+
+
+def _frozen(value: Any) -> Any:
+    """Convert JSON lists to tuples."""
+    if isinstance(value, dict):
+        return {name: _frozen(one) for name, one in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _word(value: Any) -> str:
+    """A value as a part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-.") or "none"
+
+
+def shown(value: Any) -> str:
+    """Format a value of a factor as typed."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return "x".join(map(shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class StudyFolder:
+    """The files of a study, and the only place with their names."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.study = self.path / "study.json"
+        self.cells = self.path / "cells"
+        self.trials = self.path / "trials.json"
+        self.results = self.path / "results.csv"
+        self.page = self.path / "study.html"
+        self.png, self.svg = self.path / "figure.png", self.path / "figure.svg"
+
+    def cell(self, cell: Cell) -> Path:
+        """The run folder of a cell."""
+        return self.cells / cell.name
+
+    def outcome(self, cell: Cell) -> Path:
+        """The file with the reason why a cell ended without a result."""
+        return self.cells / f"{cell.name}.json"
+
+    def read(self) -> Study:
+        """Read study.json; `RunError` if it is missing or damaged."""
+        if not self.study.is_file():
+            why = "there is no study.json in it" if self.path.is_dir() else "there is no such folder"
+            raise RunError("not a study", where=self.path, why=why, hint="vitral study data DATA --models …")
+        try:
+            raw = self.study.read_bytes()
+            check(raw)  # raises for a file that has changed
+            record = dict(bounded.parse(raw))
+            record.pop(KEY, None)
+            if record.pop("format", None) != _FORMAT:
+                raise ValueError("it is of another version")
+            return Study.from_json(record)
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError("cannot read the study", where=self.study, why=str(error)) from error
+
+    def write_trials(self, cells: Sequence[Cell]) -> None:
+        """Write the values that a search has drawn."""
+        record = {"format": _FORMAT, "trials": [dict(cell.factors) for cell in cells]}
+        write_text(self.trials, sealed_json(record, indent=2))
+
+    def read_trials(self, study: Study) -> list[Cell]:
+        """Read the trials of a search that have begun; `RunError` if the file is damaged."""
+        if not self.trials.is_file():
+            return []
+        try:
+            raw = self.trials.read_bytes()
+            check(raw)
+            record = bounded.parse(raw)
+            if record["format"] != _FORMAT:
+                raise ValueError("it is of another version")
+            trials = [_frozen(one) for one in record["trials"]]
+            if not all(in_range(study.vary, one) for one in trials):
+                raise ValueError("it has values outside the search")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            hint = "restore it from a copy, or another --out"
+            raise RunError("cannot read the trials", where=self.trials, why=str(error), hint=hint) from error
+        return [study.trial(number, factors) for number, factors in enumerate(trials)]
+
+    def open(self, study: Study) -> None:
+        """Write study.json, or check that the folder's study is a part of this one; `RunError` otherwise."""
+        if self.study.exists():
+            self._check_part(self.read(), study)
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunError("this folder is no study", where=self.path, why="it is not empty", hint="another --out")
+        self.cells.mkdir(parents=True, exist_ok=True)
+        write_text(self.study, sealed_json({"format": _FORMAT, **study.to_json()}, indent=2))
+
+    def _check_part(self, old: Study, new: Study) -> None:
+        """A study may be extended by models, fractions, values and seeds: every cell of the old one is in the new. A
+        search may have more trials and more time.
+        """
+        hint = f"vitral study resume {self.path}, or another --out"
+        if "search" in (old.kind, new.kind):
+            if dataclasses.replace(old, trials=new.trials, minutes=new.minutes, title=new.title) != new:
+                why = "only the number of trials and the minutes of a search may change"
+                raise RunError("this folder is another study", where=self.path, why=why, hint=hint)
+            return
+        cells = {cell.name: cell for cell in new.cells}
+        for cell in old.cells:
+            if cells.get(cell.name) == cell:
+                continue
+            why = f"it has {cell.name}, which this one " + (
+                "trains otherwise" if cell.name in cells else "does not have"
+            )
+            raise RunError("this folder is another study", where=self.path, why=why, hint=hint)

@@ -1,0 +1,117 @@
+"""Queries below torch: memory, cores, CPU, allocator, load from other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of the CPU (Linux); empty elsewhere, which means fp32."""
+    return frozenset(cpu_line("flags", "Features").split())
+
+
+def cpu_line(*names: str) -> str:
+    """Return the first entry with one of these names in /proc/cpuinfo (Linux); empty elsewhere."""
+    try:
+        with open("/proc/cpuinfo") as info:
+            line = next((line for line in info if line.startswith(names)), "")
+    except OSError:
+        return ""
+    return line.partition(":")[2].strip()
+
+
+def cpu_name() -> str:
+    return cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next step; without effect on other systems.
+
+    By default every large tensor of a step on a CPU is mapped, touched page by page and unmapped again: some 60,000
+    page faults per step of ViT-S/16 with 16 images. Meant for training; it applies to the whole process.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20)):
+            mallopt(option, value)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use, in bytes: the machine's, or the limit of its container (Linux)."""
+    try:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        available = 8 << 30
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+            available = min(available, int(limit.read_text()))
+    return available
+
+
+_LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+"""Files with the memory limit of Linux control groups, versions 2 and 1."""
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class HostLoad:
+    """CPU load from other programs on the cores of this process, measured since construction (Linux)."""
+
+    def __init__(self) -> None:
+        self._began = _work()
+
+    def cores(self) -> float | None:
+        """Return the mean number of busy cores; None on other systems, and during the first 0.2 s, for which the
+        system's clock is too coarse.
+        """
+        now = _work()
+        if self._began is None or now is None or (passed := now[0] - self._began[0]) < 0.2:
+            return None
+        total, own = (after - before for before, after in zip(self._began[1:], now[1:], strict=True))
+        return max(0.0, total - own) / passed
+
+
+def cpu_contention(others: HostLoad) -> str | None:
+    """Return a warning about CPU contention, to print before a long computation; None if the cores suffice.
+
+    All threads of a layer wait for the one that shares its core with another program.
+    """
+    busy, threads, there = others.cores(), torch.get_num_threads(), cores()
+    if busy is None or threads == 1 or busy < there / 4 or threads + busy < there + 0.5:
+        return None
+    free = max(1, min(threads - 1, there - round(busy)))
+    return (
+        f"other programs, or the host of this machine, keep {busy:.1f} of {there} cores busy: with {threads} threads a "
+        "small network can be many times slower, because each layer waits for the slowest thread; "
+        f"OMP_NUM_THREADS={free} before the command avoids this"
+    )
+
+
+_STAT = Path("/proc/stat")
+
+
+def _work() -> tuple[float, float, float] | None:
+    """Return seconds: of the clock, of work by all programs on the cores of this process, and of its own work."""
+    try:
+        lines = _STAT.read_text().splitlines()
+        allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        tick = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+    rows = [line.split() for line in lines if line.partition(" ")[0] in allowed]
+    # user, nice, system, idle, iowait, irq, softirq, steal: all except idle and iowait are work
+    ticks = sum(int(number) for words in rows for number in (*words[1:4], *words[6:9]))
+    return time.monotonic(), ticks / tick, time.process_time()

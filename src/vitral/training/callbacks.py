@@ -1,0 +1,86 @@
+"""The protocol by which trackers, progress bars and a user's own code follow a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Epoch = dict[str, Any]
+"""One line of metrics.jsonl."""
+
+Samples = Callable[[int], list[tuple[np.ndarray, str]]]
+"""Number of images → augmented training images, uint8 (H, W, C), with their class names."""
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The run that begins or continues."""
+
+    folder: Path
+    options: Mapping[str, Any]
+    """The fields of `Run`, as in config.json."""
+    history: Sequence[Epoch]
+    """The epochs that are done: none in a new run."""
+    samples: Samples
+
+
+class Callback:
+    """Follow a run; every method does nothing unless overridden.
+
+    The order is `on_run_start`, then for each epoch `on_epoch_start`, `on_batch` …, `on_epoch_end`, and at the end
+    `on_run_end`. An exception that a method raises ends the run, which continues with `--resume`.
+    """
+
+    def on_run_start(self, run: RunStart) -> None:
+        """Called once the run folder is open, before the first epoch."""
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        """An epoch, counted from 0, begins, or continues after `done` of its batches."""
+
+    def on_batch(self, loss: Tensor) -> None:
+        """A batch is done. The loss () is on the device: reading it waits for the device."""
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        """An epoch is done and validated; `line` is as in metrics.jsonl, `best` is true if none was better so far."""
+
+    def on_stop(self) -> None:
+        """Ctrl-C: the current step is finished and the state saved, which may take a while."""
+
+    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+        """The run has ended; `result` is as in result.json, or None if it was stopped or failed."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, called in their order."""
+
+    def __init__(self, callbacks: Sequence[Callback]):
+        self.callbacks = tuple(callbacks)
+
+    def on_run_start(self, run: RunStart) -> None:
+        for one in self.callbacks:
+            one.on_run_start(run)
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        for one in self.callbacks:
+            one.on_epoch_start(epoch, batches, done)
+
+    def on_batch(self, loss: Tensor) -> None:
+        for one in self.callbacks:
+            one.on_batch(loss)
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        for one in self.callbacks:
+            one.on_epoch_end(line, best)
+
+    def on_stop(self) -> None:
+        for one in self.callbacks:
+            one.on_stop()
+
+    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+        for one in self.callbacks:
+            one.on_run_end(result)

@@ -1,0 +1,53 @@
+"""Numbers an image: squared or Huber's error of standardized targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.data.augmentation import Augmentation
+from vitral.data.loader import Batch
+from vitral.data.preprocessing import Preprocessing
+from vitral.training.objectives.objective import at_size, augmented, share_of
+
+Kind = Literal["mse", "huber"]
+
+
+def error_of(logits: Tensor, standardized: Tensor, kind: Kind) -> Tensor:
+    """Return the mean error of logits (B, T): squared, or Huber's (1964), which is linear beyond one deviation."""
+    return F.mse_loss(logits, standardized) if kind == "mse" else F.huber_loss(logits, standardized)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberError:
+    """Error of the numbers, standardized by the mean and the deviation of the training images, on augmented images."""
+
+    preprocessing: Preprocessing
+    augmentation: Augmentation
+    mean: Tensor
+    """(T,) float64 on the device (fp32 where it has no float64)."""
+    deviation: Tensor
+    kind: Kind = "mse"
+    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
+    """Height and width of the next batch for the network; None keeps the images' size."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss(model, *self.prepare(batch))
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return augmented, standardized images (B, C, H, W) fp32, and standardized numbers (B, T) fp32."""
+        images, numbers = augmented(batch, self.preprocessing, self.augmentation, len(self.mean))
+        standardized = ((numbers - self.mean) / self.deviation).float()
+        return at_size(images, self.size), standardized, None
+
+    def loss(
+        self, model: nn.Module, images: Tensor, numbers: Tensor, _: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss for the result of `prepare`; validation has the metrics."""
+        return share_of(error_of(model(images).float(), numbers, self.kind)), {}

@@ -1,0 +1,53 @@
+"""The protocol of an objective, and what objectives share: augmented inputs, and a rank's share of a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.data.augmentation import Augmentation
+from vitral.data.loader import Batch
+from vitral.data.preprocessing import Preprocessing
+from vitral.device import without_autocast
+from vitral.kernels import random
+
+Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, Tensor]]]
+"""(model, batch) → (loss, metrics): scalars; metrics are averaged over an epoch's images under their names. Of a batch
+that ranks share, each rank returns its share of the mean: ranks' values add up.
+"""
+
+
+class TwoPartObjective(Protocol):
+    """An objective in two parts: prepare a batch, then compute its loss."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]: ...
+    def loss(
+        self, model: nn.Module, images: Tensor, labels: Tensor, teacher_logits: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+def augmented(
+    batch: Batch, preprocessing: Preprocessing, augmentation: Augmentation, outputs: int
+) -> tuple[Tensor, Tensor]:
+    """Return augmented, standardized images (B, C, H, W) fp32, and the labels: mixed, if images were mixed."""
+    # in bf16 a rotation is off by up to 0.4 pixels of 128
+    with without_autocast(batch.images.device), random.drawing(batch.rows):
+        images = preprocessing.standardize(augmentation.pixels(batch.images))
+        return augmentation.standardized(images, batch.labels, outputs)
+
+
+def at_size(images: Tensor, size: Callable[[], tuple[int, int]] | None) -> Tensor:
+    """Resize images (B, C, H, W) to the size that the schedule has for this batch; None keeps theirs."""
+    if size and (now := size()) != tuple(images.shape[2:]):
+        return F.interpolate(images, size=now, mode="bilinear", antialias=True)
+    return images
+
+
+def share_of(mean: Tensor) -> Tensor:
+    """A rank's share of a mean over the images of a batch, from the mean over its own."""
+    rows = random.current()
+    return mean if rows is None else mean * rows.share

@@ -1,0 +1,371 @@
+"""`Run`: one frozen dataclass with all options of a run, for Python, `config.json` and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+from vitral.console import flag
+from vitral.data.augmentation import Augment, Augmentation, Crop
+from vitral.data.preprocessing import Center, Preprocessing, Resize
+from vitral.errors import UsageError, empty, unknown
+from vitral.model.config_base import MAX_SIDE, kinds_of, matches
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a run with its line for `--help` and the documentation."""
+    return field(default=default, metadata={"help": help})
+
+
+MODEL_OPTIONS = (
+    "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
+    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path", "patch_dropout",
+)  # fmt: skip
+"""Fields of a run that override the configuration of the named model."""
+
+PRETRAINING_OPTIONS = (
+    "mask", "decoder_dim", "decoder_depth", "prototypes", "local_crops", "teacher_momentum", "teacher_temperature",
+    "centering", "ibot", "koleo",
+)  # fmt: skip
+"""Fields of a run that `vitral pretrain` alone reads."""
+DECODER_OPTIONS = ("decoder_dim", "decoder_depth")
+"""Those among them that reading text has, too."""
+
+LABEL_OPTIONS = ("task", "label_separator", "targets", "loss")
+"""Fields of a run about the labels, which pretraining does not read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All options of a run. A recipe sets them; the command line and Python override single fields."""
+
+    # Data
+    data: str = option("digits", "folder, .csv, .tar, .zip, IDX folder, or a name: digits, mnist, cifar10, …")
+    data_root: str = option("data", "folder of the named data sets, to which missing ones are downloaded")
+    val_fraction: float | None = option(
+        None, "share of the training images to validate on, if the data have no validation split; 0: validate on test"
+    )
+    train_share: float = option(1.0, "random share of the training images to use")
+    stratified: bool = option(
+        False, "take --train-share of every class, so that a smaller share of the same seed is part of a larger one"
+    )
+    split_seed: int | None = option(None, "seed of the validation split, so that --seed keeps the held-out images")
+    val_share: float = option(1.0, "random share of the validation images to use")
+    bad_images: Literal["error", "skip"] = option("error", "unreadable images: stop before training, or leave them out")
+    max_bad: int | None = option(
+        None, "with --bad-images skip: stop if more images are unreadable (default: any number)"
+    )
+
+    # Task
+    task: Literal["class", "labels", "numbers", "text"] = option(
+        "class", "one class an image, any number of labels, numbers, or a text (default: by a table's columns)"
+    )
+    label_separator: str | None = option(None, "separator of the labels in a column of a table (default: | or ;)")
+    targets: tuple[str, ...] = option((), "columns of a table to learn: numbers, or 0 and 1 for each label")
+    loss: Literal["mse", "huber"] = option("mse", "error of numbers: squared, or Huber's, which outliers sway less")
+
+    # Network
+    model: str = option(
+        "Pico/2",
+        "size and patch (Ti/16, S/4), with a stem (C+Micro/8), or a write-up (`vitral models`); or another library's: "
+        "timm:NAME, torchvision:NAME, MODULE:FUNCTION",
+    )
+    init: str | None = option(
+        None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, demo"
+    )
+    image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
+    channels: int = option(3, "1 for gray, 3 for color")
+    dim: int | None = option(None, "width, instead of the model's")
+    depth: int | None = option(None, "layers, instead of the model's")
+    heads: int | None = option(None, "attention heads, instead of the model's")
+    mlp_dim: int | None = option(None, "width of the MLP, instead of the model's")
+    position: str | None = option(None, "position embedding: none, learned, sincos or rotary, instead of the model's")
+    patch_sizes: tuple[int, ...] = option(
+        (), "train for these patch sizes at once; predict and evaluate take one of them by --patch-size (FlexiViT)"
+    )
+    pool: str | None = option(None, "pooling: cls, mean, mean-all or map, instead of the model's")
+    cls_token: bool | None = option(None, "prepend a class token, instead of the model's choice")
+    registers: int | None = option(None, "number of register tokens")
+    layer_scale: float | None = option(None, "LayerScale's initial value")
+    qk_norm: bool | None = option(None, "normalize queries and keys")
+    pre_logits: bool | None = option(None, "tanh layer before the head, as in the paper's pre-training")
+    activation: str | None = option(
+        None, "activation: gelu, gelu-tanh (of the JAX code) or swiglu, instead of the model's"
+    )
+    logit_scale: float | None = option(None, "factor on the logits after a tanh has bounded them")
+    head_bias_init: float | None = option(None, "initial bias of the head")
+    dropout: float | None = option(None, "dropout rate after dense layers and positions, instead of the model's")
+    drop_path: float | None = option(None, "stochastic depth: drop rate of the last block, to which it grows linearly")
+    patch_dropout: float | None = option(None, "random share of patches dropped from each training image")
+    whiten: bool = option(
+        False, "before training, set a convolutional stem's first layer to whiten the images' pixels, and freeze it"
+    )
+    freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
+
+    # Preprocessing and augmentation
+    resize: Resize = option("stretch", "method of resizing to the image size")
+    crop_fraction: float = option(0.875, "share of the short side that --resize crop keeps")
+    resize_size: tuple[int, int] | None = option(None, "height and width before the center crop, if given")
+    center: Center = option("round", "rounding of the center crop's offset")
+    pack: bool = option(
+        False, "keep each image's aspect ratio and size (at most --image-size), and pack images into sequences (NaViT)"
+    )
+    pack_min_size: int | None = option(
+        None, "with --pack: draw the longest side of each training image, from this one to its own"
+    )
+    pack_drop: tuple[float, float] | None = option(
+        None, "with --pack: share of each training image's patches to drop, in the first and in the last step"
+    )
+    multiple: tuple[int, int] = option((1, 1), "with --pack: sides are multiples of this, the patch size")
+    interpolation: str = option("bilinear", "interpolation: bilinear, bicubic, nearest, lanczos, box or hamming")
+    antialias: bool = option(True, "antialias when downsampling")
+    mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one per channel")
+    std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels, likewise")
+    crop: Crop = option("none", "random crop of training images")
+    crop_area: float = option(0.08, "smallest share of the area that --crop random-resized keeps")
+    scaled: bool = option(True, "decode large JPEGs for --crop random-resized at 1/2, 1/4 or 1/8 of their size")
+    shift: float = option(0.125, "largest shift of --crop shift, as a share of the width")
+    flip: bool = option(False, "mirror half of the training images")
+    augment: Augment = option("none", "augmentation of training images; affine: small rotations and scalings")
+    randaugment: tuple[int, int] = option((2, 10), "operations per image, and their magnitude, 0 to 30")
+    erase: float = option(0.0, "probability of random erasing")
+    mixup: float = option(0.0, "mixup's α; 0 is off")
+    cutmix: float = option(0.0, "CutMix's α; 0 is off")
+    label_smoothing: float = option(0.0, "share of the label spread over all classes")
+    class_weights: Literal["none", "balanced"] = option("none", "balanced: weight the loss by inverse class frequency")
+    sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced: draw each class equally often")
+
+    # Training
+    epochs: int = option(100, "passes over the training images")
+    minutes: float | None = option(None, "minutes for training and validation: the plan chooses as many epochs as fit")
+    start_size: int | tuple[int, int] | None = option(
+        None, "image size at the start of training; images grow to the full size in two thirds of the steps"
+    )
+    batch_size: int = option(128, "images per micro-batch (per step, if --accumulate is 1)")
+    accumulate: int = option(1, "micro-batches whose gradients are accumulated in a step")
+    optimizer: str = option("adamw", "optimizer: adamw, adam, sgd or muon")
+    lr: float = option(1e-3, "learning rate; for a batch of --lr-batch, if that is given")
+    lr_batch: int | None = option(
+        None, "batch size that --lr is for; the rate is scaled to yours (default: not scaled)"
+    )
+    weight_decay: float = option(0.05, "weight decay of matrices; biases, norms and tokens have none")
+    momentum: float = option(0.9, "momentum of SGD, and β1 of the other optimizers")
+    beta2: float = option(0.999, "β2 of Adam and AdamW")
+    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "decay of the learning rate after the warm-up")
+    warmup: float = option(5.0, "epochs of linear warm-up")
+    min_lr: float = option(0.0, "final learning rate, as a share of its peak")
+    clip: float | None = option(1.0, "largest norm of the gradient; 0 is off")
+    layer_decay: float | None = option(None, "factor on the learning rate for each block away from the head")
+    ema: float | None = option(None, "decay of the averaged weights, which are validated and saved; 0 is off")
+    teacher: str | None = option(None, "trained network for distillation: a run, a file, timm:NAME, hf:ORG/NAME")
+    distill_weight: float = option(0.5, "weight of the teacher's part of the loss")
+    distill_temperature: float = option(1.0, "temperature that divides the logits of student and teacher")
+    early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
+    checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
+
+    # Pretraining on images without labels
+    mask: float = option(0.75, "share of patches that mae and mpp mask or corrupt")
+    decoder_dim: int | None = option(
+        None, "width of the decoder: of mae (default: half of the network's), or of --task text (the network's)"
+    )
+    decoder_depth: int = option(2, "layers of the decoder: of mae, or of --task text")
+    prototypes: int = option(4096, "prototypes to which dino assigns images")
+    local_crops: int = option(4, "small crops of each image that dino's student sees besides two large ones")
+    teacher_momentum: float = option(0.996, "share of dino's teacher that a step keeps; rises to 1")
+    teacher_temperature: float = option(0.04, "temperature of dino's teacher; lower is sharper")
+    centering: Literal["mean", "sinkhorn"] = option(
+        "mean", "balance of dino's prototypes: subtract a running mean (DINO), or assign a batch evenly (DINOv2)"
+    )
+    ibot: float = option(0.0, "weight of iBOT's loss of masked patches in dino; 0 is off")
+    koleo: float = option(0.0, "weight of dino's loss that keeps features apart (KoLeo), about 0.1; 0 is off")
+
+    # Execution
+    device: str = option("auto", "auto, cpu, cuda or mps")
+    precision: str = option("auto", "auto, bf16 or fp32")
+    compile: bool | None = option(None, "compile with torch.compile (default: if it saves time in this run)")
+    plain: bool = option(False, "torch's own operators only, without vitral's kernels: slower, for comparison")
+    graphs: bool | None = option(None, "on a GPU, replay steps as a captured CUDA graph (default: if possible)")
+    residency: Literal["auto", "memory", "cache", "stream"] = option(
+        "auto", "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits"
+    )
+    strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = option(
+        "auto",
+        "several ranks: the whole network on each (ddp), or a part: of all ranks (fsdp), of a machine's (hsdp), "
+        "in the CPU's memory (offload); auto: the first that fits of ddp, hsdp, fsdp, offload",
+    )
+    workers: int | None = option(None, "worker processes that decode images (default: from the number of cores)")
+    seed: int = option(0, "seed of split, initialization, order and augmentation")
+    recipe: str = option("small", "small, paper, linear-probe, …; see docs/recipes.md")
+    log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
+    out: str | None = option(None, "run folder")
+
+    def __post_init__(self) -> None:
+        from vitral.training.optimizers import OPTIMIZERS
+
+        _check_types(self)
+        for name in ("image_size", "start_size"):
+            if isinstance(size := getattr(self, name), int):
+                object.__setattr__(self, name, (size, size))
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        for allowed, names in _LIMITS.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and any(one not in allowed for one in _numbers(value)):
+                    raise UsageError(f"{flag(name)} must be {allowed}, not {_as_typed(value)}", hint=_example(name))
+
+        if self.channels not in (1, 3):
+            raise UsageError(f"--channels must be 1 or 3, not {self.channels}", hint=_example("channels"))
+
+    @property
+    def step_batch(self) -> int:
+        """Images per optimizer step."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up: `lr`, scaled linearly from `lr_batch` to this run's batch."""
+        return self.lr if self.lr_batch is None else self.lr * self.step_batch / self.lr_batch
+
+    def model_changes(self) -> dict[str, Any]:
+        """Fields of the network's configuration that this run overrides."""
+        given = {name: getattr(self, name) for name in MODEL_OPTIONS if getattr(self, name) is not None}
+        return {"image_size": self.size, "channels": self.channels, **given}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image_size  # type: ignore[return-value]
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Height and width in pixels at the start of training."""
+        return self.start_size or self.size  # type: ignore[return-value]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of the network."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)}
+        for name in ("mean", "std"):
+            values[name] = values[name] if isinstance(values[name], tuple) else (values[name],) * self.channels
+        return Preprocessing(**values)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """Augmentation of training images."""
+        names = [f.name for f in dataclasses.fields(Augmentation)]
+        return Augmentation(**{name: getattr(self, name) for name in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain data, for `from_json`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Run:
+        """Read the form that `to_json` writes. The schema is closed: an unknown field raises `UsageError`."""
+        return cls(**checked_options(data))
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Numbers from `low` to `high`, inclusive; `above` excludes `low`, `below` excludes `high`."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        at_least = self.low < value if self.above else self.low <= value
+        return at_least and (value < self.high if self.below else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.above:
+            return f"above {self.low:,} and at most {self.high:,}"
+        return f"from {self.low:,} to {'below ' * self.below}{self.high:,}"
+
+
+_LIMITS: Mapping[_Range, tuple[str, ...]] = {
+    _Range(1, MAX_SIDE): ("image_size", "start_size", "resize_size", "pack_min_size", "multiple", "patch_sizes"),
+    _Range(1, 1_000_000): ("epochs", "early_stop", "batch_size", "accumulate", "lr_batch", "mlp_dim"),
+    _Range(1, 100_000): ("dim", "heads", "decoder_dim"),
+    _Range(1, 1_000): ("depth", "decoder_depth"),
+    _Range(0, 1_000_000): ("warmup", "clip"),
+    _Range(0, 1_000): ("lr", "workers", "registers"),
+    _Range(0, 100): ("local_crops", "ibot", "koleo", "weight_decay", "mixup", "cutmix", "layer_scale"),
+    _Range(0, 30): ("randaugment",),
+    _Range(-1_000, 1_000): ("head_bias_init",),
+    _Range(0, 2**63 - 1): ("seed", "split_seed"),
+    _Range(0, 10**12): ("max_bad",),
+    _Range(0, 1): (
+        "erase", "label_smoothing", "val_share", "min_lr", "distill_weight", "layer_decay", "mean",
+    ),
+    _Range(0, 1, above=True): ("train_share", "crop_area", "crop_fraction", "shift", "std"),
+    _Range(0, 1, below=True): (
+        "momentum", "beta2", "val_fraction", "ema", "teacher_momentum", "dropout", "drop_path", "patch_dropout",
+        "pack_drop",
+    ),
+    _Range(0.01, 0.99): ("mask",),
+    _Range(2, 1_000_000): ("prototypes",),
+    _Range(0, 1_000, above=True): ("teacher_temperature", "logit_scale", "distill_temperature"),
+    _Range(0, 1_000_000, above=True): ("minutes",),
+}  # fmt: skip
+"""Range → fields whose numbers must be in it. Upper bounds exceed any real run: they catch typos that would overflow or
+never finish.
+"""
+
+_EXAMPLES = {
+    "minutes": 30, "start_size": 128, "resize_size": (256, 256), "lr_batch": 256, "val_fraction": 0.1, "ema": 0.999,
+    "layer_decay": 0.75, "early_stop": 20, "workers": 2, "dim": 192, "depth": 12, "heads": 3, "mlp_dim": 768,
+    "split_seed": 0, "registers": 4, "layer_scale": 0.1, "head_bias_init": -10, "logit_scale": 10,
+    "dropout": 0.1, "drop_path": 0.1, "patch_dropout": 0.5, "decoder_dim": 64, "pack_min_size": 64,
+    "pack_drop": (0.5, 0.0), "patch_sizes": (8, 16, 32), "max_bad": 100,
+}  # fmt: skip
+"""Example values for fields without a default."""
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _example(name: str) -> str:
+    """An option with a valid value, as typed."""
+    value = _EXAMPLES.get(name, next(f.default for f in dataclasses.fields(Run) if f.name == name))
+    return " ".join([flag(name), *map(str, value if isinstance(value, tuple) else (value,))])
+
+
+def _check_types(run: Run) -> None:
+    """Refuse a value of the wrong type: a misspelled choice must not fall through to another branch."""
+    for name, kind in kinds_of(Run).items():
+        value, choices = getattr(run, name), get_args(kind) if get_origin(kind) is Literal else ()
+        if value == "" and not choices:
+            hint = "vitral train photos/" if name == "data" else "leave it out, or give it a value"
+            raise empty("DATA" if name == "data" else flag(name), hint)
+        if choices and value not in choices:
+            raise unknown(f"choice for {flag(name)}:", value, choices)
+        if not choices and not matches(value, kind):
+            raise UsageError(f"{flag(name)} cannot be {_as_typed(value)}", why=f"it is {Run.__annotations__[name]}")
+
+
+def _as_typed(value: object) -> str:
+    """Format a value as typed; one side of a square."""
+    return " ".join(map(str, dict.fromkeys(value))) if isinstance(value, tuple) else str(value)
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Convert options to the types of `Run`: lists to tuples, paths to text; an unknown name raises, with the nearest
+    known ones.
+    """
+    names = [f.name for f in dataclasses.fields(Run)]
+    if bad := [name for name in options if name not in names]:
+        raise unknown("option", bad[0], names)
+    return {name: _plain(value) for name, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -1,0 +1,188 @@
+"""Run folder: file names, reading, writing, locking."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from vitral import bounded
+from vitral.atomic import is_temporary
+from vitral.data.fingerprint import Fingerprint
+from vitral.errors import RunError, WriteError
+from vitral.training.manifest import Manifest
+from vitral.training.options import Run
+from vitral.training.plan import Choice, Plan
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
+
+class RunFolder:
+    """The files of a run, and the only place with their names."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.result = self.path / "result.json"
+        self.weights = self.path / "model.safetensors"
+        self.last = self.path / "checkpoints" / "last.safetensors"
+        self.previous = self.last.with_name("previous.safetensors")
+        self.report = self.path / "report.html"
+        self.manifest = Manifest(self.path)
+        self._lock = self.path / ".lock"
+
+    @property
+    def texts(self) -> tuple[Path, ...]:
+        """Files whose digests are in the manifest."""
+        return self.config, self.result, self.metrics
+
+    def write(self, file: Path, text: str) -> None:
+        """Replace one of the `texts` atomically; `RunError` for a damaged manifest."""
+        try:
+            self.manifest.write(file, text)
+        except ValueError as error:
+            raise RunError("cannot write", where=self.manifest.path, why=str(error), hint=self._accepting) from error
+
+    def accept(self) -> None:
+        """Accept the current content of the `texts`; `RunError` for a configuration or result that is not JSON."""
+        for file in (self.config, self.result):
+            try:
+                if file.is_file():
+                    dict(bounded.parse(file.read_bytes()))
+            except (ValueError, TypeError) as error:
+                hint = f"put a copy of it back, or correct it: {error}"
+                raise RunError(
+                    "cannot accept a file that is not JSON", where=file, why=str(error), hint=hint
+                ) from error
+        self.manifest.accept(self.texts)
+
+    @property
+    def _accepting(self) -> str:
+        return f"if you changed it on purpose, vitral verify {shlex.quote(str(self.path))} --accept"
+
+    def exists(self) -> bool:
+        """True if the folder has files that a new run would overwrite.
+
+        Remnants of a process killed at its start do not count: a lock, a manifest, temporary files, empty folders.
+        """
+        return os.path.lexists(self.path) and (not self.path.is_dir() or any(map(self._counts, self.path.iterdir())))
+
+    def _counts(self, inside: Path) -> bool:
+        if inside.is_dir() and not inside.is_symlink():
+            return any(map(self._counts, inside.iterdir()))
+        return inside not in (self._lock, self.manifest.path) and not is_temporary(inside.name)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock while this process trains the run.
+
+        `RunError` if another process holds it, `WriteError` if nothing can be written. The system releases the lock
+        when the process ends for any reason. On Windows, and on file systems without locks, there is no exclusion.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self._lock, "a")  # noqa: SIM115 - it is closed below
+        except OSError as error:
+            hint = "free disk space, or check your write permission"
+            raise WriteError("cannot write", where=self.path, why=str(error), hint=hint) from error
+        with file:
+            if not self._locked(file):
+                raise self._in_use()
+            for left in [one for one in self.path.rglob(".*.tmp") if is_temporary(one.name)]:
+                left.unlink(missing_ok=True)  # of a killed process: only the holder of the lock writes
+            try:
+                yield
+            finally:
+                self._lock.unlink(missing_ok=True)
+
+    def check_unlocked(self) -> None:
+        """Raise `RunError` if another process is training the run."""
+        with suppress(OSError), open(self._lock, "r+") as file:  # without a lock file there is no such process
+            if not self._locked(file):
+                raise self._in_use()
+
+    def _in_use(self) -> RunError:
+        hint = "wait until it is done, or stop it; for a separate run: --out …"
+        return RunError("another process is training this run", where=self.path, hint=hint)
+
+    def _locked(self, file: IO[str]) -> bool:
+        """True if this process now holds the lock, and its file is still the one at the path."""
+        if fcntl is None:
+            return True
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._lock))
+        except FileNotFoundError:
+            return False
+
+    def clear(self) -> None:
+        """Remove all files of a run that is `held`, except the lock."""
+        for inside in self.path.iterdir():
+            if inside.is_dir() and not inside.is_symlink():
+                shutil.rmtree(inside)
+            elif inside != self._lock:
+                inside.unlink()
+
+    def is_run(self) -> bool:
+        """True for the folder of a run."""
+        return self.config.is_file()
+
+    def epochs(self) -> int:
+        """Number of epochs in the metrics."""
+        if not self.metrics.is_file():
+            return 0
+        try:
+            return len(self.manifest.read(self.metrics).splitlines())
+        except ValueError as error:
+            hint = f"put a copy of it back; {self._accepting}"
+            raise RunError("cannot read the run's metrics", where=self.metrics, why=str(error), hint=hint) from error
+
+    def read_result(self) -> dict[str, Any]:
+        """Read the result.json of a finished run; `RunError` if it is damaged."""
+        try:
+            return dict(bounded.parse(self.manifest.read(self.result)))
+        except (ValueError, TypeError) as error:
+            hint = f"vitral evaluate {self.path} measures it again; delete it and --resume finishes the run again; "
+            hint += self._accepting
+            raise RunError("cannot read the run's result", where=self.result, why=str(error), hint=hint) from error
+
+    def read_config(self) -> dict[str, Any]:
+        """Read config.json; `RunError` if it is missing, changed or damaged."""
+        if not self.is_run():
+            why = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
+            raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
+        try:
+            return dict(bounded.parse(self.manifest.read(self.config)))
+        except (ValueError, TypeError) as error:
+            raise self._no_config(str(error)) from error
+
+    def _no_config(self, why: str) -> RunError:
+        hint = f"put a copy of it back; vitral predict {self.path} IMAGE works without it; {self._accepting}"
+        return RunError("cannot read the run's configuration", where=self.config, why=why, hint=hint)
+
+    def read_plan(self) -> Plan:
+        """Read the run and its plan; `RunError` if they are missing or damaged."""
+        data = self.read_config()
+        try:
+            start = os.path.realpath(self.path)
+            paths = {name: os.path.normpath(os.path.join(start, path)) for name, path in data.get("paths", {}).items()}
+            choices = tuple(Choice(**choice) for choice in data["plan"])
+            fingerprint = Fingerprint.from_json(data["data"]) if "data" in data else None
+            near = tuple(tuple(map(int, one)) for one in data.get("near", ()))
+            run, command, most = Run.from_json(data["run"]), data.get("command", ""), data.get("most_epochs")
+            return Plan(run, choices, paths, fingerprint, near, command, most)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._no_config(f"{error} is missing" if isinstance(error, KeyError) else str(error)) from error

@@ -1,0 +1,52 @@
+"""The page that shows predictions in a browser, for a server and for an export; one file an asset, no framework.
+
+`page.js` draws the page and knows no server. It imports `source.js`, which answers two questions: `models()` and
+`predict(image, name, options, tell)`. On a server that is `server.js`; in an export it is `browser.js`, which computes
+in the browser, in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+SHARED = {"page.css": "page.css", "page.js": "page.js", "refusal.js": "refusal.js"}
+SERVER: Mapping[str, str] = {**SHARED, "source.js": "server.js"}
+BROWSER: Mapping[str, str] = {
+    **SHARED,
+    "source.js": "browser.js",
+    **{name: name for name in ("worker.js", "resize.js", "overlay.js")},
+}
+"""File beside the page → its asset."""
+
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' blob: data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+}
+
+
+def policy(more: Mapping[str, str]) -> str:
+    """The content security policy of the page: its own files and images in memory, and the directives of `more`."""
+    return "; ".join(f"{name} {value}".strip() for name, value in {**_POLICY, **more}.items())
+
+
+def text(name: str) -> str:
+    """The text of an asset: `page.css`, `page.js`, `server.js`, `docs.html.jinja` …"""
+    return files("vitral.web").joinpath(name).read_text("utf-8")
+
+
+@cache
+def page(*, title: str = "vitral", served: bool, csp: str = "") -> str:
+    """The page as HTML. `served` by a server it can ask for a token and links the API; `csp` is its policy if no header
+    has it.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(text("page.html.jinja")).render(title=title, served=served, csp=csp)

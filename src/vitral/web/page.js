@@ -1,0 +1,390 @@
+// The page: an image in, classes and their evidence out. Answers come from source.js: a server, or this browser.
+
+import { Refusal } from "./refusal.js";
+import * as source from "./source.js";
+
+const MOST = 24; // images in the history
+const SMALL = 96; // pixels; smaller images are enlarged without smoothing
+const at = (id) => document.getElementById(id);
+const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
+
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
+
+let known = []; // models
+let limits = {};
+let history = []; // { name, url, file, model, prediction, target }, newest first
+let current = null;
+let ready; // settled when the models are known, or asked for with another token
+let asked = 0; // number of the latest question: an older answer that comes late is not shown
+
+// ---- the start
+
+async function start() {
+  at("about").textContent = "Loading the model …";
+  try {
+    ({ models: known, limits } = await source.models());
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 401) {
+      askForToken(true);
+      at("about").textContent = "";
+      at("token-field").focus();
+      return;
+    }
+    at("about").textContent = "";
+    showProblem(error);
+    return;
+  }
+  askForToken(false);
+  at("problem").hidden = true;
+  at("model").replaceChildren(...known.map((one) => new Option(one.name, one.name)));
+  at("model-choice").hidden = known.length < 2;
+  describe();
+}
+
+function askForToken(needed) {
+  if (at("token")) at("token").hidden = !needed; // a page without a server has no such form
+}
+
+function model() {
+  return known.find((one) => one.name === at("model").value) || known[0];
+}
+
+function describe() {
+  const one = model();
+  at("title").textContent = one.name;
+  document.title = `${one.name} · vitral`;
+  const millions = (one.parameters / 1e6).toFixed(one.parameters < 1e7 ? 2 : 0);
+  at("about").textContent =
+    `${one.classes.length} ${kind(one.task)}, ${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}`;
+  at("method-choice").hidden = !one.methods.length;
+  const methods = one.methods.map((method) => new Option(method.title, method.name));
+  at("method").replaceChildren(...methods, new Option("none", ""));
+  describeMethod();
+}
+
+/** What a model has for each of its outputs. */
+function kind(task) {
+  return { labels: "labels", numbers: "numbers", text: "characters and other tokens" }[task] ?? "classes";
+}
+
+function describeMethod() {
+  const method = model().methods.find((one) => one.name === at("method").value);
+  at("method-note").textContent = !method
+    ? ""
+    : method.routing
+      ? `where ${model().task === "text" ? "the decoder looked, not why this character" : "information was routed, not why this class"}`
+      : `costs about ${method.passes} predictions`;
+}
+
+// ---- questions
+
+async function take(files) {
+  const given = [...files]; // now: the browser empties the list after the event
+  await ready; // an image may be given before the model is known
+  const images = given.filter((file) => !file.type || file.type.startsWith("image/"));
+  if (!known.length || !given.length) return;
+  if (!images.length) {
+    showProblem(new Refusal({ title: "This is not an image", detail: "", try: "drop a JPEG, PNG or WebP" }));
+    return;
+  }
+  for (const file of images) {
+    if (file.size > limits.body - 10_000) {
+      const detail = `${file.name} has ${megabytes(file.size)}; the limit is ${megabytes(limits.body)}`;
+      showProblem(new Refusal({ title: "The file is too large", detail, try: "make the image smaller" }));
+      continue;
+    }
+    const name = file.name || "pasted image";
+    await question({ name, file, url: URL.createObjectURL(file), model: model().name, target: "" });
+  }
+}
+
+async function question(entry) {
+  const number = ++asked;
+  const method = at("method").value;
+  at("problem").hidden = true;
+  const tell = (text) => {
+    if (number === asked) at("status").textContent = text || `Classifying ${entry.name} …`;
+  };
+  tell();
+  at("answer").classList.add("busy");
+  try {
+    const target = entry.target || defaultTarget(entry.model);
+    const explaining = method ? { explain: method, target, overlay: "true" } : {};
+    const prediction = await source.predict(
+      entry.file, entry.name, { model: entry.model, top: "8", ...explaining }, tell,
+    );
+    const answered = { ...entry, prediction };
+    remember(answered);
+    if (number === asked) show(answered);
+  } catch (error) {
+    if (number === asked) {
+      at("status").textContent = current ? `Shown: ${current.name}` : "No image yet.";
+      showProblem(error);
+    }
+  } finally {
+    if (number === asked) at("answer").classList.remove("busy");
+  }
+}
+
+// ---- answers
+
+/** The main line of a prediction, and what stands small beside it: of a class, of labels, of numbers or of a text. */
+function headline({ label, labels, numbers, text, confidence }) {
+  if (text !== undefined) return [text || "no text", percent(confidence)];
+  if (numbers) return [Object.entries(numbers).map(([name, value]) => `${name} ${amount(value)}`).join(", "), ""];
+  if (labels) return [labels.map((one) => one.label).join(", ") || "no label", ""];
+  return [label, percent(confidence)];
+}
+
+function lines({ top, numbers, characters }) {
+  if (characters) {
+    return characters.map((one) => ({
+      name: spelled(one.character), share: one.probability, text: percent(one.probability),
+    }));
+  }
+  if (numbers) return Object.entries(numbers).map(([name, value]) => ({ name, share: 0, text: amount(value) }));
+  return top.map((one) => ({ name: one.class ?? one.label, share: one.probability, text: percent(one.probability) }));
+}
+
+function amount(value) {
+  return String(Number(value.toPrecision(6)));
+}
+
+/** One of several numbers is explained; classes and labels have a predicted one. */
+function defaultTarget(name) {
+  const model = known.find((one) => one.name === name);
+  return model?.task === "numbers" ? model.classes[0] : "";
+}
+
+function show(entry) {
+  current = entry;
+  const { prediction } = entry;
+  at("problem").hidden = true;
+  at("answer").hidden = false;
+  const [main, small] = headline(prediction);
+  at("label").textContent = main;
+  at("confidence").textContent = small;
+  const spoken = `: ${[main, small].filter(Boolean).join(", ")}`;
+  at("status").replaceChildren(entry.name, element("span", { className: "spoken", textContent: spoken }));
+  showImage(entry);
+  showClasses(entry);
+  showHistory();
+  if (matchMedia("(max-width: 900px)").matches) at("result").scrollIntoView(); // it lies below the question there
+}
+
+/** The map that is shown: of a text, that of the chosen character. */
+function mapOf({ prediction: { explanation }, place = 0 }) {
+  if (!explanation?.characters) return explanation;
+  const chosen = explanation.characters[place];
+  return chosen?.overlay && { ...explanation, ...chosen, label: spelled(chosen.character) };
+}
+
+/** A character as it can be read. */
+function spelled(character) {
+  return character.trim() ? character : "space";
+}
+
+function showImage(entry) {
+  const { name, url, model: answering, prediction } = entry;
+  const found = mapOf(entry);
+  const image = at("image");
+  image.onload = () => image.classList.toggle("pixelated", Math.max(image.naturalWidth, image.naturalHeight) < SMALL);
+  image.src = found ? found.image : url;
+  image.alt = found ? `${name}, as the network saw it` : name;
+  at("overlay").hidden = at("opacity-row").hidden = !found;
+  if (!found) {
+    at("caption").textContent = "";
+    return;
+  }
+  at("overlay").src = found.overlay;
+  const subject = prediction.text === undefined ? `the evidence for ${found.label}` : `the attention for ${found.label}`;
+  at("overlay").alt = `heat map of ${subject}`;
+  const { methods } = known.find((one) => one.name === answering);
+  const title = methods.find((one) => one.name === found.method)?.title || found.method;
+  const note = found.note ? `: ${found.note}` : "";
+  const what = subject.replace(/^the (.)/, (_, first) => first.toUpperCase());
+  at("caption").textContent = `${what}, by ${title}${note}. The image is shown as the network saw it.`;
+  fade();
+}
+
+function fade() {
+  const value = at("opacity").value;
+  at("overlay").style.opacity = value / 100;
+  at("opacity").setAttribute("aria-valuetext", `${value} percent`);
+  at("opacity-value").textContent = `${value}\u202f%`;
+}
+
+function showClasses(entry) {
+  const { explanation, numbers, characters } = entry.prediction;
+  const top = lines(entry.prediction);
+  at("classes-title").textContent = numbers ? "Numbers" : characters ? "Characters" : "Probabilities";
+  const rows = top.map((one, place) => classRow(entry, one, explanation, place));
+  const focused = at("classes").contains(document.activeElement) ? explanation?.label : null;
+  at("classes").replaceChildren(...rows);
+  rows[top.findIndex((one) => one.name === focused)]?.firstChild.focus();
+  const all = known.find((one) => one.name === entry.model)?.classes.length || top.length;
+  const parts = [];
+  if (top.length < all && !characters) parts.push(`The first ${top.length} of ${all} classes.`);
+  if (explanation && !characters) parts.push("Choose a class to see the evidence for it.");
+  if (explanation && characters?.length) parts.push("Choose a character to see where the network looked.");
+  at("classes-note").textContent = parts.join(" ");
+}
+
+function classRow(entry, one, explanation, place) {
+  const maps = explanation?.characters;
+  const button = element("button", { type: "button", disabled: maps ? !maps[place]?.overlay : !explanation });
+  const fill = element("i");
+  fill.style.width = percent(one.share).replace("\u202f", "");
+  const bar = element("span", { className: "bar", ariaHidden: "true" }, fill);
+  button.append(
+    element("span", { className: "name", textContent: one.name }),
+    element("span", { className: "share", textContent: one.text }),
+    bar,
+  );
+  if (maps) {
+    button.setAttribute("aria-pressed", String(place === (entry.place ?? 0)));
+    button.onclick = () => {
+      show({ ...entry, place });
+      at("classes").children[place].firstChild.focus();
+    };
+  } else if (explanation) {
+    button.setAttribute("aria-pressed", String(explanation.label === one.name));
+    button.onclick = () => question({ ...entry, target: one.name });
+  }
+  return element("li", {}, button);
+}
+
+function remember(entry) {
+  const same = history.findIndex((one) => one.url === entry.url);
+  if (same >= 0) history[same] = entry;
+  else history.unshift(entry);
+  for (const one of history.splice(MOST)) URL.revokeObjectURL(one.url);
+}
+
+function showHistory() {
+  at("history").hidden = !history.length;
+  at("gallery").replaceChildren(
+    ...history.map((entry) => {
+      const image = element("img", { src: entry.url, alt: "" });
+      image.onload = () => image.classList.toggle("pixelated", image.naturalWidth < SMALL);
+      const label = headline(entry.prediction).filter(Boolean).join(" ");
+      const button = element(
+        "button", { type: "button", title: entry.name }, image,
+        element("span", { textContent: label }), element("span", { className: "file", textContent: entry.name }),
+      );
+      if (current && entry.url === current.url) button.setAttribute("aria-current", "true");
+      button.onclick = () => {
+        asked += 1; // an answer that is on its way would replace this one
+        at("answer").classList.remove("busy");
+        show(entry);
+        at("result-title").focus();
+      };
+      return element("li", {}, button);
+    }),
+  );
+}
+
+function showProblem(error) {
+  const title = error instanceof Refusal ? error.title : "The page failed";
+  const lines = [element("b", { textContent: title })];
+  const detail = error instanceof Refusal ? error.detail : String(error);
+  at("problem").replaceChildren(
+    element("p", {}, ...lines),
+    ...[detail, error.hint && `Try: ${error.hint}.`].filter(Boolean).map((text) => element("p", { textContent: text })),
+  );
+  at("problem").hidden = false;
+}
+
+function element(name, values = {}, ...children) {
+  const made = Object.assign(document.createElement(name), values);
+  made.append(...children);
+  return made;
+}
+
+// ---- the camera
+
+let stream = null; // while the dialog is open
+
+async function openCamera() {
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
+  } catch (error) {
+    const hint = "allow it for this page, or choose a file";
+    showProblem(new Refusal({ title: "The camera cannot be used", detail: error.message, try: hint }));
+    return;
+  }
+  at("camera-view").srcObject = stream;
+  at("camera-dialog").showModal();
+}
+
+function closeCamera() {
+  for (const track of stream?.getTracks() || []) track.stop();
+  stream = at("camera-view").srcObject = null;
+}
+
+async function photograph() {
+  const view = at("camera-view");
+  const canvas = element("canvas", { width: view.videoWidth, height: view.videoHeight });
+  canvas.getContext("2d").drawImage(view, 0, 0);
+  at("camera-dialog").close();
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  await take([new File([blob], `photo ${new Date().toLocaleTimeString()}`, { type: "image/png" })]);
+}
+
+// ---- events
+
+if (navigator.mediaDevices?.getUserMedia) at("camera").hidden = false; // only in a secure context
+at("camera").addEventListener("click", openCamera);
+at("camera-dialog").addEventListener("close", closeCamera);
+at("camera-cancel").addEventListener("click", () => at("camera-dialog").close());
+at("camera-view").addEventListener("playing", () => {
+  at("camera-take").disabled = false;
+});
+at("camera-take").addEventListener("click", photograph);
+
+at("file").addEventListener("change", (event) => {
+  take(event.target.files);
+  event.target.value = ""; // so that the same file can be chosen again
+});
+document.addEventListener("paste", (event) => {
+  if (event.clipboardData.files.length) take(event.clipboardData.files);
+});
+let inside = 0;
+document.addEventListener("dragenter", () => {
+  inside += 1;
+  at("drop").classList.add("over");
+});
+document.addEventListener("dragleave", () => {
+  inside -= 1;
+  if (inside <= 0) at("drop").classList.remove("over");
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  inside = 0;
+  at("drop").classList.remove("over");
+  take(event.dataTransfer.files);
+});
+at("opacity").addEventListener("input", fade);
+at("model").addEventListener("change", () => {
+  describe();
+  if (current) question({ ...current, model: model().name, target: "" });
+});
+at("method").addEventListener("change", () => {
+  describeMethod();
+  if (current) question(current);
+});
+at("clear").addEventListener("click", () => {
+  for (const one of history) if (one.url !== current?.url) URL.revokeObjectURL(one.url);
+  history = [];
+  showHistory();
+  at("result-title").focus();
+});
+at("token-form")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  source.setToken(at("token-field").value.trim());
+  at("token-field").value = "";
+  ready = start();
+});
+
+ready = start();

@@ -1,0 +1,1 @@
+"""Convert tensors between libraries and sizes: key maps, resizing, inferred configurations."""

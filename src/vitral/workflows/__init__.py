@@ -1,0 +1,1 @@
+"""Implementations of the commands, one module each: from options to results on disk."""

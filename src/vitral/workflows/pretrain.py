@@ -1,0 +1,43 @@
+"""Pretrain: from images without labels to a run folder with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitral.errors import UsageError, unknown
+from vitral.pretraining.methods import METHODS
+from vitral.training.callbacks import Callback
+from vitral.workflows.execute import TrainedRun
+from vitral.workflows.train import folder_of, train
+
+
+def pretrain(
+    data: str | Path | None = None,
+    method: str | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> TrainedRun:
+    """Train a network on the images of `data`, whose labels are not read, and return the run.
+
+    `method` is a name in `METHODS`, by default mae, and of a resumed run its own. `data` may be a folder of images
+    without class folders. With class folders, the accuracy of simple classifiers on held-out images is measured after
+    each epoch. The run folder is by default runs/NAME-pretrain. All else is as in `vitral.train`; the weights have no
+    head.
+    """
+    if "recipe" in options:
+        raise UsageError("--recipe is for vitral train", hint=f"--method {' or '.join(METHODS)}")
+    if method is not None and method not in METHODS:
+        raise unknown("method", method, METHODS)
+    default = next(iter(METHODS))
+    if method is None and not resume:
+        method = default
+    if method is None and not options.get("out"):
+        given = {"data": data and str(data), **options, "recipe": default}
+        options["out"] = str(folder_of({name: value for name, value in given.items() if value is not None}).path)
+    return train(data, resume=resume, overwrite=overwrite, quiet=quiet, callbacks=callbacks, recipe=method, **options)

@@ -1,0 +1,181 @@
+"""Calibrate a trained network for int8 on its own images, and compare accuracy and speed with and without int8."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vitral.console import table
+from vitral.data import Split
+from vitral.data.dataset import SPLITS
+from vitral.data.loader import Progress
+from vitral.errors import UsageError
+from vitral.inference.calibration import Calibration, ranges_file, write_ranges
+from vitral.inference.int8 import observe
+from vitral.inference.options import InferenceOptions
+from vitral.inference.outputs.output import require_classes
+from vitral.inference.predictor import Predictor, int8_engine
+from vitral.weights.load import locate
+from vitral.weights.read.references import is_demo
+from vitral.workflows.data_options import OWN_DATA, DataOptions
+from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
+
+RELIABLE_IMAGES = 100
+"""Number of images below which an accuracy is too uncertain."""
+BATCH_SIZE = 32
+"""Batch size."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A comparison of a network in int8 with the same network in floating point."""
+
+    file: Path
+    """The file of ranges."""
+    images: int
+    """Number of calibration images."""
+    judged: int
+    """Number of images for the accuracies."""
+    judged_on: str
+    """Description of these images: "1,000 test images"."""
+    plain: str
+    """The floating-point precision to compare with: bf16 or fp32."""
+    accuracy: float
+    accuracy_int8: float
+    agree: float
+    """Share of images with the same predicted class."""
+    speed: float
+    """Speed-up by int8: the ratio of the median times of interleaved batches."""
+    changed: str = ""
+    """Changes to the run's own held-out images since it was planned."""
+
+    @property
+    def is_worthwhile(self) -> bool:
+        """True if the speed-up exceeds timing noise and the accuracy drops by at most 0.3 points."""
+        return self.speed > 1.05 and self.accuracy_int8 >= self.accuracy - 0.003
+
+    @property
+    def warning(self) -> str:
+        """A warning for users of int8 if it is not worthwhile; else empty."""
+        if self.is_worthwhile:
+            return ""
+        accuracies = f"accuracy {self.accuracy_int8:.2%} instead of {self.accuracy:.2%} on {self.judged_on}"
+        return f"int8 was not worthwhile: {self.speed:.2f} times the speed of {self.plain}, {accuracies}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "file": str(self.file), "pays": self.is_worthwhile}
+
+    def print_table(self, console: Console) -> None:
+        """Print accuracy and speed of both precisions, and a recommendation."""
+        rows = table(f"int8, calibrated on {self.images:,} images")
+        for name in ("", "accuracy", "speed"):
+            rows.add_column(name, justify="right" if name else "left")
+        rows.add_row(self.plain, f"{self.accuracy:.2%}", "1.00 ×")
+        rows.add_row("int8", f"{self.accuracy_int8:.2%}", f"{self.speed:.2f} ×")
+        rows.min_width = len(str(rows.title)) + 2
+        console.print(rows)
+        advice = f"recommended: --precision {'int8' if self.is_worthwhile else self.plain}"
+        console.print(f"{self.agree:.1%} of the predictions agree on {self.judged_on}; {advice}", highlight=False)
+        if self.judged < RELIABLE_IMAGES:
+            few = f"{self.judged} images are too few to measure a loss of accuracy"
+            console.print(f"{few}; use more: vitral quantize RUN DATA", highlight=False)
+        if self.changed:
+            console.print(f"note: {self.changed}", highlight=False, markup=False)
+
+
+def quantize(
+    model: str | Path,
+    data: DataOptions = OWN_DATA,
+    *,
+    images: int = 256,
+    judged: int = 1000,
+    progress: Progress | None = None,
+) -> Quantized:
+    """Calibrate `model` (a run folder or weights file) for `vitral.load(model, precision="int8")`.
+
+    The ranges are measured on `images` images of `data`, by default on the run's own training images, and written next
+    to the weights. Then accuracy and speed with and without int8 are compared on at most `judged` labeled images of
+    test, else val, else train. Unreadable images are an error that names them; they are left out with
+    `bad_images="skip"`, and for a run's own data if the run left them out.
+
+    Raises `UsageError` for a network or a machine that does not support int8, and for a split in `data`; and the errors
+    of data and weights.
+    """
+    if is_demo(model):
+        hint = "vitral convert demo COPY, then vitral quantize COPY DATA"
+        raise UsageError("cannot write ranges next to weights in the package", where=model, hint=hint)
+    if images < 1 or judged < 1:
+        raise UsageError("--images and --judged must be at least 1")
+    if data.split is not None:
+        raise UsageError("int8 is calibrated on one split and compared on another", hint="leave out the split")
+    exact, plain = (InferenceOptions("cpu", precision).load(model) for precision in ("fp32", "auto"))
+    instead = f"vitral predict {shlex.quote(str(model))} IMAGE"
+    require_classes(exact.output, "vitral quantize", instead)
+    int8_engine(exact.model, where=model, hint=instead)  # refuse an unsupported network before reading images
+    named, own = data_for(model, data, "quantize")
+    dataset = in_classes_of(exact, named)
+    skip = data.skip or (own is not None and left_out_bad(exact))
+    first, last = (next(name for name in order if name in dataset.splits) for order in (SPLITS, SPLITS[::-1]))
+    changed = own.check_split(last) if own else ""
+
+    def read(count: int, split: str) -> tuple[Split, Iterator[Tensor]]:
+        """Return `count` images of a split, and their batches."""
+        some = dataclasses.replace(dataset, splits={split: spread(dataset[split], count)})
+        readable, batches, _ = in_batches(exact, some, split, skip=skip, batch_size=BATCH_SIZE, progress=progress)
+        return readable, (batch.images for batch in batches.epoch())
+
+    (training, calibration), (held_out, evaluation) = read(images, first), read(judged, last)
+    network: Any = exact.model
+    ranges = observe(network, map(exact.preprocessing.standardize, calibration))
+    file = ranges_file(locate(model)[0])
+    measured_on = f"{len(training)} images of {dataset.source}"
+    write_ranges(file, network, Calibration(ranges), measured_on=measured_on)
+    integers = InferenceOptions(precision="int8").load(model)
+    predictions, seconds = _compare((plain, integers), evaluation)
+    accuracy = [float((predicted == held_out.labels).mean()) for predicted in predictions]
+    result = Quantized(
+        file, len(training), len(held_out), f"{len(held_out):,} {last} images", plain.machine.precision,
+        accuracy[0], accuracy[1], float((predictions[0] == predictions[1]).mean()),
+        float(np.median(seconds[0]) / np.median(seconds[1])), changed,
+    )  # fmt: skip
+    write_ranges(file, network, Calibration(ranges, result.warning), measured_on=measured_on)
+    return result
+
+
+def spread(split: Split, count: int) -> Split:
+    """Return at most `count` images, evenly spaced because class folders are ordered by class."""
+    return split.select(np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int)))
+
+
+_FEW, _REPEATS = 5, 5
+"""The first `_FEW` batches are timed `_REPEATS` times each, since single times of few batches would be too noisy."""
+
+
+def _compare(
+    predictors: tuple[Predictor, ...], batches: Iterable[Tensor]
+) -> tuple[list[np.ndarray], list[list[float]]]:
+    """Return each predictor's classes and seconds per image of each batch; the order alternates between batches."""
+    predictions: list[list[Tensor]] = [[] for _ in predictors]
+    seconds: list[list[float]] = [[] for _ in predictors]
+    for number, images in enumerate(batches):
+        for turn in range(len(predictors)):
+            index = (number + turn) % len(predictors)
+            if not number:
+                predictors[index].logits(images)  # warm-up: the first call prepares the weights
+            for _ in range(_REPEATS if number < _FEW else 1):
+                started = time.perf_counter()
+                predicted = predictors[index].logits(images).argmax(1)
+                seconds[index].append((time.perf_counter() - started) / len(images))
+            predictions[index].append(predicted)
+    return [torch.cat(one).numpy() for one in predictions], seconds

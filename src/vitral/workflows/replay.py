@@ -1,0 +1,263 @@
+"""`vitral replay`: a batch as the network saw it, made again from the run folder alone.
+
+Everything random in a step is a function of seed, epoch and batch, so a batch of any epoch can be made again. The
+weights before it can too, by training up to it (`exact`); otherwise losses are those of the run's best weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from vitral import bounded
+from vitral.console import stderr
+from vitral.data.dataset import some
+from vitral.data.loader import Batch, Batches
+from vitral.device import seed_everything
+from vitral.errors import UsageError
+from vitral.pretraining.methods import METHODS
+from vitral.training.callbacks import Callback, Epoch
+from vitral.training.loop import State, fit
+from vitral.training.objectives.classification import Classification
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.run_folder import RunFolder
+from vitral.training.schedule import as_planned
+from vitral.weights import native
+from vitral.weights.load import locate
+from vitral.workflows.build import initial_model, objective_of
+from vitral.workflows.execute import TRAINERS, _readable_batches
+from vitral.workflows.job import Job
+from vitral.workflows.plan import reopen
+from vitral.workflows.plan_network import teacher_of
+from vitral.workflows.schedules import size_schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """One batch of a run: the network's input, and its losses."""
+
+    run: str
+    epoch: int
+    """From 1."""
+    batch: int
+    """From 1, within the epoch."""
+    step: int
+    """Optimizer step that the batch is a part of, from 1."""
+    images: Tensor
+    """Augmented, mixed and standardized, (B, C, H, W) fp32: the network's input."""
+    pixels: np.ndarray
+    """The same as uint8 (B, H, W, C)."""
+    names: tuple[str, ...]
+    """Files of the images; of a mixed one, that of its first part, which need not be the larger."""
+    targets: Tensor
+    """Class probabilities (B, K), without label smoothing."""
+    losses: Tensor
+    """Loss of each image (B,), with the run's label smoothing and class weights."""
+    probabilities: Tensor
+    """(B, K)."""
+    classes: tuple[str, ...]
+    exact: bool
+    """True if the weights are those before the step; else they are the run's best ones."""
+
+    def label(self, index: int) -> str:
+        """The label of an image: "cat", or "cat 70 % + dog 30 %"."""
+        shares = [(float(share), k) for k, share in enumerate(self.targets[index]) if share > 0]
+        ranked = sorted(shares, reverse=True)
+        if len(ranked) == 1:
+            return self.classes[ranked[0][1]]
+        return " + ".join(f"{self.classes[k]} {share:.0%}" for share, k in ranked)
+
+    def predicted(self, index: int) -> tuple[str, float]:
+        """The predicted class of an image, and its probability."""
+        confidence, number = self.probabilities[index].max(0)
+        return self.classes[int(number)], float(confidence)
+
+    def caption(self, index: int) -> str:
+        """The text below an image of a contact sheet: label, prediction, loss and file."""
+        predicted, confidence = self.predicted(index)
+        loss = float(self.losses[index])
+        return f"{self.label(index)}\npredicted {predicted} {confidence:.0%}\nloss {loss:.3f}\n{self.names[index]}"
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {"image": name, "label": self.label(i), "loss": float(self.losses[i]),
+             "predicted": self.predicted(i)[0], "probability": self.predicted(i)[1]}
+            for i, name in enumerate(self.names)
+        ]  # fmt: skip
+        return {"run": self.run, "epoch": self.epoch, "batch": self.batch, "step": self.step, "exact": self.exact,
+                "loss": float(self.losses.mean()), "images": rows}  # fmt: skip
+
+
+def replay(
+    run: str | Path, *, step: int | None = None, epoch: int | None = None, image: str | None = None,
+    exact: bool = False, console: Console | None = None,
+) -> Replayed:  # fmt: skip
+    """Make the batch of an optimizer `step` again, or that of `epoch` with `image`; steps and epochs count from 1.
+
+    With gradient accumulation a step is its first micro-batch. `exact` trains from the beginning up to the batch, so
+    that losses are those of training, dropout included; on a CPU they have the same bits. Raises `UsageError` for a
+    step, epoch or image that the run does not have, `DataError` if the run's data have changed.
+    """
+    if (step is None) == (epoch is None) or (epoch is None) != (image is None):
+        raise UsageError(
+            "a batch is named by its step, or by epoch and image", hint="--step 1, or --epoch 1 --image FILE"
+        )
+    folder = RunFolder(run)
+    plan = folder.read_plan()
+    if plan.run.pack or plan.run.patch_sizes:
+        name, why = ("--pack", "its images have no common size") if plan.run.pack else ("--patch-sizes", "not done yet")
+        raise UsageError(f"replay does not support {name}", where=folder.path, why=why)
+    if plan.run.recipe in TRAINERS:
+        raise UsageError(f"{plan.run.recipe} trains in no steps", where=folder.path, why="there is no batch to replay")
+    job = reopen(plan)
+    job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
+    job, every = _readable_batches(job, console or stderr(quiet=True))
+    batches = every["train"]
+    try:
+        again = _planned_again(folder)
+        last = as_planned(job.run, again)
+        ended = dataclasses.replace(job, plan=dataclasses.replace(job.plan, run=last))
+        at = _of_step(ended, batches, step) if step is not None else _of_image(ended, batches, epoch or 0, image or "")
+        return _replayed(job, batches, folder, again, *at, exact=exact)
+    finally:
+        for one in every.values():
+            one.close()
+
+
+def _planned_again(folder: RunFolder) -> list[Epoch]:
+    """Return the lines of the metrics with which the epochs were planned again."""
+    lines = folder.manifest.read(folder.metrics).splitlines() if folder.metrics.is_file() else []
+    return [line for line in map(bounded.parse, lines) if "epochs" in line]
+
+
+def _steps(job: Job, batches: Batches) -> int:
+    return math.ceil(len(batches) / job.run.accumulate)
+
+
+def _of_step(job: Job, batches: Batches, step: int) -> tuple[int, int]:
+    """Epoch and batch, from 0, at which an optimizer step begins."""
+    steps = _steps(job, batches)
+    if not 1 <= step <= steps * job.run.epochs:
+        why = f"it has {steps * job.run.epochs:,}: {job.run.epochs} epochs of {steps:,}"
+        raise UsageError(f"the run has no step {step}", why=why, hint="--step 1")
+    return (step - 1) // steps, (step - 1) % steps * job.run.accumulate
+
+
+def _of_image(job: Job, batches: Batches, epoch: int, image: str) -> tuple[int, int]:
+    """Epoch and batch, from 0, that show an image."""
+    if not 1 <= epoch <= job.run.epochs:
+        raise UsageError(f"the run has no epoch {epoch}", why=f"it has {job.run.epochs}", hint="--epoch 1")
+    names = batches.split.names
+    found = [
+        n for n, name in enumerate(names) if name == image or name.endswith(f"/{image}") or image.endswith(f"/{name}")
+    ]
+    if len(found) != 1:
+        why = f"it may be {some([names[n] for n in found])}" if found else "it is not among those that it trains on"
+        hint = "its class folder and name: --image cat/1.jpg"
+        raise UsageError("the run has no such training image" if not found else "several images have this name",
+                         where=image, why=why, hint=hint)  # fmt: skip
+    places = np.flatnonzero(batches.order(epoch - 1)[: len(batches) * batches.batch_size] == found[0])
+    if not len(places):
+        why = "the last images of an epoch that fill no batch are left out, and balanced sampling draws some only"
+        raise UsageError(f"epoch {epoch} does not show this image", where=image, why=why, hint="another --epoch")
+    return epoch - 1, int(places[0]) // batches.batch_size
+
+
+def _replayed(
+    job: Job, batches: Batches, folder: RunFolder, again: Sequence[Epoch], epoch: int, number: int, *, exact: bool
+) -> Replayed:  # fmt: skip
+    run, steps = job.run, _steps(job, batches)
+    step = epoch * steps + number // run.accumulate
+    before = [line for line in again if line["epoch"] <= epoch]
+    size = size_schedule(job, batches, lambda: as_planned(run, before))
+    objective = objective_of(job, size and (lambda: size(step)))
+    if not isinstance(objective, Classification) and job.run.recipe not in METHODS:
+        why = f"this run is of --task {job.run.task}"
+        raise UsageError(
+            "only runs of one class an image can be replayed", why=why, hint="its report.html shows images"
+        )
+    if not isinstance(objective, Classification):
+        hint = "its report.html shows images as the network saw them"
+        by = "vitral pretrain" if run.recipe in METHODS else f"vitral train --task {run.task}"
+        raise UsageError("only runs of one class an image can be replayed", why=f"{by} made this run", hint=hint)
+    if exact:
+        model: nn.Module = _trained_up_to(job, batches, again, epoch * len(batches) + number)
+        model.train()
+    else:
+        model = native.build(native.read(locate(folder.path)[0])).to(job.machine.device)
+    batch = next(batches.epoch(epoch, start=number))
+    seed_everything(run.seed, epoch, number)
+    with torch.no_grad(), job.machine.autocast():
+        images, labels, _ = objective.prepare(batch)
+        logits = model(images).float()
+    return _shown(job, folder, batches, batch, objective, images, labels, logits, (epoch, number, step), exact)
+
+
+def _shown(
+    job: Job, folder: RunFolder, batches: Batches, batch: Batch, objective: Classification, images: Tensor,
+    labels: Tensor, logits: Tensor, at: tuple[int, int, int], exact: bool,
+) -> Replayed:  # fmt: skip
+    losses = F.cross_entropy(
+        logits, labels, weight=objective.class_weights, label_smoothing=objective.label_smoothing, reduction="none"
+    )
+    targets = labels if labels.ndim == 2 else F.one_hot(labels, objective.classes).float()
+    epoch, number, step = at
+    return Replayed(
+        str(folder.path), epoch + 1, number + 1, step + 1, images.cpu(), _pixels(images.cpu(), job),
+        tuple(batches.split.names[int(i)] for i in batch.indices), targets.cpu(), losses.cpu(), logits.softmax(1).cpu(),
+        job.dataset.classes, exact,
+    )  # fmt: skip
+
+
+def _pixels(images: Tensor, job: Job) -> np.ndarray:
+    """Standardized images as uint8 (B, H, W, C); values beyond black and white, as of random erasing, are cut."""
+    preprocessing = job.run.preprocessing
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
+    pixels = ((images * std + mean).clamp(0, 1) * 255).round().byte()
+    return pixels.permute(0, 2, 3, 1).numpy()
+
+
+class _Reached(Exception):  # noqa: N818 - not an error
+    """Training has reached the batch."""
+
+
+class _StopAfter(Callback):
+    def __init__(self, batches: int):
+        self.left = batches
+
+    def on_batch(self, loss: Tensor) -> None:
+        self.left -= 1
+        if not self.left:
+            raise _Reached
+
+
+def _trained_up_to(job: Job, batches: Batches, again: Sequence[Epoch], count: int) -> nn.Module:
+    """Train from the beginning for `count` batches, without validation and without saving."""
+    seed_everything(job.run.seed)
+    model = initial_model(job)
+    model.checkpointing = job.run.checkpointing
+    if hasattr(model, "any_size"):
+        model.any_size = job.run.start_size is not None
+    if not count:
+        return model
+    state, numbers = State(model, OptimizerSet(model, job.run)), {line["epoch"]: line["epochs"] for line in again}
+    size = size_schedule(job, batches, lambda: as_planned(job.run, state.history))
+    objective = objective_of(job, size and (lambda: size(state.step)))
+    try:
+        fit(
+            state, job.run, job.machine, batches, objective, lambda model: {}, save=lambda *given: None,
+            listener=_StopAfter(count), size=size, plan_again=lambda state: numbers.get(state.epoch),
+        )  # fmt: skip
+    except _Reached:
+        return model
+    raise UsageError("the run ends before this batch", hint="--step 1")

@@ -1,0 +1,127 @@
+"""Figures of a report about the network itself: attributions for the most confident errors, and Figure 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vitral.data import Split
+from vitral.errors import VitralError
+from vitral.evaluation import figures
+from vitral.evaluation.figures import Plot
+from vitral.evaluation.report import ExplainedMistake, Mistake
+from vitral.explanation.drawing import enlarged
+from vitral.explanation.explain import explain
+from vitral.explanation.inspect.drawing import Theme
+from vitral.explanation.inspect.filters import patch_filters
+from vitral.explanation.inspect.measure import attention_distance
+from vitral.explanation.inspect.panels import Inspection
+from vitral.explanation.inspect.positions import position_similarity
+from vitral.explanation.methods import METHODS
+from vitral.explanation.methods.method import grid_of
+from vitral.explanation.methods.select import default_method
+from vitral.inference.predictor import Predictor
+from vitral.model import ViT
+
+MISTAKES = 12
+"""Most images to explain."""
+_MOST_SHOWN = 96  # images in a report
+SAMPLE = 32
+"""Images over which attention distance is averaged; the paper and `vitral inspect` use 128."""
+
+_FLOPS = {"cpu": 5e11}
+_FLOPS_ELSEWHERE = 5e13
+"""Compute budget of each part, some seconds. In FLOPs rather than time, so that the same run gives the same page."""
+_SIDE = 160  # pixels
+_PANELS = ("filters", "positions", "distance")
+_ON_PAGE = Theme(figures.INK, figures.MUTED, figures.LINE, figures.FIRST, figures.SECOND)
+
+
+@dataclass(frozen=True, eq=False)
+class ReportFigures:
+    """The parts of `ReportContent` that this module creates."""
+
+    explained: Sequence[ExplainedMistake] = ()
+    explained_note: str = ""
+    inside: Sequence[Plot] = ()
+    inside_note: str = ""
+
+
+def confident_mistakes(probabilities: np.ndarray, split: Split, classes: tuple[str, ...]) -> list[Mistake]:
+    """Return the most confident errors with their images, most confident first."""
+    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
+    wrong = np.flatnonzero(predicted != split.labels)
+    return [
+        Mistake(
+            image=split.image(int(i), 3),
+            name=split.names[int(i)],
+            label=classes[split.labels[i]],
+            predicted=classes[predicted[i]],
+            confidence=float(confidence[i]),
+        )
+        for i in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MOST_SHOWN]
+    ]
+
+
+def draw_figures(predictor: Predictor, mistakes: Sequence[Mistake], images: Split, flops: int) -> ReportFigures:
+    """Draw heat maps for the most confident errors and the panels of Figure 7, within some seconds.
+
+    `flops` is for one image. Returns nothing for a network without attention, and less, with a note, for a large one.
+    Errors become notes, so that they never prevent a report.
+    """
+    if not isinstance(predictor.model, ViT):
+        return ReportFigures()
+    budget = _FLOPS.get(predictor.machine.device.type, _FLOPS_ELSEWHERE) / max(1, flops)
+    try:
+        explained, explained_note = _mistakes(predictor, mistakes, budget)
+    except VitralError as error:
+        explained, explained_note = [], f"Could not be drawn: {error.what}."
+    try:
+        count = 0 if predictor.preprocessing.native else min(SAMPLE, int(budget))
+        inside, inside_note = _figure7(predictor, images, count)
+    except VitralError as error:
+        inside, inside_note = [], f"Could not be drawn: {error.what}."
+    return ReportFigures(explained, explained_note, inside, inside_note)
+
+
+def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float) -> tuple[list[ExplainedMistake], str]:
+    """Explain as many errors as the number of forward passes allows."""
+    if not mistakes:
+        return [], ""
+    method = METHODS[default_method(predictor.model)]
+    rows, columns = grid_of(predictor.model, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
+    count = min(MISTAKES, int(forwards / method.passes(rows * columns)))
+    if count < 1:
+        return [], "The network is too large for heat maps here within seconds."
+    explained, signed = [], False
+    for mistake in mistakes[:count]:
+        predicted, truth = predictor.classes.index(mistake.predicted), predictor.classes.index(mistake.label)
+        classes = [predicted] if method.routing else [predicted, truth]
+        maps = explain(predictor, [mistake.image], classes, method=method.name)
+        signed |= any(bool((one.values < 0).any()) for one in maps)
+        drawn = [(one.label, one.probability, np.asarray(one.overlay(_SIDE))) for one in maps]
+        seen = np.asarray(enlarged(maps[0].image, _SIDE))
+        explained.append(ExplainedMistake(seen, drawn, mistake.name, mistake.label, mistake.predicted))
+    colors = "Red is evidence for the class, blue against it." if signed else "Brighter means more."
+    routing = " It shows where information was routed, not why this class was predicted." if method.routing else ""
+    note = f"Attributions for the most confident errors, by {method.title}.{routing} {colors}"
+    return explained, note
+
+
+def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot], str]:
+    network, attention, note = predictor.model, None, ""
+    if count:
+        indices = np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int))
+        channels, geometry = predictor.preprocessing.channels, predictor.preprocessing.geometry
+        images = torch.stack([geometry(split.image(int(index), channels)) for index in indices])
+        parameter = next(network.parameters())
+        images = predictor.preprocessing.standardize(images.to(parameter.device)).to(parameter.dtype)
+        attention = attention_distance(network, images)
+        note = f"Attention distance is averaged over {len(images)} of these images."
+    inspection = Inspection("", {}, patch_filters(network), position_similarity(network, 32), attention)
+    panels = [panel for panel in inspection.panels() if panel.name in _PANELS]
+    drawn = [(one, figures._inline(one.draw(_ON_PAGE), f"inside-{one.name}")) for one in panels]
+    return [Plot(one.title, svg, one.caption) for one, svg in drawn], note

@@ -1,0 +1,32 @@
+"""Tasks: what a network learns from the labels of its images. One file each, and one line in `TASKS`.
+
+A run, its plan, its report and the evaluation of its weights ask one object: they know no task by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vitral.errors import unknown
+from vitral.workflows.tasks.classes import ClassTask
+from vitral.workflows.tasks.labels import LabelsTask
+from vitral.workflows.tasks.numbers import NumbersTask
+from vitral.workflows.tasks.task import Task
+from vitral.workflows.tasks.text import TextTask
+
+__all__ = ["TASKS", "Task", "task_of"]
+
+TASKS: Mapping[str, Task] = {
+    "class": ClassTask(),
+    "labels": LabelsTask(),
+    "numbers": NumbersTask(),
+    "text": TextTask(),
+}
+"""Name, as in `--task` → the task."""
+
+
+def task_of(name: str) -> Task:
+    """Return the task of this name; `UsageError`, which lists them, if there is none."""
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]

@@ -1,0 +1,115 @@
+"""One class an image: cross-entropy, accuracy, the confusion matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitral.data import DataSet, Split
+from vitral.evaluation.calibration import conformal_scores, fit_temperature
+from vitral.evaluation.metrics import Evaluation, measure
+from vitral.inference.outputs import Output
+from vitral.inference.outputs.classes import Classes
+from vitral.inference.predictor import Predictor
+from vitral.kernels import reference_ops
+from vitral.training.callbacks import Epoch
+from vitral.training.distillation import Teacher
+from vitral.training.loop import best_accuracy
+from vitral.training.objectives.classification import Classification, balanced_weights
+from vitral.training.objectives.objective import TwoPartObjective
+from vitral.training.plan import Choice
+from vitral.workflows.draft import Draft
+from vitral.workflows.tasks.shared import neutralized, task_choice
+
+if TYPE_CHECKING:
+    from vitral.evaluation.report import ReportContent
+    from vitral.workflows.job import Job
+
+
+class ClassTask:
+    """One class an image."""
+
+    figures = (("accuracy", "accuracy", "{:.2%}"),)
+
+    def plan(self, draft: Draft) -> Draft:
+        """Report the task of a table, and class imbalance."""
+        draft = neutralized(task_choice(draft), "class", {"loss": "mse"})
+        run, targets = draft.run, draft.dataset.targets
+        counts = targets.counts(draft.dataset["train"].labels, len(draft.dataset.classes)).tolist()
+        if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
+            why = f"classes have {min(counts):,} to {max(counts):,} images; if rare ones matter: --sampling balanced"
+            return draft.change(Choice("class balance", "unchanged", why))
+        return draft
+
+    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+        run = job.run
+        return Classification(
+            run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
+            size=size, teacher=_teacher(job),
+        )  # fmt: skip
+
+    def output(self, dataset: DataSet) -> Output:
+        return Classes(dataset.classes)
+
+    def score(self, line: Epoch) -> tuple[float, float]:
+        return best_accuracy(line)
+
+    def validate(self, logits: Tensor, labels: np.ndarray, output: Output) -> dict[str, float]:
+        wanted = torch.from_numpy(np.asarray(labels))
+        accuracy = (logits.argmax(1) == wanted).double().mean()
+        return {"val_loss": float(F.cross_entropy(logits, wanted)), "val_accuracy": float(accuracy)}
+
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
+        """Calibrate: fit the temperature, and keep the scores for conformal sets."""
+        assert isinstance(output, Classes)
+        labels = np.asarray(labels)
+        calibrated = Classes(output.names, fit_temperature(logits.numpy(), labels))
+        return dataclasses.replace(calibrated, scores=conformal_scores(calibrated.values(logits).numpy(), labels))
+
+    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> Evaluation:
+        found = measure(values, labels, output.names)
+        temperature = getattr(output, "temperature", 1.0)
+        if temperature == 1:
+            return found
+        raw = (torch.from_numpy(values).double().clamp_min(1e-300).log() * temperature).softmax(1).numpy()
+        return dataclasses.replace(found, temperature=temperature, raw_ece=measure(raw, labels, output.names).ece)
+
+    def summary(self, split: str, measured: Evaluation) -> Mapping[str, float]:
+        return {f"{split}_accuracy": measured.accuracy}
+
+    def page(
+        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Evaluation,
+        flops: int,
+    ) -> ReportContent:  # fmt: skip
+        from vitral.workflows.report_figures import confident_mistakes, draw_figures  # importing matplotlib: a second
+
+        mistakes = confident_mistakes(values, images, predictor.classes)
+        figures = draw_figures(predictor, mistakes, images, flops)
+        return dataclasses.replace(content, evaluation=measured, mistakes=mistakes, **vars(figures))
+
+
+def _loss_weights(job: Job) -> Tensor | None:
+    if job.run.class_weights == "none":
+        return None
+    weights = balanced_weights(job.dataset["train"].labels, len(job.dataset.classes))
+    return torch.from_numpy(weights).to(job.machine.device)
+
+
+def _teacher(job: Job) -> Teacher | None:
+    """Build the teacher network, if the job has one."""
+    if job.teacher is None:
+        return None
+    run = job.run
+    teacher = Teacher.of(
+        job.teacher.weights, run.preprocessing, job.dataset.classes, job.machine.device,
+        weight=run.distill_weight, temperature=run.distill_temperature,
+    )  # fmt: skip
+    if run.plain:
+        reference_ops(teacher.network)
+    return teacher

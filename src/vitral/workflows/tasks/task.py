@@ -1,0 +1,74 @@
+"""The protocol of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from rich.console import Console
+from torch import Tensor
+
+from vitral.data import DataSet, Split
+from vitral.inference.outputs import Output
+from vitral.inference.predictor import Predictor
+from vitral.training.callbacks import Epoch
+from vitral.training.objectives.objective import TwoPartObjective
+from vitral.workflows.draft import Draft
+
+if TYPE_CHECKING:
+    from vitral.evaluation.report import ReportContent
+    from vitral.workflows.job import Job
+
+
+class Metrics(Protocol):
+    """Metrics of predictions on labeled images."""
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+
+    def print_table(self, console: Console) -> None:
+        """Print the main metrics."""
+
+
+class Task(Protocol):
+    """From the labels of a data set to a head, a loss, metrics and predictions."""
+
+    @property
+    def figures(self) -> tuple[tuple[str, str, str], ...]:
+        """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format. The first one selects
+        the best epoch.
+        """
+
+    def plan(self, draft: Draft) -> Draft:
+        """Refuse options that this task does not support, and add its own choices."""
+
+    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+        """Return the loss of a job; `size` returns the height and width of the next batch."""
+
+    def output(self, dataset: DataSet) -> Output:
+        """Return the output of a network for this data, before `fitted`."""
+
+    def score(self, line: Epoch) -> tuple[float, float]:
+        """Return the sort key of an epoch by its validation: the largest is the best one."""
+
+    def validate(self, logits: Tensor, labels: np.ndarray, output: Output) -> dict[str, float]:
+        """Return `val_loss` and the other metrics of an epoch, from logits (n, K) fp32."""
+
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
+        """Return the output with what is chosen on the validation images, such as thresholds."""
+
+    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> Metrics:
+        """Return all metrics from values (n, K), as `Output.values` makes them, and the labels of the images."""
+
+    def summary(self, split: str, measured: Any) -> Mapping[str, float]:
+        """Return the figures of a split that stand at the top of result.json."""
+
+    def page(
+        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Any, flops: int
+    ) -> ReportContent:
+        """Return the content of a report with the metrics and the errors on these images; `flops` is for one image."""

@@ -1,0 +1,122 @@
+"""Measure the throughput of a run on this machine with a short trial, for `--minutes` and to detect slow decoding."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vitral.data.canvas import on_canvas
+from vitral.data.loader import Batch, labels_on
+from vitral.distributed.ranks import current
+from vitral.inference.own_sizes import network_logits
+from vitral.model import summarize
+from vitral.pretraining.method import kept
+from vitral.pretraining.methods import METHODS
+from vitral.pretraining.monitor import monitored
+from vitral.system import keep_freed_memory
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.schedule import computed_share
+from vitral.training.step import WARM_UP, NoMonitor, step_of
+from vitral.workflows.build import initial_model, objective_of
+
+if TYPE_CHECKING:
+    from vitral.workflows.job import Job
+
+RESERVED_SHARE = 0.05
+"""Share of the time reserved for what the trial does not measure: saving, a machine that slows down."""
+SUFFICIENT_SHARE = 0.95
+"""Share of the full training speed at which decoding counts as fast enough."""
+_STEP_FLOPS = 1e12
+"""Most FLOPs of a trial step on a CPU when checking the decoding rate, which limits it to some seconds."""
+_STEPS, _SECONDS = 12, 3.0  # most steps and seconds of a trial
+_FIRST = 2  # first steps, which are not counted
+
+
+def epochs_within(job: Job, minutes: float) -> tuple[int, str]:
+    """Return the number of epochs of training and validation that fit into the time, at least one, and the reason.
+
+    Reading the images and writing the report are not included, as in the reported training time.
+    """
+    training, validation = seconds_per_image(job)
+    counts = {name: len(split) for name, split in job.dataset.splits.items()}
+    share = 1.0
+    if job.run.start_size is not None:
+        share = computed_share(job.run, job.config.patch)  # type: ignore[union-attr]  # a ResNet's images do not grow
+    validated = counts.get("val", 0) if job.run.recipe not in METHODS else sum(map(len, monitored(job.dataset)))
+    epoch = (counts["train"] * share * training + validated * validation) / current().count
+    epochs = max(1, int(60 * minutes * (1 - RESERVED_SHARE) / epoch))
+    why = f"an epoch takes {epoch:.3g} s here, measured over a few steps"
+    if epoch > 60 * minutes:
+        why = f"even one takes {epoch / 60:.3g} minutes here, measured over a few steps"
+    return epochs, why
+
+
+def decoding_suffices(job: Job, decoding_rate: float) -> tuple[bool, str]:
+    """Return True if decoding images every epoch leaves `SUFFICIENT_SHARE` of the training speed, and a sentence on it.
+
+    `decoding_rate` is in images per second, with all cores.
+    """
+    on_cpu = job.machine.device.type == "cpu"
+    at_most = max(1, int(_STEP_FLOPS / (3 * summarize(job.config).flops))) if on_cpu else None
+    rate = 1 / seconds_per_image(job, at_most)[0]
+    if on_cpu:  # the same cores decode and train
+        reached = 1 / (1 / rate + 1 / decoding_rate)
+    else:
+        reached = min(rate, decoding_rate)
+    measured = f"training reaches {rate:,.3g} images/s, measured over a few steps"
+    if reached >= SUFFICIENT_SHARE * rate:
+        return True, f"{measured}: decoding is fast enough"
+    return False, f"{measured}; decoding limits it to {reached / rate:.0%} of that"
+
+
+def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, float]:
+    """Return the seconds per image of training and validation: medians over steps with random images and weights.
+
+    Network, batch, augmentation, precision and device are the run's; `at_most` limits the batch.
+    """
+    run, machine = job.run, job.machine
+    if machine.device.type == "cpu":
+        keep_freed_memory()
+    with torch.random.fork_rng([machine.device] if machine.device.type == "cuda" else []):
+        model = initial_model(job, whitened=False)
+        optimizer = OptimizerSet(model, run)
+        learn, batch = step_of(model, optimizer, objective_of(job), machine, run), _noise(job, at_most)
+
+        def step() -> None:
+            model.train()
+            loss, _ = learn(batch, NoMonitor(), lr=0.0)
+            loss.item()  # waits for the device
+
+        @torch.inference_mode()
+        def validate() -> None:
+            model.eval()
+            with machine.autocast():
+                network_logits(kept(model), run.preprocessing, batch.images).sum().item()
+
+        first = WARM_UP + 1 if run.graphs else _FIRST  # until the CUDA graph is captured
+        return _median(step, first) / len(batch.indices), _median(validate) / len(batch.indices)
+
+
+def _noise(job: Job, at_most: int | None) -> Batch:
+    count = min(job.run.batch_size, len(job.dataset["train"]), at_most or job.run.batch_size)
+    pixels = torch.randint(0, 256, (count, job.run.channels, *job.run.size), dtype=torch.uint8)
+    if job.run.pack:
+        pixels = torch.stack([on_canvas(image, job.run.size) for image in pixels])
+    device = job.machine.device
+    labels = labels_on(device, job.dataset["train"].labels[:count])
+    return Batch(pixels.to(device), labels, np.arange(count))
+
+
+def _median(program: Callable[[], None], first: int = _FIRST) -> float:
+    """Return the median seconds of a call, over as many calls as a trial has time for, after the `first` ones."""
+    taken: list[float] = []
+    while len(taken) < first + 1 or (len(taken) < _STEPS and sum(taken) < _SECONDS):
+        started = time.perf_counter()
+        program()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[first:])

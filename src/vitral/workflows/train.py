@@ -1,0 +1,216 @@
+"""Train: from options to a run folder with weights, metrics and a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitral.console import flag, stderr
+from vitral.data.validate import left_out
+from vitral.device import choose
+from vitral.distributed.environment import restarted
+from vitral.distributed.ranks import Ranks, joined
+from vitral.errors import Interrupted, RunError, UsageError, VitralError
+from vitral.stopping import stop_raises
+from vitral.trackers import create_trackers
+from vitral.training.callbacks import Callback
+from vitral.training.options import Run, checked_options
+from vitral.training.plan import Plan
+from vitral.training.progress import print_plan
+from vitral.training.run_folder import RunFolder
+from vitral.weights import native
+from vitral.weights.load import locate
+from vitral.workflows.execute import TrainedRun, check_overwrite, finished, run_job
+from vitral.workflows.job import Job
+from vitral.workflows.plan import default_folder, load_given, plan_run, reopen
+from vitral.workflows.plan_network import teacher_of
+from vitral.workflows.run_data import load_run_data
+from vitral.workflows.saving import command, path_entry
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> TrainedRun:
+    """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
+
+    The run folder is `out`, by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU;
+    `overwrite` replaces an existing run. `callbacks` follow the run, after the trackers of `log`; they are not stored:
+    pass them again to resume. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
+
+    Under torchrun all ranks call this function, and train together; the first one plans, prints, writes and calls the
+    callbacks. One that ends because another failed raises `Elsewhere`. Ranks that torchrun starts again resume.
+    """
+    if resume and overwrite:
+        why = "one resumes the existing run, the other replaces it"
+        raise UsageError("--resume and --overwrite are mutually exclusive", why=why, hint="leave one out")
+    given = {name: value for name, value in options.items() if value is not None}
+    if data is not None:
+        given["data"] = str(data)
+    with stop_raises(), joined(given.get("device", "auto")) as ranks:
+        console = stderr(quiet=quiet or not ranks.main)
+        try:
+            again = any(ranks.exchange(restarted()))  # torchrun passes it to the ranks of one machine only
+            if resume or (again and ranks.share(lambda: folder_of(given).is_run())):
+                return _resume(given, console, callbacks, ranks)
+            return _start(given, console, overwrite, callbacks, ranks)
+        except KeyboardInterrupt:
+            restart = command(given) + (" --resume" if resume else "")
+            raise Interrupted(restart, saved=False) from None
+
+
+def _start(
+    given: dict[str, Any], console: Console, overwrite: bool, callbacks: Sequence[Callback], ranks: Ranks
+) -> TrainedRun:  # fmt: skip
+    callbacks = [*_trackers(given.get("log", ()), console), *callbacks] if ranks.main else []
+    jobs: list[Job] = []
+
+    def planned() -> Plan:
+        job = plan_run(given)
+        folder = RunFolder(job.run.out or "")
+        if folder.exists():
+            folder.check_unlocked()
+            check_overwrite(folder, overwrite, job.run)
+        if job.unreadable:
+            console.print(left_out(job.unreadable), highlight=False, soft_wrap=True, markup=False)
+        print_plan(console, job.plan)
+        jobs.append(job)
+        return job.plan
+
+    plan = ranks.share(planned)
+    job = jobs[0] if jobs else _reopened(plan)
+    folder = RunFolder(job.run.out or "")
+    return run_job(job, folder, console, command(given), callbacks=callbacks, overwrite=overwrite)
+
+
+def _reopened(plan: Plan) -> Job:
+    """Return the job of a plan, with its teacher."""
+    job = reopen(plan)
+    return dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
+
+
+def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callback], ranks: Ranks) -> TrainedRun:
+    done = ranks.share(lambda: _plan_to_resume(given, console))
+    if isinstance(done, TrainedRun):
+        return done
+    plan, path = done
+    folder, job = RunFolder(path), _reopened(plan)
+    ranks.share(lambda: _check_teacher(job, folder))
+    callbacks = [*_trackers(given.get("log", plan.run.log), console), *callbacks] if ranks.main else []
+    return run_job(job, folder, console, plan.command, callbacks=callbacks, resume=True)
+
+
+def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path] | TrainedRun:
+    """Return the plan of the run and its folder, or the run if it is finished already."""
+    given = checked_options(given)
+    Run(**given)  # report invalid options first
+    folder = folder_of(given)
+    if not folder.path.exists():
+        raise RunError("there is no run to resume", where=folder.path, hint="leave out --resume to start one")
+    kept = folder.read_plan()
+    folder.check_unlocked()
+    plan = _relocate(kept, given.get("data"))
+    differing = [name for name, value in given.items() if name not in _FREE and not _same_value(plan, name, value)]
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"--resume cannot change options of the run; {flag(name)} differs",
+            where=folder.path, why=f"it was {getattr(plan.run, name)}",
+            hint=f"leave out that option, or start a new run: --init {shlex.quote(str(folder.path))} --out …",
+        )  # fmt: skip
+    if plan is not kept:
+        _save_data_path(plan, folder)
+        console.print(f"the run's data are now at {plan.located('data')}", highlight=False, soft_wrap=True)
+    if folder.result.is_file():
+        locate(folder.path)  # raises if the weights are missing
+        return finished(folder, console)
+    if "strategy" in given:
+        plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, strategy=given["strategy"]))
+    return plan, folder.path
+
+
+_FREE = ("log", "out", "strategy")
+"""Options that may differ when a run is resumed."""
+
+
+def folder_of(given: Mapping[str, Any]) -> RunFolder:
+    """Return the run folder of these options, without --out by the name of the data."""
+    if out := given.get("out"):
+        return RunFolder(out)
+    return RunFolder(default_folder(given, load_given(given, choose(given.get("device", "auto")))))
+
+
+def _trackers(names: Sequence[str], console: Console) -> list[Callback]:
+    names = [names] if isinstance(names, str) else names
+    return create_trackers(
+        names, lambda line: console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    )
+
+
+def _relocate(plan: Plan, data: str | None) -> Plan:
+    """Return the plan with a new path of its data, if `data` has the contents that the run began with."""
+    there = os.path.expanduser(data or "")
+    if plan.fingerprint is None or not os.path.exists(there) or _same_value(plan, "data", data):
+        return plan
+    moved = dataclasses.replace(
+        plan, paths={**plan.paths, "data": os.path.realpath(there)},
+        command=plan.command.replace(shlex.quote(plan.run.data), shlex.quote(str(data)), 1),
+    )  # fmt: skip
+    try:
+        own = load_run_data(moved)
+    except VitralError:  # no images
+        return plan
+    if not own.changes:
+        return moved
+    if not os.path.exists(os.path.expanduser(plan.located("data"))):
+        raise own.changed(f"restore them, or {moved.restart_hint}")
+    return plan
+
+
+def _save_data_path(plan: Plan, folder: RunFolder) -> None:
+    """Write the new path of the data into the run folder."""
+    record = folder.read_config()
+    record["paths"] = {**record.get("paths", {}), **path_entry("data", plan.paths["data"], folder.path)}
+    record["command"] = plan.command
+    folder.write(folder.config, json.dumps(record, indent=2) + "\n")
+
+
+def _check_teacher(job: Job, folder: RunFolder) -> None:
+    """Raise `RunError` if the teacher is not the one that the run began with, which would change the result."""
+    if job.teacher is None:
+        return
+    began = folder.read_config().get("teacher", {}).get("digest")
+    if began != native.digest(job.teacher.weights.state):
+        why = "the run began with different weights at this path"
+        hint = f"restore them, or {job.plan.restart_hint}"
+        raise RunError("the teacher has changed", where=job.run.teacher, why=why, hint=hint)
+
+
+def _same_value(plan: Plan, name: str, value: Any) -> bool:
+    """True if an option has the value that the run began with; a path may be written differently."""
+    if name in ("data", "data_root", "init", "teacher") and value and os.path.exists(there := plan.located(name) or ""):
+        here = os.path.expanduser(value)
+        if os.path.exists(here) and os.path.samefile(here, os.path.expanduser(there)):
+            return True
+    return bool(_canonical(name, getattr(plan.run, name)) == _canonical(name, value))
+
+
+def _canonical(name: str, value: Any) -> Any:
+    """Return the canonical form of a value that can be given in several forms."""
+    if name == "data":
+        return Path(value)  # photos and photos/
+    if name in ("mean", "std") and isinstance(value, (tuple, list)):
+        return value[0] if len(set(value)) == 1 else tuple(value)
+    return (value, value) if name in ("image_size", "start_size") and isinstance(value, int) else value

@@ -1,0 +1,133 @@
+"""Parquet files of images, as Hugging Face's `datasets` writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import vitral
+from images import noise
+from running import TINY, as_json
+from vitral.data import load
+from vitral.data.shards import remote
+from vitral.data.shards.cache import ShardCache
+from vitral.data.validate import check
+from vitral.errors import DataError, MissingExtraError
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(noise(seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(
+    path: Path, seeds: Sequence[int], labels: Sequence[Any], classes: Sequence[str] = (), label: str = "label"
+) -> Path:
+    """Write a file with the columns and the metadata of `datasets`, in groups of two rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": png(seed), "path": f"{seed}.png"} for seed in seeds]
+    table = pyarrow.table({"image": images, label: list(labels), "other": list(seeds)})
+    if classes:
+        features = {"image": {"_type": "Image"}, label: {"names": list(classes), "_type": "ClassLabel"}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def test_the_files_of_a_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "pets"
+    write(folder / "data/train-00000-of-00002.parquet", range(5), [0, 1, 0, 1, 1], ["cat", "dog"])
+    write(folder / "data/train-00001-of-00002.parquet", range(5, 8), [1, 0, 0], ["cat", "dog"])
+    write(folder / "data/validation-00000-of-00001.parquet", [8, 9, 10], [1, -1, 0], ["cat", "dog"])
+    dataset = load(folder)
+    assert (dataset.name, dataset.classes, list(dataset.splits)) == ("pets", ("cat", "dog"), ["train", "val"])
+    assert dataset["train"].labels.tolist() == [0, 1, 0, 1, 1, 1, 0, 0]
+    assert dataset["val"].labels.tolist() == [1, 0], "a hidden label is left out"
+    for i in range(8):
+        assert np.array_equal(dataset["train"].image(i), noise(i))
+    assert np.array_equal(dataset["val"].image(1), noise(10))
+    assert dataset["train"].names[6].endswith("train-00001-of-00002.parquet:train-00001-of-00002/000001 6.png")
+
+
+def test_a_file_and_a_pattern_without_metadata(tmp_path: Path) -> None:
+    write(tmp_path / "a/train-0.parquet", range(3), ["ant", "bee", "ant"])
+    write(tmp_path / "a/train-1.parquet", range(3, 6), ["bee", "bee", "cow"])
+    both = load(tmp_path / "a/train-{0..1}.parquet")
+    assert (both.classes, both["train"].labels.tolist()) == (("ant", "bee", "cow"), [0, 1, 0, 1, 1, 2])
+    one = load(tmp_path / "a/train-1.parquet")
+    assert one.classes == ("bee", "cow")
+    with pytest.raises(DataError, match="1 of 3 are missing"):
+        load(tmp_path / "a/train-{0..2}.parquet")
+
+
+def test_a_tar_that_left_the_cache_is_packed_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.parquet", range(5), ["a", "b", "a", "b", "a"])
+    load(path)
+    files = sorted(ShardCache().folder.glob("*.tar"))
+    before = [file.read_bytes() for file in files]
+    ShardCache().clear()
+    dataset = load(path)
+    assert np.array_equal(dataset["train"].image(3), noise(3))
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_bad_rows_and_files(tmp_path: Path) -> None:
+    table = pyarrow.table({"image": [png(0), b"nothing", None], "label": ["a", "b", "b"]})
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    dataset = load(tmp_path / "train.parquet")
+    assert [one.index for one in check(dataset).unreadable] == [1, 2]
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:100])
+    with pytest.raises(DataError, match="cannot read Parquet file"):
+        load(tmp_path / "cut.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "text.parquet")
+    with pytest.raises(DataError, match="no image column"):
+        load(tmp_path / "text.parquet")
+    write(tmp_path / "wrong.parquet", [0, 1], [0, 7], ["a", "b"])
+    with pytest.raises(DataError, match="label 7 is none of 2 classes"):
+        load(tmp_path / "wrong.parquet")
+
+
+def test_training_on_an_address_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hub's file system is replaced by a folder: nothing is fetched from the network."""
+    hub = tmp_path / "hub/datasets/ORG/NAME"
+    write(hub / "data/train-0.parquet", range(12), [i % 2 for i in range(12)], ["cat", "dog"])
+    write(hub / "data/test-0.parquet", range(12, 16), [0, 1, 0, 1], ["cat", "dog"])
+    files = fsspec.filesystem("dir", path=str(tmp_path / "hub"), fs=fsspec.filesystem("file"))
+    for name in ("cat_file", "info", "glob", "ls"):
+        original = getattr(files, name)
+        monkeypatch.setattr(
+            files, name, lambda path, *a, o=original, **k: o(path.removeprefix("hf://"), *a, **k), raising=False
+        )
+    monkeypatch.setattr(remote, "_file_system", lambda scheme: files)
+    dataset = load("hf://datasets/ORG/NAME")
+    assert (dataset.name, dataset.classes, list(dataset.splits)) == ("NAME", ("cat", "dog"), ["train", "test"])
+    run = vitral.train("hf://datasets/ORG/NAME", out=str(tmp_path / "run"), quiet=True, **{**TINY, "epochs": 1})
+    found = as_json(capsys, "predict", str(run.folder), "hf://datasets/ORG/NAME/data/test-0.parquet")
+    assert len(found["predictions"]) == 4
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "train.parquet", [0, 1], ["a", "b"])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"vitral\[parquet\]"):
+        load(path)

@@ -1,0 +1,24 @@
+"""Ranks killed at random times: the others end, and the run ends with the bits of a run that was not killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
+
+from benchmarks import kills
+
+
+@pytest.mark.slow
+def test_a_run_with_kills_ends_with_the_bits_of_one_without():
+    runs = list(kills.killed_runs(3, epochs=10, seed=1))
+    every = [kill for one in runs for kill in one.kills]
+    assert len(every) == 3
+    assert all(one.equal for one in runs)
+    assert all("Traceback" not in one.printed for one in runs)
+    for kill in every:
+        assert kill.seconds < 30
+        assert kill.codes in ((2,), (0,), (130,)), "it reported the loss, had just finished, or had not begun to wait"

@@ -1,0 +1,150 @@
+"""A temperature minimizes the loss on validation images, and conformal sets cover as many images as asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from images import MakeImages
+from running import as_json, printed, train
+from vitral.cli.main import main
+from vitral.errors import UsageError, WeightsError
+from vitral.evaluation.calibration import FEWEST, conformal_scores, fit_temperature
+from vitral.evaluation.metrics import Evaluation
+from vitral.inference.outputs import output_of
+from vitral.inference.outputs.classes import Classes
+from vitral.workflows.tasks import task_of
+
+NAMES = tuple("abcde")
+
+
+def drawn(images: int, temperature: float, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """Draw logits and labels for which softmax(logits / temperature) is calibrated."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (images, len(NAMES)))
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    labels = (rng.random((images, 1)) > probabilities.cumsum(1)).sum(1)
+    return torch.from_numpy(logits * temperature).float(), labels
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_the_temperature_that_was_drawn_is_found(temperature: float) -> None:
+    logits, labels = drawn(20_000, temperature)
+    found = fit_temperature(logits.numpy(), labels)
+    assert found == pytest.approx(temperature, rel=0.03)
+    truth = torch.from_numpy(labels)
+
+    def loss(divisor: float) -> float:
+        return float(torch.nn.functional.cross_entropy(logits.double() / divisor, truth))
+
+    assert loss(found) <= min(loss(found * factor) for factor in (0.98, 0.999, 1.001, 1.02))
+
+
+def test_no_temperature_of_few_or_perfect_predictions() -> None:
+    logits, labels = drawn(FEWEST - 1, 3.0)
+    assert fit_temperature(logits.numpy(), labels) == 1
+    assert fit_temperature(10 * np.eye(5)[np.arange(100) % 5], np.arange(100) % 5) == 1
+
+
+def test_calibration_is_reported_before_and_after() -> None:
+    logits, labels = drawn(3000, 2.5)
+    task = task_of("class")
+    output = task.fitted(Classes(NAMES), logits, labels)
+    measured = task.measure(output.values(logits).numpy(), labels, output)
+    plain = task.measure(logits.softmax(1).numpy(), labels, Classes(NAMES))
+    assert isinstance(measured, Evaluation)
+    assert isinstance(plain, Evaluation)
+    assert measured.raw_ece == pytest.approx(plain.ece, abs=1e-3)
+    assert measured.ece < plain.ece / 3
+    assert measured.accuracy == plain.accuracy
+    assert plain.raw_ece is None
+    assert "raw_ece" not in plain.to_json()
+    again = Evaluation.from_json(json.loads(json.dumps(measured.to_json())))
+    assert (again.raw_ece, again.temperature) == (measured.raw_ece, measured.temperature)
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_sets_cover_the_labels_of_other_images(coverage: float) -> None:
+    """Over many validation sets the mean coverage is at least the wanted one, and at most 1 / (n + 1) more."""
+    shares, sizes = [], []
+    for seed in range(40):
+        logits, labels = drawn(1200, 1.0, seed)
+        probabilities = logits.softmax(1).numpy()
+        output = Classes(NAMES, scores=conformal_scores(probabilities[:200], labels[:200])).covering(coverage)
+        sets = [output.prediction("", row).labels for row in probabilities[200:]]
+        shares.append(np.mean([NAMES[label] in one for label, one in zip(labels[200:], sets, strict=True)]))
+        sizes.append(np.mean([len(one) for one in sets]))
+    assert coverage - 0.008 <= np.mean(shares) <= coverage + 1 / 201 + 0.03
+    assert 1 <= np.mean(sizes) < 4
+
+
+def test_too_few_images_for_a_coverage_are_refused() -> None:
+    output = Classes(NAMES, scores=(0.1,) * 18)
+    with pytest.raises(UsageError, match="19 validation images"):
+        output.covering(0.95)
+    assert dataclasses.replace(output, scores=(0.1,) * 19).covering(0.95).threshold == 0.1
+    with pytest.raises(UsageError, match="they have none"):
+        Classes(NAMES).covering(0.9)
+    for wrong in (0.0, 1.0, 1.5):
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            output.covering(wrong)
+
+
+def test_an_output_survives_its_file_and_a_damaged_one_is_refused() -> None:
+    output = Classes(NAMES, 1.5, (0.1, 0.2))
+    assert output_of(NAMES, json.loads(json.dumps(output.to_json()))) == output
+    assert Classes(NAMES).to_json() == {}
+    for wrong in (0, -1, "nan"):
+        with pytest.raises(WeightsError, match="temperature"):
+            output_of(NAMES, {"temperature": wrong})
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on noise with enough validation images for a temperature."""
+    root = tmp_path_factory.mktemp("calibrated")
+    rng = np.random.default_rng(0)
+    for number in range(240):
+        folder = root / "photos" / ("dark" if number % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.normal(118 if number % 2 else 138, 40, (8, 8)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return train(root / "photos", root / "run", val_fraction=0.4).folder
+
+
+def test_a_run_is_calibrated_and_predicts_sets(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predictor = vitral.load(str(calibrated))
+    assert isinstance(predictor.output, Classes)
+    assert predictor.output.temperature != 1
+    assert len(predictor.output.scores) == 96
+    photos = str(calibrated.parent / "photos")
+    result = json.loads((calibrated / "result.json").read_text())
+    assert result["val"]["raw_ece"] != result["val"]["ece"]
+    evaluated = as_json(capsys, "evaluate", str(calibrated))
+    assert evaluated["ece"] == pytest.approx(result["val"]["ece"], abs=1e-6)
+    assert "without the temperature" in printed(capsys, "evaluate", str(calibrated))[0]
+    found = as_json(capsys, "predict", str(calibrated), photos, "--coverage", "0.9")
+    share = np.mean([Path(one["image"]).parent.name in one["labels"] for one in found["predictions"]])
+    assert share > 0.85
+    assert all(one["label"] == one["labels"][0] for one in found["predictions"])
+    table = calibrated.parent / "sets.csv"
+    printed(capsys, "predict", str(calibrated), photos, "--coverage", "0.9", "--out", str(table))
+    rows = table.read_text().splitlines()
+    assert "labels" in rows[0].split(",")
+    assert any("dark|light" in row or "light|dark" in row for row in rows)
+    assert "{" in printed(capsys, "predict", str(calibrated), photos, "--coverage", "0.9")[0]
+
+
+def test_coverage_of_weights_without_validation_is_refused(
+    make_images: MakeImages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = make_images({"a": 1})
+    assert main(["predict", "demo", str(photos), "--coverage", "0.9"]) == 2
+    assert "validation" in capsys.readouterr().err

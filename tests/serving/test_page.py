@@ -1,0 +1,194 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import pytest
+
+import vitral
+from browser import HEIGHTS, SCREENS, Visit, chromium, percent, require_chromium
+from serving.serverprocess import serving
+from textlines import draw, write_reader
+
+TOKEN = "a-token-of-24-characters"
+
+require_chromium()
+
+
+@pytest.fixture(scope="module")
+def server(write_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "tokens").write_text(TOKEN)
+    sky = write_run(folder / "sky", seed=1)
+    reader = write_reader(folder / "reader.safetensors")
+    with serving(
+        "demo", str(sky), f"reader={reader}", "--precision", "fp32", "--token-file", str(folder / "tokens")
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(server):
+    """The server first: it is a fork of this process, in which the browser's event loop does not run yet."""
+    with chromium() as running:
+        yield running
+
+
+class Guest(Visit):
+    """A visit to a server with a token."""
+
+    def enter_token(self) -> None:
+        self.page.get_by_role("textbox", name="Token").fill(TOKEN)
+        self.page.get_by_role("button", name="Use token").click()
+        self.page.wait_for_function("() => document.getElementById('title').textContent === 'demo'")
+
+
+@pytest.fixture
+def visit(browser, server):
+    visit = Guest(browser, server.url, viewport={"width": 1100, "height": 900})
+    visit.enter_token()
+    yield visit
+    visit.check()
+    visit.context.close()
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return vitral.load("demo", precision="fp32")
+
+
+def test_a_dropped_image_is_answered_as_python_does(visit, predictor, drawings):
+    visit.give(("ship.png", drawings["ship.png"]))
+    wanted = predictor(drawings["ship.png"])
+    assert visit.text("label") == wanted.label == "ship"
+    assert visit.text("confidence") == percent(wanted.confidence)
+    rows = visit.page.locator("#classes li").all()
+    for row, (name, probability) in zip(rows, wanted.top(8), strict=True):
+        assert row.inner_text().split("\n")[:2] == [name, percent(probability)]
+    width = visit.page.locator("#classes .bar i").first.evaluate("(bar) => bar.style.width")
+    assert float(width.rstrip("%")) == pytest.approx(100 * wanted.confidence, abs=0.06)
+
+
+def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):
+    visit.give(("ship.png", drawings["ship.png"]))
+    page = visit.page
+    assert page.locator("#overlay").is_visible()
+    assert page.locator("#overlay").evaluate("(image) => image.complete && image.naturalWidth") == 448
+    boxes = [page.locator(f"#{name}").bounding_box() for name in ("image", "overlay")]
+    assert boxes[0] == boxes[1]
+    page.get_by_role("slider", name="Explanation").fill("30")
+    assert page.locator("#overlay").evaluate("(image) => getComputedStyle(image).opacity") == "0.3"
+    assert page.locator("#opacity-value").inner_text() == "30\u202f%"
+    assert "Evidence for ship" in visit.text("caption")
+    page.get_by_role("button", name="truck").click()
+    page.wait_for_function("() => document.getElementById('caption').textContent.includes('Evidence for truck')")
+    assert page.evaluate("document.activeElement.textContent").startswith("truck")
+    page.get_by_role("combobox", name="Explanation").select_option(label="none")
+    page.wait_for_function("() => document.getElementById('overlay').hidden")
+    assert page.locator("#image").get_attribute("src").startswith("blob:")
+
+
+@pytest.mark.slow
+def test_choose_paste_and_history(visit, drawings, tmp_path):
+    page = visit.page
+    (tmp_path / "dog.png").write_bytes(drawings["dog.png"])
+    page.get_by_label("Choose an image").set_input_files(str(tmp_path / "dog.png"))
+    visit.answered("dog.png")
+    visit.give(("cat.png", drawings["cat.png"]), kind="paste")
+    visit.give(("bird.png", drawings["bird.png"]), ("frog.png", drawings["frog.png"]))
+    assert [one.get_attribute("title") for one in page.locator("#gallery button").all()] == [
+        "frog.png", "bird.png", "cat.png", "dog.png",
+    ]  # fmt: skip
+    page.locator("#gallery button").last.click()
+    assert page.locator("#status").text_content().startswith("dog.png: dog")
+    assert page.evaluate("document.activeElement.id") == "result-title"
+    page.get_by_role("button", name="Clear").click()
+    assert not page.locator("#history").is_visible()
+
+
+@pytest.mark.slow
+def test_another_model(visit, drawings):
+    visit.give(("ship.png", drawings["ship.png"]))
+    visit.page.get_by_role("combobox", name="Model").select_option("sky")
+    visit.page.wait_for_function("() => document.querySelectorAll('#classes li').length === 2")
+    assert visit.text("title") == "sky"
+    assert visit.text("label") in ("day", "night")
+
+
+def test_a_text_is_shown_with_its_characters(visit, tmp_path):
+    reader = vitral.load(write_reader(tmp_path / "reader.safetensors"), precision="fp32")
+    draw("bbb").save(tmp_path / "bbb.png")
+    data = (tmp_path / "bbb.png").read_bytes()
+    visit.page.get_by_label("Model").select_option("reader")
+    assert "6 characters and other tokens" in visit.text("about")
+    visit.give(("bbb.png", data))
+    wanted = reader(data)
+    assert wanted.text
+    assert visit.text("label") == wanted.text
+    assert visit.text("confidence") == percent(wanted.confidence)
+    assert visit.text("classes-title") == "Characters"
+    rows = [row.inner_text().split("\n")[:2] for row in visit.page.locator("#classes li").all()]
+    assert rows == [[character, percent(probability)] for character, probability in wanted.characters]
+    overlay = visit.page.locator("#overlay")
+    first = overlay.get_attribute("src")
+    assert f"Attention for {wanted.text[0]}, by cross-attention" in visit.text("caption")
+    buttons = visit.page.locator("#classes button")
+    buttons.nth(1).click()
+    assert overlay.get_attribute("src") != first
+    assert [one.get_attribute("aria-pressed") for one in buttons.all()] == [
+        str(place == 1).lower() for place in range(len(wanted.text))
+    ]
+
+
+def test_what_is_no_image_is_explained(browser, server, drawings):
+    visit = Guest(browser, server.url)
+    visit.enter_token()
+    visit.hand_over(("half.png", drawings["cat.png"][:300]))
+    visit.page.get_by_role("alert").wait_for()
+    assert "An image cannot be read" in visit.text("problem")
+    assert "half.png" in visit.text("problem")
+    visit.context.close()
+
+
+@pytest.mark.slow
+def test_a_file_that_is_too_large_is_not_sent(visit):
+    visit.page.evaluate("""() => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([new Uint8Array(40 << 20)], "large.png", { type: "image/png" }));
+      document.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer }));
+    }""")
+    visit.page.get_by_role("alert").wait_for()
+    assert "large.png has 40 MiB; the limit is 32 MiB" in visit.text("problem")
+
+
+@pytest.mark.slow
+def test_by_keyboard_alone(visit, drawings):
+    page = visit.page
+    visit.give(("ship.png", drawings["ship.png"]))
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "result-title"
+    page.locator(".skip").focus()
+    reached = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    for wanted in ("file", "model", "method", "opacity"):
+        assert wanted in reached
+    assert any(one.startswith("ship") for one in reached)
+    tree = page.locator("body").aria_snapshot()
+    assert page.get_by_role("status").text_content().startswith("ship.png: ship, 92.5")
+    for wanted in ('heading "demo"', 'slider "Explanation"', 'combobox "Model"', "heat map"):
+        assert wanted in tree, tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_it_fits_every_screen(browser, server, drawings, width, scheme, tmp_path):
+    size = {"width": width, "height": HEIGHTS[width]}
+    visit = Guest(browser, server.url, viewport=size, color_scheme=scheme)
+    visit.enter_token()
+    visit.give(*((f"{name}.png", drawings[f"{name}.png"]) for name in ("cat", "truck", "ship")))
+    visit.fits(width)
+    visit.screenshot(f"page-{width}-{scheme}", tmp_path)
+    assert visit.complaints == []
+    visit.context.close()

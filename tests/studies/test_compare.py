@@ -1,0 +1,139 @@
+"""`vitral compare`: the same images for all, the differences that are there, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitral
+from images import noise
+from running import TINY, as_json, printed
+from vitral.errors import UsageError
+from vitral.studies.comparison import Comparison, Contender, compare, differences
+from vitral.studies.page import write_comparison
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A run that learns day and night, one that hardly trains, and one of other held-out images."""
+    root = tmp_path_factory.mktemp("compared")
+    for label, level in (("day", 200), ("night", 20)):
+        for split, count in (("train", 16), ("test", 20)):
+            folder = root / "sky" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(level + noise(number + count, (8, 8), 1) // 8).save(folder / f"{number}.png")
+    options = {**TINY, "quiet": True, "val_fraction": 0.25}
+    good = vitral.train(str(root / "sky"), out=str(root / "good"), **{**options, "epochs": 8, "lr": 1e-2})
+    poor = vitral.train(str(root / "sky"), out=str(root / "poor"), **{**options, "epochs": 1, "lr": 0.0})
+    other = vitral.train(str(root / "sky/train"), out=str(root / "other"), **{**options, "epochs": 1})
+    return good.folder, poor.folder, other.folder
+
+
+def test_figures_are_those_of_evaluate(runs):
+    good, poor, _ = runs
+    found = compare([poor, good], device="cpu", precision="fp32")
+    assert [one.name for one in found.contenders] == ["good", "poor"], "best first"
+    assert found.split == "test"
+    assert len(found.images) == 40
+    for one, folder in zip(found.contenders, (good, poor), strict=True):
+        alone = vitral.evaluate(folder, device="cpu", precision="fp32")
+        assert one.evaluation.accuracy == alone.accuracy == one.correct.mean()
+        assert one.evaluation.loss == pytest.approx(alone.loss)
+        assert one.images_per_second > 0
+        assert one.seconds_per_image > 0
+    assert "good is more accurate than poor on 40 images." in found.conclusion()
+    (pair,) = found.differences
+    assert pair.difference == pytest.approx(found.contenders[0].correct.mean() - found.contenders[1].correct.mean())
+    assert pair.interval[0] < pair.difference < pair.interval[1]
+
+
+def test_images_that_only_one_names_right_are_just_these(runs):
+    good, poor, _ = runs
+    found = compare([good, poor], device="cpu")
+    for place, one in enumerate(found.contenders):
+        other = found.contenders[1 - place]
+        assert set(found.only_right(place)) == set(np.flatnonzero(one.correct & ~other.correct))
+
+
+def contender(name: str, correct: list[bool]) -> Contender:
+    answers = tuple("right" if one else "wrong" for one in correct)
+    return Contender(name, None, np.array(correct), answers, 1, 1, (8, 8), 1.0, 1.0, "")  # type: ignore[arg-type]
+
+
+def comparison(*contenders: Contender) -> Comparison:
+    images = [""] * len(contenders[0].correct)
+    return Comparison("data", "test", "cpu", images, contenders, differences(contenders))  # type: ignore[arg-type]
+
+
+def test_equal_networks_have_no_difference_to_claim():
+    same = comparison(contender("a", [True] * 50 + [False] * 50), contender("b", [True] * 49 + [False] * 51))
+    assert same.conclusion() == "No difference can be claimed between a and b on 100 images."
+
+
+def test_of_three_the_conclusion_names_those_that_are_beaten():
+    a, b, c = [True] * 90 + [False] * 10, [True] * 88 + [False] * 12, [True] * 40 + [False] * 60
+    found = comparison(contender("a", a), contender("b", b), contender("c", c))
+    assert found.conclusion() == (
+        "a is more accurate than c on 100 images. Between it and b no difference can be claimed."
+    )
+    assert [(one.first, one.second, one.claimed) for one in found.differences] == [
+        ("a", "b", False), ("a", "c", True), ("b", "c", True)
+    ]  # fmt: skip
+
+
+def test_only_images_held_out_of_all_are_compared(runs):
+    good, _, other = runs
+    with pytest.raises(UsageError, match="no image is held out of all these runs"):
+        compare([good, other], device="cpu")
+
+
+def test_with_data_all_read_the_same(runs):
+    good, _, other = runs
+    found = compare([good, other], good.parent / "sky", split="test", device="cpu")
+    assert len(found.images) == 40
+    cautions = [one.caution for one in found.contenders]
+    assert cautions == ["", ""]
+
+
+def test_what_cannot_be_compared(runs):
+    good, _, _ = runs
+    with pytest.raises(UsageError, match="two networks or more"):
+        compare([good])
+    with pytest.raises(UsageError, match="not compared with itself"):
+        compare([good, good])
+
+
+def test_the_command_prints_and_writes(runs, capsys, tmp_path):
+    good, poor, _ = runs
+    page = tmp_path / "page.html"
+    out, err = printed(capsys, "compare", str(good), str(poor), "--device", "cpu", "--out", str(page))
+    assert "40 test images" in out
+    assert "good is more accurate than poor on 40 images." in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "sky" not in line)
+    assert str(page) in err
+    html = page.read_text("utf-8")
+    assert html.startswith("<!doctype html>")
+    assert html.count("data:image/") >= 1
+    assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", html)
+    found = as_json(capsys, "compare", str(good), str(poor), "--device", "cpu")
+    assert found["images"] == 40
+    assert found["differences"][0]["claimed"] is True
+    assert len(found["only_right"]["good"]) == found["differences"][0]["only_first"]
+
+
+def test_hostile_names_are_text_on_the_page(runs, tmp_path):
+    good, poor, _ = runs
+    found = compare([good, poor], device="cpu")
+    first, second = found.contenders
+    hostile = dataclasses.replace(first, name="<script>alert(1)</script>")
+    renamed = dataclasses.replace(
+        found, contenders=(hostile, second), differences=differences((hostile, second)), source="<script>"
+    )
+    write_comparison(tmp_path / "page.html", renamed, "vitral <script>")
+    assert "<script>" not in (tmp_path / "page.html").read_text("utf-8")

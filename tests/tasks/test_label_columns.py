@@ -1,0 +1,149 @@
+"""The columns of a table choose the task, and are read as it says; anything else is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.conftest import write
+from vitral.data import load
+from vitral.data.fingerprint import Fingerprint
+from vitral.data.sources.unlabeled import UNLABELED, load_images
+from vitral.data.splits import with_validation
+from vitral.data.targets import SEVERAL_LABELS, Labeling
+from vitral.errors import DataError, UsageError
+
+ALL = ("class", "labels", "numbers")
+
+
+@pytest.fixture
+def table(tmp_path):
+    for name in "abcd":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+
+    def make(header, *rows):
+        return str(
+            write(tmp_path / "t.csv", header.split(), [(f"{n}.png", *r) for n, r in zip("abcd", rows, strict=False)])
+        )
+
+    return make
+
+
+def read(path, **wanted):
+    return load(path, wanted=Labeling(**wanted), tasks=ALL)
+
+
+CHOSEN = {
+    "a class": ("file label", [("x",), ("y",)], "class"),
+    "labels": ("file labels", [("x|y",), ("",), ("y",)], "labels"),
+    "semicolons": ("file tags", [("x; y",), ("y",)], "labels"),
+    "a semicolon in a class": ("file label", [("x;y",), ("z",)], "class"),
+    "one label each": ("file labels", [("x",), ("y",)], "class"),
+    "bits": ("file x y", [(1, 0), (0, 0)], "labels"),
+    "one bit": ("file broken", [(1,), (0,)], "labels"),
+    "numbers": ("file age", [(3,), (4.5,)], "numbers"),
+    "fractions as label": ("file label", [(3.5,), (4,)], "numbers"),
+    "whole numbers as label": ("file label", [(3,), (4,)], "class"),
+    "an identifier is no number": ("file id age", [(1, 3), (2, 4.5)], "numbers"),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_the_columns_choose_the_task(case, table):
+    header, rows, task = CHOSEN[case]
+    dataset = read(table(header, *rows))
+    assert dataset.targets.task == task
+    assert dataset.reason  # the plan prints it
+
+
+def test_labels_are_read_in_every_form(table):
+    dataset = read(table("file labels", ("y|x",), ("",), ("x | x",)))
+    assert dataset.classes == ("x", "y")
+    assert dataset["train"].labels.tolist() == [[1, 1], [0, 0], [1, 0]]
+    spaced = read(table("file labels", ("y x",), ("",)), separator=" ")
+    assert spaced.classes == ("x", "y")
+    bits = read(table("file y x", (1, 1), (0, "0.0")))
+    assert (bits.classes, bits["train"].labels.tolist()) == (("y", "x"), [[1, 1], [0, 0]])
+    assert read(table("file label", (3,), (4,)), task="numbers")["train"].labels.tolist() == [[3.0], [4.0]]
+    assert read(table("file labels", ("x|y",), ("z",)), task="class").classes == ("x|y", "z")
+    chosen = read(table("file x note y", (1.5, "n", 2), (2.5, "n", 3)), columns=("y", "x"))
+    assert (chosen.classes, chosen["train"].labels.tolist()) == (("y", "x"), [[2.0, 1.5], [3.0, 2.5]])
+
+
+REFUSED = {
+    "empty class": ("file label", [("x",), ("",)], {}, "1 rows without a label"),
+    "text among numbers": ("file age note", [(1.5, "n"), (2, "m")], {}, "--targets age"),
+    "no number": ("file age", [(1.5,), ("old",)], {"task": "numbers"}, "needs columns of finite numbers"),
+    "infinite": ("file age", [(1.5,), ("inf",)], {"task": "numbers"}, "needs columns of finite numbers"),
+    "no bit": ("file a b", [(1, 0), (2, 0)], {"task": "labels"}, "needs columns of 0 and 1"),
+    "no such column": ("file age", [(1.5,), (2,)], {"columns": ("aeg",)}, "nearest: age"),
+    "no labels at all": ("file label", [("x",), ("y",)], {"separator": ","}, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(case, table):
+    header, rows, wanted, message = REFUSED[case]
+    if message is None:
+        assert read(table(header, *rows), **wanted).targets.task == "labels"
+        return
+    with pytest.raises((DataError, UsageError), match=message):
+        read(table(header, *rows), **wanted)
+
+
+def test_other_data_and_other_commands_refuse_the_task(table, tmp_path):
+    for name in ("x/1.png", "y/1.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name)
+    with pytest.raises(UsageError, match="--task labels needs a table"):
+        load(tmp_path / "photos", wanted=Labeling("labels"), tasks=ALL)
+    with pytest.raises(DataError, match="data of --task labels"):
+        load(table("file labels", ("x|y",), ("z",)))
+    path = tmp_path / "two.csv"
+    write(path, ["file", "labels", "split"], [("a.png", "x|y", "train"), ("b.png", "z|x", "test")])
+    with pytest.raises(DataError, match="classes that train lacks: z"):
+        read(path)
+
+
+def test_every_label_is_in_both_parts_of_a_split(tables):
+    dataset = with_validation(load(tables / "labels.csv", tasks=ALL))
+    for part in ("train", "val"):
+        assert dataset[part].labels.sum(0).min() > 0
+    numbers = with_validation(load(tables / "numbers.csv", tasks=ALL), 0.4)
+    spread = [np.ptp(numbers[part].labels[:, 0]) for part in ("train", "val")]
+    assert min(spread) >= 5
+
+
+def test_a_changed_label_or_number_changes_the_fingerprint(table):
+    def digests(*rows, header="file labels"):
+        dataset = read(table(header, *rows))
+        return Fingerprint.of(dataset, dataset).digests
+
+    assert digests(("x|y",), ("x",)) != digests(("x|y",), ("y",))
+    assert digests((1.5,), (2,), header="file age") != digests((1.5,), (2.25,), header="file age")
+
+
+def test_a_stratum_is_the_rarest_label():
+    labels = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0]], np.uint8)
+    assert SEVERAL_LABELS.strata(labels, 3).tolist() == [1, 0, 3, 2, 1]
+
+
+def test_pretraining_reads_no_labels(tables):
+    dataset = load_images(tables / "numbers.csv")
+    assert (dataset.classes, dataset.targets.task) == ((UNLABELED,), "class")
+
+
+@pytest.mark.parametrize("column", ["labels", "numbers"])
+def test_groups_of_labels_and_numbers_stay_on_one_side(column, tmp_path):
+    rows = []
+    for number in range(40):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        label = "x|y" if number % 3 else "y"
+        rows.append((f"{number}.png", label if column == "labels" else number % 7 + 0.5, f"patient {number // 4}"))
+    table = write(tmp_path / "t.csv", ["file", "labels" if column == "labels" else "age", "group"], rows)
+    dataset = with_validation(load(table, tasks=ALL), 0.3)
+    assert dataset.classes == (("x", "y") if column == "labels" else ("age",))
+    sides = [set(dataset[part].groups.tolist()) for part in ("train", "val")]
+    assert not sides[0] & sides[1]
+    assert len(dataset["val"]) >= 4

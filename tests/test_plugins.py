@@ -1,0 +1,68 @@
+"""Entries of other packages: the template is built, installed and used; a broken package is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from vitral import plugins
+from vitral.errors import UsageError
+from vitral.plugins import Extensible
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "examples" / "plugin"
+
+
+def test_built_in_entries_come_first_and_cannot_be_replaced(monkeypatch):
+    entries = [EntryPoint(name, "os:sep", "vitral.test") for name in ("other", "own")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    table: Extensible[str] = Extensible("vitral.test", {"own": "built in"})
+    assert dict(table) == {"own": "built in", "other": os.sep}
+    assert len(table) == 2
+    assert "absent" not in table
+
+
+def test_metadata_is_read_only_for_names_that_are_not_built_in(monkeypatch):
+    def refuse(group: str) -> None:
+        raise AssertionError(group)
+
+    monkeypatch.setattr(plugins, "entry_points", refuse)
+    assert Extensible("vitral.test", {"own": 1})["own"] == 1
+
+
+def test_a_broken_package_is_named(monkeypatch):
+    entry = EntryPoint("other", "vitral_no_such_module:x", "vitral.test")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+    with pytest.raises(UsageError, match="is broken") as caught:
+        Extensible("vitral.test", {})["other"]
+    assert "vitral_no_such_module" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+@pytest.mark.slow
+def test_the_template_is_built_installed_and_used(tmp_path):
+    target = tmp_path / "site"
+    pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", *pip, str(TEMPLATE)], check=True, timeout=120)
+    code = (
+        "import sys, vitral; from pathlib import Path\n"
+        "options = dict(model='mu/4', image_size=16, dim=8, depth=1, heads=2, mlp_dim=8, optimizer='adamw', epochs=1)\n"
+        "run = vitral.train('letters:abc', out=sys.argv[1], quiet=True, log=('lines',), device='cpu', **options)\n"
+        "assert run.result['classes'] == 3\n"
+        "assert (Path(sys.argv[1]) / 'lines.txt').read_text().startswith('epoch 1: loss ')\n"
+        "import numpy as np\n"
+        "[found] = vitral.explain(run.predictor, np.zeros((16, 16, 1), np.uint8), method='center')\n"
+        "assert found.method == 'center'\n"
+        "options = dict(model='letters:mlp', image_size=16, optimizer='adamw', epochs=1, device='cpu')\n"
+        "run = vitral.train('letters:ab', out=sys.argv[1] + '-mlp', quiet=True, **options)\n"
+        "assert run.predictor(np.zeros((16, 16, 1), np.uint8)).label in 'ab'\n"
+    )
+    contracts = [str(TEMPLATE / "tests"), "-c", os.devnull, "--rootdir", str(TEMPLATE), "-p", "no:cacheprovider", "-q"]
+    paths = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True, timeout=180, env=environment)
+    subprocess.run([sys.executable, "-B", "-m", "pytest", *contracts], check=True, timeout=180, env=environment)

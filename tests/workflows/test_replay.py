@@ -1,0 +1,143 @@
+"""`vitral replay`: the very batch of training, from the run folder alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from running import TINY, as_json, printed, train
+from vitral.errors import DataError, UsageError
+from vitral.workflows import execute
+from vitral.workflows.replay import replay
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1, "erase": 0.5, "dropout": 0.2},
+    "accumulated": {"accumulate": 2, "augment": "trivialaugment", "flip": True, "ema": 0.9, "sampling": "balanced"},
+    "growing and streamed": {"start_size": 4, "residency": "stream", "workers": 0, "crop": "random-resized"},
+    "stem": {"model": "C+mu/4", "crop": "shift", "class_weights": "balanced"},
+}
+
+
+class Seen:
+    """Inputs and losses of every batch of a training, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.batches: list[tuple[torch.Tensor, torch.Tensor, float]] = []
+        original = execute.objective_of
+
+        def objective_of(*args: Any, **more: Any) -> Any:
+            objective = original(*args, **more)
+
+            def kept(model: Any, batch: Any) -> Any:
+                images, labels, teacher = objective.prepare(batch)
+                loss, metrics = objective.loss(model, images, labels, teacher)
+                self.batches.append((images.clone(), labels.clone(), float(loss.detach())))
+                return loss, metrics
+
+            return kept
+
+        monkeypatch.setattr(execute, "objective_of", objective_of)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_batch_and_its_losses_are_those_of_training(name, photos, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        seen = Seen(patch)
+        run = train(photos, tmp_path / "run", **VARIANTS[name])
+    per_epoch = len(seen.batches) // TINY["epochs"]
+    accumulate = VARIANTS[name].get("accumulate", 1)
+    steps = -(-per_epoch // accumulate)
+    for step in (1, steps + 2):
+        number = (step - 1) // steps * per_epoch + (step - 1) % steps * accumulate
+        images, labels, loss = seen.batches[number]
+        found = replay(run.folder, step=step, exact=True)
+        assert torch.equal(found.images, images), "bit by bit"
+        assert torch.equal(found.targets.argmax(1), labels if labels.ndim == 1 else labels.argmax(1))
+        if "class_weights" not in VARIANTS[name]:  # their mean is a weighted one
+            assert float(found.losses.mean()) == pytest.approx(loss, rel=1e-6)
+        assert (found.epoch, found.step) == ((step - 1) // steps + 1, step)
+
+
+def test_losses_are_by_the_best_weights_unless_exact(photos, tmp_path):
+    run = train(photos, tmp_path / "run", label_smoothing=0.0)
+    found = replay(run.folder, step=1)
+    logits = vitral.load(run.folder, precision="fp32", device="cpu").model(found.images)
+    expected = torch.nn.functional.cross_entropy(logits, found.targets.argmax(1), reduction="none")
+    torch.testing.assert_close(found.losses, expected)
+    assert not torch.equal(found.losses, replay(run.folder, step=1, exact=True).losses)
+
+
+def test_an_image_is_found_in_every_epoch_that_shows_it(photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    name = replay(run.folder, step=1).names[2]
+    for epoch in (1, 2, 3):
+        found = replay(run.folder, epoch=epoch, image=name)
+        assert name in found.names
+        assert found.epoch == epoch
+    short = "/".join(Path(name).parts[-2:])
+    assert replay(run.folder, epoch=1, image=short).step == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "--step 1, or --epoch"),
+        ({"step": 1, "epoch": 1}, "named by its step"),
+        ({"epoch": 1}, "named by its step"),
+        ({"step": 0}, "the run has no step 0"),
+        ({"step": 13}, "3 epochs of 4"),
+        ({"epoch": 4, "image": "cat/1.png"}, "the run has no epoch 4"),
+        ({"epoch": 1, "image": "hen/1.png"}, "no such training image"),
+        ({"epoch": 1, "image": "1.png"}, "several images have this name"),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused(asked, message, make_images, tmp_path):
+    run = train(make_images({"train/cat": 10, "train/dog": 6, "val/cat": 2, "val/dog": 2}), tmp_path / "run")
+    with pytest.raises(UsageError) as raised:
+        replay(run.folder, **asked)
+    assert message in str(raised.value)
+
+
+def test_changed_data_and_closed_forms_are_refused(photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    probe = vitral.train(
+        str(photos),
+        recipe="linear-probe",
+        model="mu/4",
+        image_size=8,
+        out=tmp_path / "probe",
+        val_fraction=0.2,
+        quiet=True,
+    )
+    with pytest.raises(UsageError, match="trains in no steps"):
+        replay(probe.folder, step=1)
+    shutil.copy(photos / "cat/0.png", photos / "cat/new.png")
+    with pytest.raises(DataError, match="have changed"):
+        replay(run.folder, step=1)
+
+
+def test_the_sheet_and_the_command(photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(photos, tmp_path / "run", mixup=0.5)
+    found = replay(run.folder, step=1)
+    _, err = printed(capsys, "replay", str(run.folder), "--step", "1", "--out", "sheet.pdf", code=2)
+    assert "written as .png" in err
+    out, err = printed(capsys, "replay", str(run.folder), "--step", "1")
+    assert f"{float(found.losses[0]):.4f}" in out
+    assert found.label(0) in out
+    assert "replay-1-1.png" in err
+    first = Image.fromarray(found.pixels[0]).resize((200, 200), Image.Resampling.NEAREST)
+    with Image.open(tmp_path / "replay-1-1.png") as sheet:
+        assert sheet.crop((12, 12, 212, 212)).tobytes() == first.tobytes()
+    assert found.caption(0).splitlines()[0] == found.label(0)
+    answer = as_json(capsys, "replay", str(run.folder), "--epoch", "1", "--image", found.names[0], "--out", "b.png")
+    assert answer["images"][0] == {
+        "image": found.names[0], "label": found.label(0), "loss": pytest.approx(float(found.losses[0])),
+        "predicted": found.predicted(0)[0], "probability": pytest.approx(found.predicted(0)[1]),
+    }  # fmt: skip
