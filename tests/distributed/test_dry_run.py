@@ -15,6 +15,7 @@ from vitral.device import Machine
 from vitral.distributed.ranks import ALONE, current, joined
 from vitral.distributed.simulated import Collective, Recorder
 from vitral.distributed.strategies import STRATEGIES, blocks_of
+from vitral.distributed.tensors import all_like, whole
 from vitral.errors import UsageError
 from vitral.kernels import reference_ops
 from vitral.model import ViT, variants
@@ -99,15 +100,29 @@ def test_traffic_is_that_of_real_ranks(tmp_path):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == simulated
 
 
+def test_real_ranks_after_a_simulation_of_as_many():
+    """torch keeps results by the mesh of ranks; those of the simulated rank 0 are not another one's."""
+    model = network_of(estimated(2, "fsdp"))
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def work() -> int:
+        with joined("cpu") as ranks:
+            STRATEGIES["fsdp"](model, ranks)
+            parts = all_like(expected, model.state_dict())
+            return int(not all(torch.equal(whole(part), expected[name]) for name, part in parts.items()))
+
+    assert on_ranks(2, work) == [0, 0]
+
+
 @pytest.mark.slow
 def test_memory_is_shared_out():
-    whole, part = estimated(1, "ddp").memory, estimated(2, "fsdp").memory
+    one, part = estimated(1, "ddp").memory, estimated(2, "fsdp").memory
     parameters = 4 * estimated(1, "ddp").parameters
-    assert (whole.parameters, whole.gradients, whole.averaged, whole.gathered) == (parameters,) * 3 + (0,)
-    assert whole.optimizer == pytest.approx(2 * parameters, rel=0.01)  # beside the moments a counter of steps
+    assert (one.parameters, one.gradients, one.averaged, one.gathered) == (parameters,) * 3 + (0,)
+    assert one.optimizer == pytest.approx(2 * parameters, rel=0.01)  # beside the moments a counter of steps
     for name in ("parameters", "gradients", "averaged", "optimizer"):
-        assert getattr(part, name) == pytest.approx(getattr(whole, name) / 2, rel=0.05)
-    assert part.activations == whole.activations // 2
+        assert getattr(part, name) == pytest.approx(getattr(one, name) / 2, rel=0.05)
+    assert part.activations == one.activations // 2
     assert current() is ALONE
 
 

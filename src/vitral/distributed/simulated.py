@@ -26,6 +26,8 @@ Kind = Literal["all-gather", "reduce-scatter", "all-reduce"]
 class Counted(Ranks):
     """The first of `count` ranks, `local_count` on a machine, which are only counted."""
 
+    simulated = True
+
     def __init__(self, count: int, local_count: int):
         self.count, self.local_count = count, local_count
 

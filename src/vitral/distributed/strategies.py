@@ -100,7 +100,9 @@ class Fsdp(Strategy):
         if ranks.count > 1:
             share_norms(model)
         self.device = next(model.parameters()).device.type
-        names = ("replicate", "shard") if len(self.shape(ranks)) == 2 else ("shard",)
+        names: tuple[str, ...] = ("replicate", "shard") if len(self.shape(ranks)) == 2 else ("shard",)
+        if ranks.simulated:  # torch caches results by the mesh: those of rank 0 must not answer for a real rank
+            names = tuple(f"simulated_{name}" for name in names)
         with unset_fake_temporarily():  # a dry run's tensors are fake, those of a mesh are not
             self.mesh: Any = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
         super().__init__(model, ranks)
