@@ -2,11 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes steal tests from each other's end of the list, so that those of one file share its fixtures. Ten failures
-# are enough to see; a hundred that wait for their timeout would take hours.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --maxfail 10
-STAMP := $(VENV)/.installed
-
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all check format bench docs clean
 
@@ -25,11 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env  ## train on the embedded digits and show what to do next
 	@$(BIN)/vitral train digits --out runs/demo --overwrite
 
-test: env  ## the tests of a contributor: every part and command, in minutes
-	@$(PYTEST) --timeout 120 -m "not slow"
+test: env  ## the quick tests: every part and command, in minutes
+	@$(BIN)/python tools/run_tests.py quick
 
-test-all: test  ## all tests, those that take longer too; prints skipped tests by reason
-	@$(PYTEST) -m slow
+test-all: env  ## all tests: slow ones, a lesser CPU, servers, browser, ranks, killed processes too
+	@$(BIN)/python tools/run_tests.py all
 
 check: env  ## lint, formatting, types and words
 	@$(BIN)/ruff check .

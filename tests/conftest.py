@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+import running
 import vitral
 from images import MakeImages, noise
 from running import TINY
@@ -42,6 +46,21 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; a closed t
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+REAL = ("distributed", "serving")
+"""Folders whose tests start ranks or servers; so do tests with a browser."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in REAL or "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    running.may_fork = item.get_closest_marker("real") is not None
+
+
 @pytest.fixture(autouse=True)
 def no_report(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs write no report, which takes longer than they do, except in tests marked `report`."""
@@ -49,6 +68,50 @@ def no_report(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.node.get_closest_marker("report") is None:
             patch.setattr(execute, "_report", lambda *parts: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_surroundings() -> Iterator[None]:
+    """A test leaves environment variables, working directory and torch's global settings as they were."""
+    before = _surroundings()
+    yield
+    after = _surroundings()
+    changed = {name: after.get(name) for name in {*before, *after} if before.get(name) != after.get(name)}
+    assert not changed, f"the test changed {changed}"
+
+
+def _surroundings() -> dict[str, object]:
+    set_by_libraries = ("PYTEST_CURRENT_TEST", "KMP_", "_TORCHINDUCTOR_", "TORCHINDUCTOR_", "RAY_")
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(set_by_libraries)},
+        "working directory": os.getcwd(),
+        "torch threads": torch.get_num_threads(),
+        "torch dtype": torch.get_default_dtype(),
+        "torch gradients": torch.is_grad_enabled(),
+        "torch deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_company() -> Iterator[None]:
+    """A process of tests ends without child processes, and without threads that would keep it."""
+    yield
+    tasks = Path("/proc/self/task").glob("*/children") if Path("/proc/self/task").is_dir() else ()
+    children = {pid: Path("/proc", pid, "cmdline") for task in tasks for pid in task.read_text().split()}
+    words = {pid: file.read_bytes().replace(b"\0", b" ").decode() for pid, file in children.items() if file.exists()}
+    left = {pid: word for pid, word in words.items() if "resource_tracker" not in word}  # Python's, ends with us
+    assert not left, f"child processes are left: {left}"
+    gc.collect()  # generators that nobody finished have threads
+    until, threads = time.monotonic() + 10, [threading.main_thread()]
+    while threads and time.monotonic() < until:
+        threads = [each for each in threading.enumerate() if not each.daemon and not _ends_by_itself(each)]
+        time.sleep(0.1 * bool(threads))
+    assert not threads, f"threads are left: {threads}"
+
+
+def _ends_by_itself(thread: threading.Thread) -> bool:
+    """True for the main thread, and for those of pools, which Python ends."""
+    return thread is threading.main_thread() or thread.name.startswith("ThreadPoolExecutor")
 
 
 @pytest.fixture(scope="session")

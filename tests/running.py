@@ -29,6 +29,9 @@ T = TypeVar("T")
 PATIENCE = 150.0
 """Seconds that a child may take."""
 
+may_fork = False
+"""True while a test with the mark `real` runs."""
+
 TINY: dict[str, Any] = {
     "model": "mu/4", "dim": 8, "depth": 2, "heads": 2, "mlp_dim": 8, "image_size": 8, "epochs": 3, "batch_size": 4,
     "crop": "none", "augment": "none", "flip": False, "optimizer": "adamw", "lr": 5e-3, "warmup": 1.0, "ema": 0.0,
@@ -38,11 +41,18 @@ TINY: dict[str, Any] = {
 
 
 def mostly_slow(values: Iterable[Any], every: int) -> list[Any]:
-    """Values for `parametrize`: every n-th one is for `make test`, all others are for `make test-all`. A tuple has the
-    values of several parameters.
+    """Values for `parametrize`: every n-th one is for `make test`, a third of the others for `make test-all`, the rest
+    for a soak. A tuple has the values of several parameters.
     """
     rows = [one if isinstance(one, tuple) else (one,) for one in values]
-    return [pytest.param(*row, marks=[pytest.mark.slow] * (i % every > 0)) for i, row in enumerate(rows)]
+    rest = itertools.cycle([pytest.mark.slow, pytest.mark.soak, pytest.mark.soak])
+    return [pytest.param(*row, marks=[next(rest)] if i % every else []) for i, row in enumerate(rows)]
+
+
+def sampled(values: Iterable[Any], every: int) -> list[Any]:
+    """Values for `parametrize`: every n-th one is tested, all others in a soak."""
+    rows = [one if isinstance(one, tuple) else (one,) for one in values]
+    return [pytest.param(*row, marks=[pytest.mark.soak] * (i % every > 0)) for i, row in enumerate(rows)]
 
 
 def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:
@@ -153,6 +163,7 @@ def fork(work: Callable[[], int]) -> int:
     them as soon as it computes on two. So tests that set the number of threads do so in a child. SIGUSR2 prints the
     stacks of a child.
     """
+    assert may_fork, "a test that starts a process has the mark `real`"
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()

@@ -112,6 +112,7 @@ def test_a_planted_temporary_name_is_not_followed(tmp_path: Path, monkeypatch):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.real
 def test_two_writers_do_not_disturb_one_another(tmp_path: Path):
     path = tmp_path / "page.html"
 
@@ -132,6 +133,7 @@ def test_two_writers_do_not_disturb_one_another(tmp_path: Path):
     assert not litter(tmp_path)
 
 
+@pytest.mark.real
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path):
     def write() -> int:
         with replacing(tmp_path / "page.html") as temporary:

@@ -35,9 +35,14 @@ from benchmarks.summary import headlines, summary  # noqa: E402
 # way that takes a run more than the others.
 PARTS = {"peers": ("torchvision",), "accuracy": ("digits",), "fewer": ("teacher",)}
 
+LONG = ("trust", "serving", "explaining", "kills", "pretraining", "sharded_reading")
+"""Programs that a soak alone runs."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in PROGRAMS]
+)
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
 def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_path: Path) -> None:
     options = Options("python -m benchmarks", PARTS.get(program, ()), quick=True)
@@ -56,6 +61,7 @@ def test_every_program_runs_and_its_result_survives_the_file(program: str, tmp_p
     assert str(ROOT.parent) not in written
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the peers have warnings of their own
 def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_ctrl_c_while_the_report_is_written(capsys, monkeypatch, photos):
     assert Path("runs/photos/result.json").is_file()
 
 
+@pytest.mark.real
 def test_a_closed_pipe(tmp_path, capfd):
     """`vitral models | head -1`."""
 

@@ -101,6 +101,7 @@ def test_the_job_of_kubernetes_is_as_large_as_its_command_and_mounts_what_it_use
     assert int(re.search(r"--shutdown-timeout (\d+)", script)[1]) < pod["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_job_of_slurm_that_is_warned_is_queued_again_and_resumes(make_images, tmp_path, environment):
     out = tmp_path / "run"

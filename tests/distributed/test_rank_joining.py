@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rank_runs import at_step, command
 from together import codes, on_ranks, start, wait_for
 
-from running import same_bits, weights_of
+from running import same_bits, sampled, weights_of
 from vitral.cli.main import main
 from vitral.distributed import heartbeat, joining
 from vitral.distributed.ranks import Group
@@ -96,7 +96,7 @@ def test_a_launcher_that_ends_the_others_gets_the_missing_rank(photos, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", sampled([1, 0], 2))
 def test_a_rank_that_is_killed_while_torch_connects(rank, photos, tmp_path, monkeypatch, capfd):
     """No signal interrupts torch's wait for it; the heartbeats of the others do."""
     monkeypatch.setattr(heartbeat, "LOST", 8.0)
@@ -111,7 +111,7 @@ def test_a_rank_that_is_killed_while_torch_connects(rank, photos, tmp_path, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", sampled([1, 0], 2))
 def test_ranks_that_are_started_again_meet_at_the_same_store(rank, photos, tmp_path, monkeypatch, capfd):
     """torchrun keeps its store, with the keys of the ranks that have ended."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -130,8 +130,9 @@ def test_ranks_that_are_started_again_meet_at_the_same_store(rank, photos, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("launcher", ["nproc", "torchrun"])
-@pytest.mark.parametrize("after", [0.0, 2.5])
+@pytest.mark.parametrize(("launcher", "after"), sampled(
+    [("nproc", 2.5), ("torchrun", 2.5), ("torchrun", 0.0), ("nproc", 0.0)], 2
+))  # fmt: skip
 def test_a_real_launcher_ends_within_30_seconds_of_an_early_death(launcher, after, photos, tmp_path):
     words = command(photos, tmp_path / "run", epochs=1)
     start_words = {

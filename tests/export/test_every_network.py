@@ -11,7 +11,7 @@ import torch
 from tiny import VARIANTS, moderate
 
 import vitral
-from running import soak
+from running import sampled, soak
 from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.export import TARGETS, export_model
@@ -75,17 +75,17 @@ def check(network: Network, to: str, folder: Path) -> None:
     assert not [one for one in job.warnings if not any(known in one for known in WARNINGS)], job.warnings
 
 
-@pytest.mark.parametrize("name", WITH_HEAD)
+@pytest.mark.parametrize("name", sampled(WITH_HEAD, 4))
 def test_every_option_of_a_configuration_by_torch(name, tmp_path):
     check(moderate(VARIANTS[name]).float(), "torch", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "to"), cases(WITH_HEAD))
+@pytest.mark.parametrize(("name", "to"), sampled(cases(WITH_HEAD), 3))
 def test_every_option_of_a_configuration(name, to, tmp_path):
     check(moderate(VARIANTS[name]).float(), to, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "to"), [*((name, "torch") for name in NAMED), *cases(list(NAMED))])
+@pytest.mark.parametrize(("name", "to"), sampled([*((name, "torch") for name in NAMED), *cases(list(NAMED))], 2))
 def test_every_kind_of_named_network(name, to, tmp_path):
     check(cut_down(name), to, tmp_path)
 

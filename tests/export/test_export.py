@@ -115,6 +115,7 @@ class TestEveryTarget:
         assert len(err.strip().splitlines()) <= 5
         assert not Path("export/demo", to).exists()
 
+    @pytest.mark.real
     @pytest.mark.slow
     @pytest.mark.parametrize("to", TARGETS)
     def test_a_full_disk_is_reported_and_leaves_no_files(self, to):

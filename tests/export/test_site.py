@@ -328,6 +328,7 @@ class TestRuntime:
             assert "it computes something else than the network that was exported" in visit.text("problem")
             visit.context.close()
 
+    @pytest.mark.soak
     def test_webgpu_in_software(self, browser, url, predictor):
         switches = "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"
         with another(browser, *switches) as other:

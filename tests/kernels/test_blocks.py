@@ -111,6 +111,7 @@ def test_integers_are_those_of_onednn(name, monkeypatch):
         assert (each.double() - exact).norm() < 1.3 * distance + 0.005 * exact.norm()
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("by", [packed, "integers"])
 def test_a_batch_is_its_images_on_any_number_of_threads(by):
     """More rows than a block processes at a time, and not a multiple of that."""

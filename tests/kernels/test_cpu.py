@@ -142,6 +142,7 @@ def test_nan_is_not_hidden():
     assert cpu.attention(q, k, v, 0.2)[0].isnan().any(-1).nonzero()[:, 2].tolist() == [7]
 
 
+@pytest.mark.real
 @there
 def test_nothing_depends_on_threads_or_on_the_batch():
     x, weight, qkv = drawn(500, 128), drawn(192, 128), drawn(3, 90, 3, 2, 64)

@@ -173,6 +173,7 @@ def test_a_finished_search_redoes_nothing_and_may_have_more_trials(finished, dat
         read_results(finished[0], place)
 
 
+@pytest.mark.real
 def test_killed_and_resumed_it_has_the_same_trials_and_bits(finished, tmp_path, monkeypatch):
     study, whole = finished
 

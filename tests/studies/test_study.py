@@ -194,6 +194,7 @@ def test_a_changed_study_file_is_detected(finished, tmp_path):
         place.read()
 
 
+@pytest.mark.real
 @pytest.mark.slow
 def test_killed_and_resumed_it_has_the_same_bits(data, tmp_path, monkeypatch):
     study = asked(data, kind="compute", models=("mu/4",), epochs=(1, 4), seeds=1)

@@ -22,6 +22,7 @@ def _here(tables, monkeypatch):
     monkeypatch.chdir(tables)
 
 
+@pytest.mark.real
 def test_a_server_answers_as_python_does(labels_run, numbers_run):
     pytest.importorskip("starlette", reason="needs vitral[serve]")
     pytest.importorskip("uvicorn", reason="needs vitral[serve]")

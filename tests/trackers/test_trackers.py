@@ -122,6 +122,10 @@ def mlflow_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(one.step, one.value) for one in client.get_metric_history(run, name)] for name in names}
 
 
+pytestmark = pytest.mark.real
+"""Weights & Biases starts a process of its own."""
+
+
 READERS = {"tensorboard": tensorboard_of, "wandb": wandb_of, "mlflow": mlflow_of}
 
 

@@ -246,6 +246,7 @@ def _stop_in_epoch(monkeypatch: pytest.MonkeyPatch, epoch: int, work: Callable[[
             work()
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("death", mostly_slow(range(20), 7))
 def test_killed_between_any_two_writes(photos, tmp_path, monkeypatch, whole_weights, death):
     """Kill before or after any file is replaced: nothing is reported as damaged; the resumed run is bit-identical."""

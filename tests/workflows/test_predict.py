@@ -177,6 +177,7 @@ def test_malicious_classes_and_messages():
     assert Csv(["path", "p_=1", "error"]).head() == b"path,p_=1,error\n"
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_random_moments(predictor, suffix):
@@ -224,6 +225,7 @@ def killed_in(function: str, count: int, *, before: bool) -> Any:
     return call
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     ("function", "count", "before"),
@@ -398,6 +400,7 @@ def test_links_are_followed_except_at_the_partial_file(predictor):
     assert len(rows("other/real.csv")) == 23
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_full_disk(predictor, suffix, capsys, trained):
     if suffix == ".parquet":

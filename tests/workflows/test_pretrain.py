@@ -86,6 +86,7 @@ def test_stopped_and_resumed_exactly(photos, tmp_path, monkeypatch, method):
     assert_same(whole, again)
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("method", list(METHODS))
 def test_killed_and_resumed_exactly(photos, tmp_path, monkeypatch, method):

@@ -88,6 +88,7 @@ def test_stopped_at_any_batch(photos, tmp_path, monkeypatch, batch):
     assert (again.folder / "report.html").is_file()
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("batch", [2, 6])
 def test_killed_and_resumed(photos, tmp_path, monkeypatch, batch):
     """In the first epoch nothing is saved yet, and the run starts again."""
@@ -101,6 +102,7 @@ def test_killed_and_resumed(photos, tmp_path, monkeypatch, batch):
     assert again.result["command"] == whole.result["command"].replace("whole", "cut")
 
 
+@pytest.mark.real
 def test_killed_between_weights_and_state(photos, tmp_path, monkeypatch):
     """The weights are newer than the state, which is that of the previous epoch."""
     whole = train(photos, tmp_path / "whole", lr=0.05)
@@ -120,6 +122,7 @@ def test_killed_between_weights_and_state(photos, tmp_path, monkeypatch):
     assert (again.folder / "metrics.jsonl").read_text().count("\n") == 3
 
 
+@pytest.mark.real
 @pytest.mark.slow
 def test_ctrl_c_reaches_the_workers_too(photos, tmp_path, monkeypatch, capfd):
     """A terminal sends the signal to the whole process group."""

@@ -43,6 +43,7 @@ def raising(number: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, name, stopped)
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", ["plan_run", "_set_up", "open_folder", "_finish"])
@@ -77,6 +78,7 @@ def test_a_real_process_saves_its_epoch(name, photos, tmp_path):
     assert (out / "checkpoints" / "last.safetensors").is_file()
 
 
+@pytest.mark.real
 @pytest.mark.slow
 def test_a_closed_terminal_loses_nothing(photos, tmp_path):
     """The terminal closes, so that nothing can be printed."""
@@ -95,6 +97,7 @@ def test_a_closed_terminal_loses_nothing(photos, tmp_path):
     assert 0 < epochs < 200
 
 
+@pytest.mark.real
 def test_a_hang_up_that_is_ignored_stays_ignored(photos, tmp_path):
     """Programs under nohup ignore it too."""
 

@@ -32,6 +32,7 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
     from vitral.system import cores
 
     check(count)
+    environment = dict(os.environ)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks print for themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     config = LaunchConfig(
@@ -49,6 +50,9 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
             return failure.exitcode
         why = f"it was ended by {failure.signal_name()}"
         raise RankError(f"rank {rank} ended", why=why, hint=hint) from None
+    finally:  # torch's launcher sets variables of this process
+        os.environ.clear()
+        os.environ.update(environment)
     return 0
 
 
