@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -52,6 +56,58 @@ def test_refusals_say_what_to_type(arguments, said):
     with pytest.raises(UsageError, match=said) as caught:
         choose(*arguments)
     assert "try: --" in str(caught.value)
+
+
+ZEN = "fma avx2 avx512f avx512bw avx512dq avx512vl avx512cd avx_vnni avx512_vnni avx512_bf16"
+XEON = f"{ZEN} amx_tile amx_int8 amx_bf16 avx512_fp16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "capability", "limit", "has", "lacks"),
+    [
+        (ZEN, "AVX512", "", ZEN, ""),
+        (XEON, "AVX512", "ALL", XEON, ""),
+        (XEON, "AVX512", "DEFAULT", XEON, ""),
+        (ZEN, "AVX2", "", "avx2 fma", "avx512f avx512_bf16 avx512_vnni"),
+        (XEON, "AVX2", "", "avx2 fma", "amx_bf16 amx_tile"),
+        (ZEN, "DEFAULT", "", "", "avx2 avx512f"),
+        (ZEN, "AVX512", "AVX2", "avx2", "avx512f avx512_bf16"),
+        (ZEN, "AVX512", "avx512_core", "avx512f", "avx512_vnni avx512_bf16"),
+        (ZEN, "AVX512", "AVX512_CORE_VNNI", "avx512_vnni", "avx512_bf16"),
+        (XEON, "AVX512", "AVX512_CORE_BF16", "avx512_bf16", "amx_bf16 amx_int8 avx512_fp16"),
+        (XEON, "AVX512", "AVX512_CORE_AMX", "avx512_bf16 amx_bf16", ""),
+    ],
+)
+def test_instructions_are_those_that_torch_and_onednn_may_use(monkeypatch, flags, capability, limit, has, lacks):
+    monkeypatch.setattr(system, "cpu_line", lambda *_: flags)
+    monkeypatch.setattr(system.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    found = system.cpu_flags.__wrapped__()
+    assert {*has.split()} <= found
+    assert not found & {*lacks.split()}
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", limit or "ALL")  # the library's former name
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    assert system.cpu_flags.__wrapped__() == found
+
+
+def test_a_limited_cpu_trains_in_fp32():
+    """The limits are read once a process, as by the libraries."""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    code = (
+        "from vitral import device, kernels, system\n"
+        "from vitral.kernels import cpu_library, dense\n"
+        "machine = device.choose('cpu', dim=64)\n"
+        "assert machine.precision == 'fp32', machine\n"
+        "assert not (cpu_library.is_supported() or system.has_avx512() or dense._mkl_is_slow())\n"
+        "print(machine.reason)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **limits}, check=True, capture_output=True, text=True
+    )
+    bf16 = {"avx512_bf16", "amx_bf16"} & {*system.cpu_line("flags").split()}
+    assert ("excludes the CPU's bf16" if bf16 else "has no bf16") in ended.stdout
 
 
 def test_autocast_is_bf16_only_where_chosen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from vitral.errors import UsageError
-from vitral.system import cpu_flags, cpu_name, memory_bytes
+from vitral.system import cpu_flags, cpu_name, excluded_cpu_flags, memory_bytes
 
 Precision = Literal["fp32", "bf16"]
 
@@ -80,7 +81,9 @@ def _at_precision(target: torch.device, precision: str, dim: int | None) -> Mach
         return Machine(target, "bf16", "; ".join(filter(None, ("requested", caution))), caution)
     unit = "CPU" if target.type == "cpu" else "GPU"
     if not has_bf16(target):
-        return Machine(target, "fp32", f"the {unit} has no bf16 instructions")
+        excluded = target.type == "cpu" and not excluded_cpu_flags().isdisjoint(_BF16_FLAGS)
+        why = "ATEN_CPU_CAPABILITY or ONEDNN_MAX_CPU_ISA excludes the CPU's bf16 instructions"
+        return Machine(target, "fp32", why if excluded else f"the {unit} has no bf16 instructions")
     if target.type == "cpu" and dim == 0:
         return Machine(target, "fp32", "a network of another library may lose accuracy in bf16")
     if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:
@@ -110,9 +113,11 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        flags = ("avx512_bf16", "amx_bf16", "bf16")
-        return any(flag in cpu_flags() for flag in flags)
+        return not cpu_flags().isdisjoint(_BF16_FLAGS)
     return False
+
+
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
@@ -156,6 +161,30 @@ def derive_seed(*parts: int) -> int:
 def seed_everything(*parts: int) -> None:
     """Seed every generator that torch uses, on all devices, from `derive_seed(*parts)`."""
     torch.manual_seed(derive_seed(*parts))
+
+
+@contextlib.contextmanager
+def global_generators() -> Iterator[None]:
+    """Let the block seed torch's global generators, and restore their state afterwards.
+
+    Raises `UsageError` if another thread of this process is inside such a block: both would draw from the same
+    generators, and neither would get the numbers of its seed.
+    """
+    if not _generators.acquire(blocking=False):
+        raise UsageError(
+            "another training runs in this process",
+            why="both would draw from torch's global random generators, so that neither could be repeated",
+            hint="one after the other, or a process for each",
+        )
+    try:
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        _generators.release()
+
+
+_generators = threading.RLock()
 
 
 @contextlib.contextmanager

@@ -7,14 +7,73 @@ import ctypes
 import os
 import platform
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
 
 
+@cache
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of the CPU (Linux); empty elsewhere, which means fp32."""
+    """Return the instruction sets that torch and oneDNN may use (Linux); empty elsewhere, which means fp32.
+
+    Those of the CPU, less those that `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` exclude. Both are read at the first
+    use, as by the libraries.
+    """
+    return _all_cpu_flags() - _excluded()
+
+
+def excluded_cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of the CPU that the variables of `cpu_flags` exclude."""
+    return _all_cpu_flags() - cpu_flags()
+
+
+def _all_cpu_flags() -> frozenset[str]:
     return frozenset(cpu_line("flags", "Features").split())
+
+
+def _excluded() -> frozenset[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    return _excluded_by_torch() | _excluded_by_onednn()
+
+
+def has_avx512() -> bool:
+    """True if torch and oneDNN may use AVX-512."""
+    flags = cpu_flags()  # empty outside Linux
+    return "avx512f" in flags or (not flags and "AVX512" in torch.backends.cpu.get_cpu_capability())
+
+
+def is_amd() -> bool:
+    """True for a CPU of AMD, by name."""
+    return "AuthenticAMD" in cpu_line("vendor_id") or "AuthenticAMD" in platform.processor()  # on Windows
+
+
+def _excluded_by_torch() -> frozenset[str]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    if "AVX512" in capability:
+        return frozenset()
+    return _AVX512_AND_LATER if "AVX2" in capability else _AVX512_AND_LATER | _AVX2
+
+
+def _excluded_by_onednn() -> frozenset[str]:
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
+    allowed = _ONEDNN_LIMITS.get(limit.upper())
+    return frozenset() if allowed is None else (_AVX512_AND_LATER | _AVX2) - allowed
+
+
+_AVX2 = frozenset({"avx2", "fma", "avx_vnni"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
+_AMX = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
+_AVX512_AND_LATER = _AVX512 | _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16"}
+_ONEDNN_LIMITS: dict[str, frozenset[str]] = {
+    "SSE41": frozenset(), "AVX": frozenset(), "AVX2": _AVX2, "AVX2_VNNI": _AVX2, "AVX2_VNNI_2": _AVX2,
+    "AVX512_CORE": _AVX2 | _AVX512,
+    "AVX512_CORE_VNNI": _AVX2 | _AVX512 | {"avx512_vnni"},
+    "AVX512_CORE_BF16": _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "AVX512_CORE_FP16": _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16", "avx512_fp16"},
+}  # fmt: skip
+"""Instruction sets that oneDNN uses up to each limit; others, such as AVX512_CORE_AMX, allow all of these."""
 
 
 def cpu_line(*names: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -129,9 +128,9 @@ def test_exported_networks_take_batches_of_any_size(name, monkeypatch):
 def test_cpus_with_a_slow_mkl(monkeypatch):
     answers = []
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    for capability, vendor in (("AVX512", "AuthenticAMD"), ("AVX512", "GenuineIntel"), ("AVX2", "AuthenticAMD")):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        monkeypatch.setattr(Path, "read_text", lambda self, encoding, vendor=vendor: f"vendor_id : {vendor}")
+    for avx512, amd in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(dense, "has_avx512", lambda avx512=avx512: avx512)
+        monkeypatch.setattr(dense, "is_amd", lambda amd=amd: amd)
         answers.append(dense._mkl_is_slow.__wrapped__())
     assert answers == [True, False, False]
 

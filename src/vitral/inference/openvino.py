@@ -37,6 +37,7 @@ from vitral.inference import int8
 from vitral.inference.int8 import Ranges
 from vitral.model import Network
 from vitral.model.registry import config_to_json
+from vitral.system import excluded_cpu_flags
 from vitral.weights.native import hash_state
 
 FORMAT = 2
@@ -125,9 +126,14 @@ def unavailable_reason() -> str:
     return _trial()[1]
 
 
+_LIMITED = "OpenVINO compiles no softmax where ONEDNN_MAX_CPU_ISA excludes instructions of the CPU"
+
+
 @cache
 def _trial() -> tuple[int, str]:
     """Largest correct integer weight, and the reason if there is none."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA") and excluded_cpu_flags():
+        return int8.EIGHT_BITS, _LIMITED
     with torch.autocast("cpu", enabled=False):  # the caller may be under one
         for most in (int8.EIGHT_BITS, int8.SEVEN_BITS):
             layer, x = int8.probe(most)

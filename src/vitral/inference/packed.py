@@ -25,6 +25,7 @@ from vitral.kernels import cpu, fused, linear, patch_embed, untouched
 from vitral.kernels.dense import sample
 from vitral.kernels.reference import explicit_is_faster, masked
 from vitral.model.vit import MLP, Block, PatchEmbed, ViT
+from vitral.system import has_avx512
 
 
 def packed(network: ViT) -> ViT:
@@ -49,23 +50,23 @@ def pack_embed_and_head(network: ViT) -> ViT:
     return twin
 
 
-def packable(network: nn.Module) -> bool:
-    """True if `packed` supports this network on this machine."""
-    kinds = {(p.device.type, p.dtype) for p in network.parameters()}
+def packable(network: nn.Module, dtype: torch.dtype | None = None) -> bool:
+    """True if `packed` supports this network on this machine, in its own dtype or another one."""
+    kinds = {(p.device.type, dtype or p.dtype) for p in network.parameters()}
     if not isinstance(network, ViT) or len(kinds) != 1 or not network.config.kernel_blocks:
         return False
-    ((device, dtype),) = kinds
-    return device == "cpu" and dtype in (torch.bfloat16, torch.float32) and self_test(dtype)
+    ((device, kind),) = kinds
+    return device == "cpu" and kind in (torch.bfloat16, torch.float32) and self_test(kind)
 
 
-def is_faster(network: ViT) -> bool:
+def is_faster(network: ViT, dtype: torch.dtype | None = None) -> bool:
     """True if a packable network is faster packed: always in bf16, for wide networks in fp32 with AVX-512.
 
     With AVX2 only, a single image gains 5 to 10 % and batches lose 11 to 13 % (docs/log/inference-speed.md).
     """
-    if next(network.parameters()).dtype == torch.bfloat16:
+    if (dtype or next(network.parameters()).dtype) == torch.bfloat16:
         return True
-    return network.config.dim >= _MIN_FP32_WIDTH and "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return network.config.dim >= _MIN_FP32_WIDTH and has_avx512()
 
 
 _MIN_FP32_WIDTH = 384

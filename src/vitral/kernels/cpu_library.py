@@ -18,6 +18,7 @@ from typing import Any
 
 from vitral.digest import check, with_digest
 from vitral.folders import cache_folder
+from vitral.system import cpu_flags, is_amd
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 _FLAGS = (
@@ -29,14 +30,13 @@ _FLAGS = (
 
 def is_supported() -> bool:
     """True for AMD CPUs with AVX512_BF16 and VNNI and without AMX, by name: the kernels were measured there."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        return False
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
-    return "AuthenticAMD" in cpuinfo and {"avx512_bf16", "avx512_vnni"} <= {*flags} and "amx_bf16" not in flags
+    flags = cpu_flags()
+    return (
+        sys.platform.startswith("linux")
+        and is_amd()
+        and {"avx512_bf16", "avx512_vnni"} <= flags
+        and "amx_bf16" not in flags
+    )
 
 
 @cache

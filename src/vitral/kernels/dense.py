@@ -13,9 +13,7 @@ In all other cases, and in PyTorch versions without these operators, it is `F.li
 
 from __future__ import annotations
 
-import platform
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from vitral.kernels import cpu
+from vitral.system import has_avx512, is_amd
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -94,13 +93,7 @@ _MIN_MULTIPLICATIONS = 1 << 24
 @cache
 def _mkl_is_slow() -> bool:
     """True for AMD CPUs with AVX-512, by name: a timing would make the bits of a run depend on it."""
-    if not torch.backends.mkl.is_available() or "AVX512" not in torch.backends.cpu.get_cpu_capability():
-        return False
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        cpuinfo = platform.processor()  # on Windows
-    return "AuthenticAMD" in cpuinfo
+    return torch.backends.mkl.is_available() and is_amd() and has_avx512()
 
 
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
