@@ -19,7 +19,7 @@ SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
     {"bounded", "_version", "web"},
-    {"errors", "console", "folders", "stopping", "digest"},
+    {"errors", "console", "folders", "stopping", "digest", "threads"},
     {"plugins"},
     {"atomic", "system"},
     {"device"},
@@ -40,7 +40,7 @@ LAYERS = [
 """Lowest first. A part imports those below it, and of its own layer only itself."""
 
 PURE = {
-    "kernels": {"bounded", "errors", "folders", "digest"},
+    "kernels": {"bounded", "errors", "folders", "digest", "system"},
     "model": {"bounded", "errors", "console", "folders", "digest", "plugins", "kernels"},
     "serving": {
         "bounded",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +31,7 @@ from vitral.device import derive_seed, total_bytes
 from vitral.errors import ImageError
 from vitral.kernels.random import Rows
 from vitral.system import cores, memory_bytes
+from vitral.threads import pool
 
 Residency = Literal["auto", "memory", "cache", "stream"]
 Progress = Callable[[int], None]
@@ -252,10 +252,10 @@ class Batches:
             except ImageError as error:
                 return error
 
-        with ThreadPoolExecutor(cores()) as pool:
+        with pool(cores()) as threads:
             for first in range(0, total, _WINDOW):
                 indices = range(first, min(first + _WINDOW, total))
-                for index, result in zip(indices, pool.map(attempt, indices), strict=True):
+                for index, result in zip(indices, threads.map(attempt, indices), strict=True):
                     if isinstance(result, ImageError):
                         self.unreadable.append((index, result))
                     else:
@@ -272,7 +272,7 @@ def labels_on(device: torch.device, labels: np.ndarray) -> Tensor:
 
 def _one_ahead(make: Callable[[np.ndarray], Tensor], items: Iterable[np.ndarray]) -> Iterator[Tensor]:
     """Yield `make(item)` for each item, computing the next one in a thread."""
-    with ThreadPoolExecutor(1) as thread:
+    with pool(1) as thread:
         waiting = None
         for item in items:
             following = thread.submit(make, item)

@@ -11,7 +11,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -27,6 +26,7 @@ from vitral.data.findings import SKIP_HINT, DataCheck, NearPair, Place, Sizes, U
 from vitral.data.lazy_torchvision import preload
 from vitral.data.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.errors import DataError, ImageError, UsageError
+from vitral.threads import pool
 
 CHUNK = 64
 """Images per thread task."""
@@ -88,6 +88,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
         near=near,
         near_note=near_note,
         notes=dataset.notes,
+        unused=dataset.unused,
     )
 
 
@@ -98,11 +99,8 @@ def _scan_chunks(split: Split) -> Iterator[list[_Scan]]:
         return [_scan(split, i) for i in range(start, min(start + CHUNK, len(split)))]
 
     preload(len(split))
-    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 16))
-    try:
-        yield from pool.map(scan, range(0, len(split), CHUNK))
-    finally:  # after Ctrl-C, do not finish the queue first
-        pool.shutdown(cancel_futures=True)
+    with pool(min(os.cpu_count() or 1, 16)) as threads:
+        yield from threads.map(scan, range(0, len(split), CHUNK))
 
 
 def _scan(split: Split, index: int) -> _Scan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from vitral.data.lazy_torchvision import preload
 from vitral.errors import ImageError, UsageError
 from vitral.inference.inputs import Item, expand
 from vitral.system import cores
+from vitral.threads import pool
 
 T = TypeVar("T")
 
@@ -52,17 +53,15 @@ def stream(
             return error
 
     preload(operator.length_hint(images))
-    pool, seen = ThreadPoolExecutor(cores()), 0
-    try:
+    seen = 0
+    with pool(cores()) as threads:
         before: list[tuple[str, Future[Tensor | ImageError]]] = []
         for items in in_batches(expand(images), batch_size):
-            ahead = [(item.name, pool.submit(prepared, item)) for item in items]
+            ahead = [(item.name, threads.submit(prepared, item)) for item in items]
             yield from _computed(before, compute)
             before, seen = ahead, seen + len(items)
             preload(seen)
         yield from _computed(before, compute)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _computed(

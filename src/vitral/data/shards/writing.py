@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from vitral.data.shards.index import MANIFEST, RECORD, Index, Manifest, Shard, d
 from vitral.data.shards.packing import Record, ShardWriter, read_record
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.system import cores
+from vitral.threads import pool
 
 SHARD_BYTES = 256 << 20
 """Default size of a shard: large enough for object stores, small enough to shuffle and to fetch again."""
@@ -191,15 +191,12 @@ class _SplitWriter:
             except ImageError as error:
                 return error.name, error
 
-        pool = ThreadPoolExecutor(cores())
-        try:
+        with pool(cores()) as threads:
             rest = iter(self.order[start:].tolist())
-            waiting = [pool.submit(attempt, index) for index in itertools.islice(rest, _AHEAD)]
+            waiting = [threads.submit(attempt, index) for index in itertools.islice(rest, _AHEAD)]
             while waiting:
                 yield waiting.pop(0).result()
-                waiting += [pool.submit(attempt, index) for index in itertools.islice(rest, 1)]
-        finally:
-            pool.shutdown(cancel_futures=True)
+                waiting += [threads.submit(attempt, index) for index in itertools.islice(rest, 1)]
 
     def _finished(self) -> Iterator[_Part]:
         """Read the shards of an interrupted command, up to the first that is missing or damaged."""
