@@ -79,11 +79,14 @@ def close(a: nn.Module, b: nn.Module, tolerance: float = 1e-6) -> bool:
     return all(torch.allclose(x, y, atol=tolerance) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("weights", [None, (0.5, 4.0, 1.0)])
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 3), (4, 6), (12, 2)])
-def test_accumulated_batches_equal_a_large_one(batch_size, accumulate):
+def test_accumulated_batches_equal_a_large_one(batch_size, accumulate, weights):
     options = {"optimizer": "sgd", "lr": 0.1, "epochs": 2, "clip": 0.5}
-    large = trained(run_of(batch_size=24, **options))
-    small = trained(run_of(batch_size=batch_size, accumulate=accumulate, **options))
+    of_classes = None if weights is None else torch.tensor(weights)
+    objective = Classification(PREPROCESSING, Augmentation(), 3, label_smoothing=0.1, class_weights=of_classes)
+    large = trained(run_of(batch_size=24, **options), objective=objective)
+    small = trained(run_of(batch_size=batch_size, accumulate=accumulate, **options), objective=objective)
     assert small.step == large.step == 2
     assert close(small.model, large.model)
     assert not close(small.model, state_of(run_of()).model, 1e-4)
@@ -191,6 +194,18 @@ def test_early_stopping_waits_for_its_patience():
     run = run_of(epochs=6, batch_size=24, early_stop=2)
     state = trained(run, validate=lambda model: {"val_accuracy": next(accuracies), "val_loss": 1.0})
     assert (state.epoch, state.best["epoch"]) == (4, 2)
+
+
+def test_early_stopping_stops_at_ties():
+    """A lower loss keeps later weights, but is no better accuracy."""
+    losses = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.05])
+    run = run_of(epochs=6, batch_size=24, early_stop=3)
+    state = trained(run, validate=lambda model: {"val_accuracy": 1.0, "val_loss": next(losses)})
+    assert (state.epoch, state.best["epoch"]) == (4, 4)
+
+
+def test_early_stopping_needs_validation():
+    assert trained(run_of(epochs=4, batch_size=24, early_stop=1)).epoch == 4
 
 
 def test_the_line_of_an_epoch():

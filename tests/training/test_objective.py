@@ -12,7 +12,7 @@ from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
-from vitral.training.objectives.classification import Classification, balanced_weights
+from vitral.training.objectives.classification import Classification, balanced_weights, image_weights
 
 PREPROCESSING = Preprocessing((4, 4), 1, mean=(0.5,), std=(0.5,))
 
@@ -59,11 +59,36 @@ def test_class_weights_are_inverse_to_frequency():
     weights = balanced_weights(labels, 3)
     assert weights.tolist() == pytest.approx([10 / 16, 10 / 4, 0])
     assert weights[labels].mean() == pytest.approx(1.0)
-    given = torch.tensor([1.0, 5.0, 0.0])
-    loss, _ = Classification(PREPROCESSING, Augmentation(), 3, class_weights=given)(Fixed(logits()), batch())
-    each = -logits().log_softmax(1)[range(6), batch().labels]
-    picked = given[batch().labels]
-    assert loss.item() == pytest.approx(((each * picked).sum() / picked.sum()).item(), rel=1e-6)
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.25])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_class_weights_multiply_the_loss_of_their_class(smoothing):
+    """Each label's smoothed loss is multiplied by the weight of that label's class; then the mean over images."""
+    objective = Classification(PREPROCESSING, Augmentation(), 3, smoothing, class_weights=WEIGHTS)
+    loss, _ = objective(Fixed(logits()), batch())
+    log_p = logits().log_softmax(1)
+    of_label = -((1 - smoothing) * log_p + smoothing * log_p.mean(1, keepdim=True))  # (images, labels)
+    labels = batch().labels
+    assert loss.item() == pytest.approx((WEIGHTS[labels] * of_label[range(6), labels]).mean().item(), rel=1e-6)
+    shares = F.one_hot(labels, 3) * 0.6 + F.one_hot(labels.flip(0), 3) * 0.4
+    mixed, _ = objective.loss(Fixed(logits()), batch().images.float(), shares, None)
+    assert mixed.item() == pytest.approx((shares * WEIGHTS * of_label).sum(1).mean().item(), rel=1e-6)
+    torch.testing.assert_close(image_weights(shares, WEIGHTS), shares @ WEIGHTS)
+    one, _ = objective.loss(Fixed(logits()), batch().images.float(), F.one_hot(labels, 3).float(), None)
+    assert one.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_parts_of_a_weighted_batch_add_up_to_it():
+    objective = Classification(PREPROCESSING, Augmentation(), 3, 0.1, class_weights=WEIGHTS)
+    whole, _ = objective(Fixed(logits()), batch())
+    parts = [
+        objective(Fixed(logits()[rows]), Batch(batch().images[rows], batch().labels[rows], np.arange(3)))[0]
+        for rows in (slice(0, 3), slice(3, 6))
+    ]
+    assert whole.item() == pytest.approx(sum(map(float, parts)) / 2, rel=1e-6)
 
 
 def test_logits_in_bf16_give_a_loss_in_fp32():

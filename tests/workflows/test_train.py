@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from images import MakeImages, noise
 from running import TINY, same_bits, weights_of
 from vitral.data import load
 from vitral.errors import DataError, Interrupted, RunError, TrainingError, UsageError, WeightsError, WriteError
+from vitral.training.callbacks import Callback
 from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights import files, native
@@ -169,6 +171,60 @@ def test_early_stopping_ends_the_run(make_images, tmp_path, monkeypatch):
     assert len(lines(run.folder)) == 3
 
 
+def test_frozen_norms_keep_their_statistics(make_images, tmp_path):
+    """A frozen stem computes by its running statistics, and they do not move."""
+    photos = make_images({"a": 8, "b": 8})
+    first = train(photos, tmp_path / "first", model="C+mu/4", whiten=False)
+    options = {"init": str(first.folder), "model": "C+mu/4", "freeze": ("patch_embed",), "epochs": 2}
+    frozen = train(photos, tmp_path / "frozen", **options)
+    before, after = weights_of(first.folder), weights_of(frozen.folder)
+    stem = [name for name in before if name.startswith("patch_embed.")]
+    assert any(name.endswith("running_var") for name in stem)
+    assert same_bits({name: before[name] for name in stem}, {name: after[name] for name in stem})
+    assert not torch.equal(before["blocks.0.attn.qkv.weight"], after["blocks.0.attn.qkv.weight"])
+
+
+def test_balanced_class_weights_with_label_smoothing_learn_both_classes(tmp_path):
+    """30 times as many images of one class: torch's own weighting of smoothed labels predicts the rare one only."""
+    from PIL import Image
+
+    for label, count, level in (("common", 300, 60), ("rare", 10, 190)):
+        for split, images in (("train", count), ("val", 20)):
+            (tmp_path / "photos" / split / label).mkdir(parents=True)
+            for number in range(images):
+                pixels = (level + noise(number, (8, 8), 1) // 8).astype("uint8")
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / label / f"{number}.png")
+    run = train(tmp_path / "photos", tmp_path / "run", class_weights="balanced", label_smoothing=0.1, batch_size=32)
+    assert run.result["val"]["accuracy"] == 1.0
+
+
+def test_torch_generators_are_left_as_they_were(make_images, tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    train(make_images({"a": 4, "b": 4}), tmp_path / "run", epochs=1)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_two_trainings_in_threads_of_one_process_are_refused(make_images, tmp_path):
+    photos, errors = make_images({"a": 4, "b": 4}), []
+
+    class Second(Callback):
+        def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+            thread = threading.Thread(target=self.other)
+            thread.start()
+            thread.join()
+
+        def other(self) -> None:
+            with pytest.raises(UsageError, match="another training runs in this process") as caught:
+                train(photos, tmp_path / "second", epochs=1)
+            errors.append(caught.value)
+
+    train(photos, tmp_path / "first", epochs=1, callbacks=[Second()])
+    assert len(errors) == 1
+    train(photos, tmp_path / "second", epochs=1)
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "last.safetensors"])
 def test_a_full_disk_leaves_the_last_good_state(make_images, tmp_path, monkeypatch, file):
     photos, out = make_images({"a": 10, "b": 10}), tmp_path / "run"
@@ -272,10 +328,19 @@ def test_init_takes_the_head_only_for_the_same_classes(trained, make_images, tmp
     data = {"data": trained.result["data"], "init": str(trained.folder)}
     kept = planning.plan_run(data).init.weights
     assert same_bits(kept.state, weights_of(trained.folder))
-    dataset = dataclasses.replace(load(data["data"]), classes=("night", "day"))
-    turned = plan_network.read_initial(data, dataset, Run())
-    assert not turned.weights.state["head.weight"].any()
-    assert set(turned.account.fresh) == {"head.weight", "head.bias"}
+    for classes in (("night", "day"), ("dawn", "Night", "day"), ("night",)):
+        dataset = dataclasses.replace(load(data["data"]), classes=classes)
+        turned = plan_network.read_initial(data, dataset, Run())
+        for name in ("head.weight", "head.bias"):
+            by_class = dict(zip(("day", "night"), kept.state[name], strict=True))
+            for row, label in zip(turned.weights.state[name], classes, strict=True):
+                assert torch.equal(row, by_class.get(label.lower(), torch.zeros_like(row)))
+        assert f"the head keeps {len(set(classes) - {'dawn'})} of its 2 rows" in turned.account.notes[-1]
+        assert ("new rows of zeros: dawn" in turned.account.notes[-1]) == ("dawn" in classes)
+    dataset = dataclasses.replace(load(data["data"]), classes=("x", "y"))
+    other = plan_network.read_initial(data, dataset, Run())
+    assert not other.weights.state["head.weight"].any()
+    assert set(other.account.fresh) == {"head.weight", "head.bias"}
     others = make_images({"x": 4, "y": 4, "z": 4})
     run = vitral.train(str(others), init=str(trained.folder), epochs=1, out=str(tmp_path / "run"), quiet=True)
     assert weights_of(run.folder)["head.weight"].shape == (3, 8)

@@ -71,14 +71,18 @@ class Teacher:
             images = F.interpolate(images, size=self.preprocessing.image_size, mode=mode, antialias=True)
         return images * self.scale + self.shift
 
-    def loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """T² KL(teacher ‖ student) of logits (B, K), both divided by the temperature T.
+    def loss(self, logits: Tensor, teacher_logits: Tensor, weights: Tensor | None = None) -> Tensor:
+        """T² KL(teacher ‖ student) of logits (B, K), both divided by the temperature T; the mean over images, of each
+        with its weight (B,).
 
         The factor T² keeps the gradient from shrinking with 1/T².
         """
         T = self.temperature
         student, teacher = (F.log_softmax(each / T, dim=1) for each in (logits, teacher_logits))
-        return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * T**2
+        if weights is None:
+            return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * T**2
+        losses = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
+        return (weights * losses).mean() * T**2
 
 
 def class_order(classes: tuple[str, ...], teachers: tuple[str, ...], source: object = None) -> list[int]:

@@ -27,7 +27,7 @@ from vitral.kernels import random
 from vitral.stopping import stop_requested
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.objectives.objective import Objective
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizers import OptimizerSet, train_mode
 from vitral.training.options import Run
 from vitral.training.schedule import as_planned, learning_rate, planned_epochs
 from vitral.training.step import Step
@@ -140,7 +140,7 @@ def fit(
     step = step or Step(state.model, state.optimizer, objective, machine, run)
     with stop_requested(listener.on_stop) as requested:
         stopping = ranks.stopping(requested)
-        while state.epoch < planned_epochs(run, state.history) and not _should_stop_early(state, run.early_stop):
+        while state.epoch < planned_epochs(run, state.history) and not _should_stop_early(state, run.early_stop, score):
             before, now = compiling(), as_planned(run, state.history)
             waited, stop = _epoch(state, now, machine, train, step, listener, stopping, ranks)
             state.compile_seconds += compiling() - before
@@ -171,7 +171,7 @@ def _epoch(
 
     Return the seconds spent waiting for images, and if the run shall stop.
     """
-    state.model.train()
+    train_mode(state.model)
     monitor = _FiniteMonitor(train, machine.device)
     steps = math.ceil(len(train) / run.accumulate)
     listener.on_epoch_start(state.epoch, len(train), state.batch)
@@ -268,8 +268,15 @@ def _close_epoch(
     return line
 
 
-def _should_stop_early(state: State, patience: int | None) -> bool:
-    return bool(patience and state.best and state.epoch - state.best["epoch"] >= patience)
+def _should_stop_early(state: State, patience: int | None, score: Score) -> bool:
+    """True after `patience` epochs whose first value of `score` is not higher than that of an earlier one.
+
+    The best epoch may be a later one: of equally good ones that with the lower loss.
+    """
+    if not patience or not any(name.startswith("val_") for line in state.history for name in line):
+        return False
+    values = [score(line)[0] for line in state.history]
+    return state.epoch - state.history[values.index(max(values))]["epoch"] >= patience
 
 
 _SYNCHRONOUS = ("cpu", "mps")
@@ -319,7 +326,7 @@ class _FiniteMonitor:
             f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}",
             where=", ".join(names[:5]) + more,
             why="a learning rate too high, or damaged images or labels in this batch",
-            hint="a lower --lr, or --precision fp32; the best weights of earlier epochs are saved",
+            hint="a lower --lr, or --precision fp32" + _kept(epoch),
         )
 
 
@@ -342,8 +349,12 @@ def _check_weights(state: State) -> None:
         raise TrainingError(
             f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
             why="a learning rate too high, or gradients that are not clipped",
-            hint="a lower --lr, or --clip 1; the best weights of earlier epochs are saved",
+            hint="a lower --lr, or --clip 1" + _kept(state.epoch),
         )
+
+
+def _kept(epochs: int) -> str:
+    return "; the best weights of earlier epochs are saved" if epochs else "; no epoch was completed, so none is saved"
 
 
 class Averaged(AveragedModel):

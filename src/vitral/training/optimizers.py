@@ -61,6 +61,17 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
         raise UsageError("--freeze leaves nothing to train", hint="leave out head")
 
 
+def train_mode(model: nn.Module) -> None:
+    """Set a network to train mode, but modules whose parameters are all frozen to evaluation mode: batch norms keep
+    their running statistics and use them, and nothing is dropped.
+    """
+    model.train()
+    for module in model.modules():
+        trainable = [p.requires_grad for p in module.parameters()]
+        if trainable and not any(trainable):
+            module.eval()
+
+
 def _roots(names: list[str]) -> list[str]:
     return sorted({re.sub(r"^((?:blocks|stages)\.\d+|[^.]+).*", r"\1", name) for name in names})
 

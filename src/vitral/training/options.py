@@ -34,7 +34,7 @@ PRETRAINING_OPTIONS = (
 DECODER_OPTIONS = ("decoder_dim", "decoder_depth")
 """Those among them that reading text has, too."""
 
-LABEL_OPTIONS = ("task", "label_separator", "targets", "loss")
+LABEL_OPTIONS = ("task", "label_separator", "class_folders", "class_order", "targets", "loss")
 """Fields of a run about the labels, which pretraining does not read."""
 
 
@@ -64,6 +64,12 @@ class Run:
         "class", "one class an image, any number of labels, numbers, or a text (default: by a table's columns)"
     )
     label_separator: str | None = option(None, "separator of the labels in a column of a table (default: | or ;)")
+    class_folders: Literal["auto", "top", "leaf"] = option(
+        "auto", "folders that are classes: the topmost below the splits, or the innermost (default: refuse if unclear)"
+    )
+    class_order: str | None = option(
+        None, "order of the classes of --init whose names the weights do not state: natural, text, or a file of names"
+    )
     targets: tuple[str, ...] = option((), "columns of a table to learn: numbers, or 0 and 1 for each label")
     loss: Literal["mse", "huber"] = option("mse", "error of numbers: squared, or Huber's, which outliers sway less")
 

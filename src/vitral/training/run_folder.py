@@ -15,6 +15,7 @@ from vitral import bounded
 from vitral.atomic import is_temporary
 from vitral.data.fingerprint import Fingerprint
 from vitral.errors import RunError, WriteError
+from vitral.folders import is_run
 from vitral.training.manifest import Manifest
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
@@ -138,7 +139,7 @@ class RunFolder:
 
     def is_run(self) -> bool:
         """True for the folder of a run."""
-        return self.config.is_file()
+        return is_run(self.path)
 
     def epochs(self) -> int:
         """Number of epochs in the metrics."""
@@ -161,7 +162,7 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Read config.json; `RunError` if it is missing, changed or damaged."""
-        if not self.is_run():
+        if not self.config.is_file():
             why = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
             raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
         try:

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from vitral.console import flag
 from vitral.data.loader import Batch, Batches
-from vitral.device import seed_everything
+from vitral.device import global_generators, seed_everything
 from vitral.distributed.environment import launched
 from vitral.errors import TrainingError, UsageError
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizers import OptimizerSet, train_mode
 from vitral.training.progress import counting
 from vitral.training.step import NoMonitor, Step
 from vitral.workflows.build import initial_model, objective_of
@@ -94,7 +94,7 @@ def find_lr(given: Mapping[str, Any], console: Console) -> RangeTest:
         raise UsageError("there is no learning rate to find", why=why, hint="leave out --find-lr")
     job, every = _readable_batches(job, console)
     try:
-        with out_of_memory_reported(job.run, job.config, by_steps=True):
+        with global_generators(), out_of_memory_reported(job.run, job.config, by_steps=True):
             return range_test(job, every["train"], console)
     finally:
         for batches in every.values():
@@ -110,7 +110,7 @@ def range_test(job: Job, train: Batches, console: Console) -> RangeTest:
     step = Step(model, OptimizerSet(model, run), objective_of(job), job.machine, run)
     rates = np.geomspace(run.peak_lr / BELOW, run.peak_lr * ABOVE, STEPS)
     batches, losses = _cycled(train), list[float]()
-    model.train()
+    train_mode(model)
     with counting(console, "finding the rate", STEPS) as progress:
         for number, rate in enumerate(rates):
             seed_everything(run.seed, 0, number)

@@ -23,13 +23,13 @@ from vitral import bounded
 from vitral.console import stderr
 from vitral.data.dataset import some
 from vitral.data.loader import Batch, Batches
-from vitral.device import seed_everything
+from vitral.device import global_generators, seed_everything
 from vitral.errors import UsageError
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.loop import State, fit
-from vitral.training.objectives.classification import Classification
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.objectives.classification import Classification, image_losses
+from vitral.training.optimizers import OptimizerSet, train_mode
 from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import as_planned
 from vitral.weights import native
@@ -128,7 +128,8 @@ def replay(
         last = as_planned(job.run, again)
         ended = dataclasses.replace(job, plan=dataclasses.replace(job.plan, run=last))
         at = _of_step(ended, batches, step) if step is not None else _of_image(ended, batches, epoch or 0, image or "")
-        return _replayed(job, batches, folder, again, *at, exact=exact)
+        with global_generators():
+            return _replayed(job, batches, folder, again, *at, exact=exact)
     finally:
         for one in every.values():
             one.close()
@@ -192,7 +193,7 @@ def _replayed(
         raise UsageError("only runs of one class an image can be replayed", why=f"{by} made this run", hint=hint)
     if exact:
         model: nn.Module = _trained_up_to(job, batches, again, epoch * len(batches) + number)
-        model.train()
+        train_mode(model)
     else:
         model = native.build(native.read(locate(folder.path)[0])).to(job.machine.device)
     batch = next(batches.epoch(epoch, start=number))
@@ -207,9 +208,7 @@ def _shown(
     job: Job, folder: RunFolder, batches: Batches, batch: Batch, objective: Classification, images: Tensor,
     labels: Tensor, logits: Tensor, at: tuple[int, int, int], exact: bool,
 ) -> Replayed:  # fmt: skip
-    losses = F.cross_entropy(
-        logits, labels, weight=objective.class_weights, label_smoothing=objective.label_smoothing, reduction="none"
-    )
+    losses = image_losses(logits, labels, objective.class_weights, objective.label_smoothing)
     targets = labels if labels.ndim == 2 else F.one_hot(labels, objective.classes).float()
     epoch, number, step = at
     return Replayed(

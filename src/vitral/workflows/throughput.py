@@ -19,7 +19,7 @@ from vitral.pretraining.method import kept
 from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
 from vitral.system import keep_freed_memory
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizers import OptimizerSet, train_mode
 from vitral.training.schedule import computed_share
 from vitral.training.step import WARM_UP, NoMonitor, step_of
 from vitral.workflows.build import initial_model, objective_of
@@ -88,7 +88,7 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
         learn, batch = step_of(model, optimizer, objective_of(job), machine, run), _noise(job, at_most)
 
         def step() -> None:
-            model.train()
+            train_mode(model)
             loss, _ = learn(batch, NoMonitor(), lr=0.0)
             loss.item()  # waits for the device
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
-from vitral.distributed.ranks import summed
-from vitral.kernels import random
 from vitral.training.distillation import Teacher
 from vitral.training.objectives.objective import at_size, augmented, share_of
 
@@ -32,7 +30,7 @@ class Classification:
     classes: int
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
-    """(K,), on the device."""
+    """(K,), on the device. The loss is the mean over images of weight times loss."""
     size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
     """Height and width of the next batch for the network; None keeps the images' size."""
     teacher: Teacher | None = field(default=None, kw_only=True)
@@ -55,22 +53,41 @@ class Classification:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics for the result of `prepare`."""
         logits = model(images).float()
-        loss = F.cross_entropy(logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing)
-        loss = self._share(loss, labels)
+        loss = share_of(self._cross_entropy(logits, labels))
         hard = labels if labels.ndim == 1 else labels.argmax(1)
         metrics = {"train_accuracy": share_of((logits.detach().argmax(1) == hard).float().mean())}
         if self.teacher and teacher_logits is not None:
-            distill_loss = share_of(self.teacher.loss(logits, teacher_logits))
+            weights = None if self.class_weights is None else image_weights(labels, self.class_weights)
+            distill_loss = share_of(self.teacher.loss(logits, teacher_logits, weights))
             loss = (1 - self.teacher.weight) * loss + self.teacher.weight * distill_loss
             metrics["distill_loss"] = distill_loss.detach()
         return loss, metrics
 
-    def _share(self, cross_entropy: Tensor, labels: Tensor) -> Tensor:
-        """This rank's share of the batch's cross-entropy, which is a mean over the weights of the labels."""
-        if random.current() is None or self.class_weights is None or labels.ndim == 2:
-            return share_of(cross_entropy)
-        weight = self.class_weights[labels].sum()
-        return cross_entropy * (weight / summed(weight))
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return image_losses(logits, labels, self.class_weights, self.label_smoothing).mean()
+
+
+def image_losses(logits: Tensor, labels: Tensor, class_weights: Tensor | None, label_smoothing: float) -> Tensor:
+    """Cross-entropy of each image (B,) from logits (B, K) and labels (B,), or their shares (B, K) for mixed images.
+
+    The loss of a label, smoothed, is multiplied by the weight of its class. Trap: `F.cross_entropy` with `weight`
+    multiplies the smoothed share by the weights of the other classes, and divides by the sum of the batch's weights,
+    which differs between micro-batches. Balanced weights have a mean of 1 over the training images instead.
+    """
+    if class_weights is None:
+        return F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="none")
+    if labels.ndim == 1:
+        return class_weights[labels] * image_losses(logits, labels, None, label_smoothing)
+    log_p, weighted = logits.log_softmax(1), labels * class_weights
+    smoothed = label_smoothing * weighted.sum(1) * log_p.mean(1)
+    return -(1 - label_smoothing) * (weighted * log_p).sum(1) - smoothed
+
+
+def image_weights(labels: Tensor, class_weights: Tensor) -> Tensor:
+    """Weight of each image (B,): that of its class, or the mean over the shares of a mixed image."""
+    return class_weights[labels] if labels.ndim == 1 else labels @ class_weights
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> np.ndarray:

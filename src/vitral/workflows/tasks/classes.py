@@ -98,6 +98,8 @@ def _loss_weights(job: Job) -> Tensor | None:
     if job.run.class_weights == "none":
         return None
     weights = balanced_weights(job.dataset["train"].labels, len(job.dataset.classes))
+    if job.run.sampling == "balanced":  # each class is drawn equally often: a mean of 1 over the images drawn
+        weights /= weights[weights > 0].mean()
     return torch.from_numpy(weights).to(job.machine.device)
 
 
