@@ -100,6 +100,7 @@ def test_a_class_of_damaged_images_is_not_left_out(photos, tmp_path):
         train(photos, tmp_path / "run", bad_images="skip")
 
 
+@pytest.mark.real
 def test_class_folders_of_another_split_that_cannot_be_opened_are_named(photos, tmp_path):
     for split in ("train", "val"):
         (tmp_path / "parts" / split).mkdir(parents=True)
@@ -147,6 +148,7 @@ def of_another_user(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.real
 def test_a_folder_without_permission_is_named_and_can_be_skipped(locked, photos, tmp_path, capfd):
     words = ["train", str(photos), *as_words({"epochs": 1, "model": "mu/4", "image_size": 8, "device": "cpu"})]
     assert bound_by_permissions(lambda: main([*words, "--out", str(tmp_path / "stopped")])) == 2
@@ -157,6 +159,7 @@ def test_a_folder_without_permission_is_named_and_can_be_skipped(locked, photos,
     assert "locked" in capfd.readouterr().err
 
 
+@pytest.mark.real
 def test_a_class_folder_without_permission_can_be_left_out(locked, photos, tmp_path, capfd):
     of_another_user(photos / "sub")
     words = ["train", str(photos), *as_words({"epochs": 1, "model": "mu/4", "image_size": 8, "device": "cpu"})]
@@ -165,6 +168,7 @@ def test_a_class_folder_without_permission_can_be_left_out(locked, photos, tmp_p
     assert vitral.load(tmp_path / "run").classes == ("cat", "dog")
 
 
+@pytest.mark.real
 def test_predict_names_a_folder_that_it_cannot_open(locked, photos, trained, tmp_path, capfd):
     run = shutil.copytree(trained.folder, tmp_path / "run")
     assert bound_by_permissions(lambda: main(["predict", str(run), str(photos)])) == 1

@@ -137,7 +137,7 @@ def test_hidden_and_foreign_files_are_left_out_and_reported(make_images: MakeIma
     assert dataset.classes == ("cat", "dog")
     assert len(dataset["train"]) == 4
     notes = "\n".join(dataset.notes)
-    assert "1 images outside class folders are not used: stray.png" in notes
+    assert "1 image outside class folders is not used: stray.png" in notes
     assert "2 other files are not used: " in notes
     assert ".txt (1)" in notes
     assert "empty folders: owl" in notes
@@ -344,6 +344,7 @@ def test_an_archive_with_a_table(make_images: MakeImages, pack: object) -> None:
     assert same(load(pack(folder)), load(folder))  # type: ignore[operator]
 
 
+@pytest.mark.real
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: torch has threads when we fork
 def test_archives_survive_pickling_threads_and_forks(make_images: MakeImages, pack: object) -> None:
     split = load(pack(make_images({"a": 20, "b": 20})))["train"]  # type: ignore[operator]

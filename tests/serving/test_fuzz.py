@@ -112,7 +112,7 @@ def status(server: ServerProcess, data: bytes) -> int | None:
 
 @pytest.mark.slow
 def test_damaged_requests(server, drawings):
-    count = soak(100_000, 2000)
+    count = soak(100_000, 500)
     chance = random.Random(count)
     whole = requests(drawings["ship.png"])
     sent = [damaged(chance.choice(whole), chance) for _ in range(count)]

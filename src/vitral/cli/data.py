@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 
-from vitral.cli.options import BadImages, DataRoot, Device, Format, Help
+from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
 from vitral.console import command_line, progress, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError
@@ -36,11 +36,13 @@ def data_check(
     write: Annotated[str | None, Help("with --labels: write a table with suggested labels to this .csv")] = None,
     sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
     device: Device = "auto",
+    class_folders: ClassFolders = None,
     data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
     """Check a data set: counts, sizes, unreadable files, duplicates and near-duplicates, leaks between splits."""
     from vitral.data import load
+    from vitral.data.targets import Labeling
     from vitral.data.validate import check
     from vitral.workflows.contact_sheet import check_png
     from vitral.workflows.data_check import draw_near
@@ -51,7 +53,7 @@ def data_check(
         raise UsageError("--write goes with --labels and writes a .csv", hint="--labels --write fixed.csv")
     if near and labels:
         raise UsageError("--near and --labels are two checks", hint="leave one out")
-    dataset = load(data, root=data_root)
+    dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
     if labels:
         return _check_labels(dataset, init, folds, write, sheet, device, format)
     report = check(dataset)
@@ -115,6 +117,7 @@ def data_shard(
     seed: Annotated[int, Help("seed of the order of the images")] = 0,
     data_root: DataRoot = "data",
     bad_images: BadImages = "error",
+    class_folders: ClassFolders = None,
     format: Format = "text",
 ) -> int:
     """Write a data set as tar shards in random order, with an index and hashes; continue if it was interrupted."""
@@ -122,11 +125,12 @@ def data_shard(
     from vitral.data.groups import near_sets, with_near
     from vitral.data.shards.writing import write_shards
     from vitral.data.splits import with_validation
+    from vitral.data.targets import Labeling
     from vitral.data.validate import drop_unopened, left_out
 
     if shard_mb < 1:
         raise UsageError("--shard-mb must be at least 1")
-    dataset = load(data, root=data_root)
+    dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
     dataset = drop_unopened(dataset) if bad_images == "skip" else dataset
     if val_fraction and "val" not in dataset.splits:
         dataset = with_near(dataset, near_sets(dataset["train"]))
@@ -139,7 +143,7 @@ def data_shard(
             )
     except KeyboardInterrupt:
         typed = {"out": out, "shard_mb": shard_mb, "val_fraction": val_fraction, "seed": seed}
-        typed |= {"data_root": data_root, "bad_images": bad_images}
+        typed |= {"data_root": data_root, "bad_images": bad_images, "class_folders": class_folders}
         defaults = {name: one.default for name, one in inspect.signature(data_shard).parameters.items()}
         changed = {name: value for name, value in typed.items() if value != defaults[name]}
         raise Interrupted(command_line("data", ["shard", data], changed)) from None

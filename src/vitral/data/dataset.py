@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -29,13 +31,33 @@ SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
+    "trainset": "train",
     "val": "val",
     "valid": "val",
+    "validate": "val",
     "validation": "val",
+    "valset": "val",
+    "dev": "val",
+    "development": "val",
     "test": "test",
     "testing": "test",
+    "testset": "test",
 }
 """Common name of a split (in lower case) -> its name here."""
+_FILLERS = {"set", "data", "dataset", "images", "image", "imgs", "img", "seg", "split", "folder", "files", "photos"}
+
+
+def split_name(text: str) -> str | None:
+    """Return the split that a name states: "train", "training_set", "seg_test", "Val2017"; None for other names."""
+    words = [word for word in re.split(r"[^a-z]+", text.lower()) if word and word not in _FILLERS]
+    return SPLIT_NAMES.get(words[0]) if len(words) == 1 else None
+
+
+def nfc(text: str) -> str:
+    """Return a name with composed letters: archives of a Mac hold "é" as two characters."""
+    return unicodedata.normalize("NFC", text)
+
+
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 """Names of the label column of a table, in lower case."""
 
@@ -81,7 +103,7 @@ class Split:
     def identity(self, index: int) -> str:
         """A string that differs after the image has changed, and from that of every other image.
 
-        For files and archives it is made of path, size and modification time, without reading; else of a hash of what
+        For files and archives it is made of path, inode, size and times, without reading; else of a hash of what
         `fetch` returns. All unreadable images share one: decoding reports them.
         """
         try:
@@ -119,6 +141,8 @@ class DataSet(Described):
     """Warnings of the source, a sentence each: files left out, oddities."""
     left_out: tuple[str, ...] = ()
     """Names of unreadable images left out on request."""
+    unused: int = 0
+    """Images, or files of image formats that are not read, that the source left out; `notes` name some."""
     targets: Targets = ONE_CLASS
     """The meaning of the labels: one class an image, or another task."""
     reason: str = ""
@@ -271,10 +295,16 @@ def natural(text: str) -> tuple[object, ...]:
 
 
 def shown(name: str) -> str:
-    """Escape control characters and undecodable bytes, for printing and saving."""
+    """Escape control characters, marks that change the text direction, and undecodable bytes, for printing and saving.
+
+    Joiners (U+200C, U+200D) stay: they are ordinary letters of Persian and Malayalam, and join emoji.
+    """
     if name.isprintable():
         return name
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), name)
+
+
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def some(items: Iterable[object], limit: int = 3) -> str:
@@ -305,6 +335,15 @@ def index_labels(
             )
     position = {name: i for i, name in enumerate(classes)}
     return classes, {split: np.array([position[t] for t in texts], np.int64) for split, texts in labels.items()}
+
+
+def case_notes(classes: Iterable[str]) -> list[str]:
+    """Return a note on class names that differ in case only; none without such names."""
+    alike = defaultdict[str, list[str]](list)
+    for name in classes:
+        alike[name.casefold()].append(name)
+    groups = [" and ".join(f"'{name}'" for name in names) for names in alike.values() if len(names) > 1]
+    return [f"classes whose names differ only in case: {some(groups, 3)}"] if groups else []
 
 
 def in_order(splits: Mapping[str, Split]) -> dict[str, Split]:

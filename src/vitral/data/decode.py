@@ -22,6 +22,7 @@ from typing import cast
 import numpy as np
 import torch
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
     Image,
@@ -30,8 +31,10 @@ from PIL import (
     PpmImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
+    features,
 )
 
+from vitral.data.file_kinds import kind_of, media_brand
 from vitral.data.lazy_torchvision import loaded
 from vitral.data.pixels import WHITE, compose_alpha, finish_pixels, from_pillow, orientation_of, to_uint8, turn_upright
 from vitral.errors import ImageError, UsageError
@@ -54,9 +57,28 @@ _PLAIN = 1 << 25  # pixels up to which torchvision decodes, at ten bytes each
 # 13). WebP composes in two canvases, a decoded one and a copy; Pillow's Python reader of PPM keeps a list of numbers.
 _DECODING = {"webp": 16, "ppm": 60, "ppm_plain": 60}
 EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+    (
+        *(
+            ".jpg",
+            ".jpeg",
+            ".jpe",
+            ".jfif",
+            ".png",
+            ".webp",
+            ".bmp",
+            ".gif",
+            ".tif",
+            ".tiff",
+            ".avif",
+            ".heic",
+            ".heif",
+        ),
+        *(".ppm", ".pgm", ".pbm", ".pnm"),
+    )
 )
 """Extensions of images in a folder or archive, in lower case."""
+READ = "JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF and PPM"
+"""Formats that are read; HEIC with an extra, too."""
 
 
 # JPEG markers (ITU T.81, table B.1).
@@ -92,6 +114,36 @@ _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[io.BytesIO], Image.Image]], .
     ((b"BM",), BmpImagePlugin.BmpImageFile),
     ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), PpmImagePlugin.PpmImageFile),
 )
+
+
+def _avif_reader() -> Callable[[io.BytesIO], Image.Image] | None:
+    return AvifImagePlugin.AvifImageFile if features.check("avif") else None
+
+
+@cache
+def _heic_reader() -> Callable[[io.BytesIO], Image.Image] | None:
+    """The reader of the extra, decoders only; None if it is not installed."""
+    try:
+        from pi_heif import HeifImageFile
+    except ImportError:
+        return None
+    return cast(Callable[[io.BytesIO], Image.Image], HeifImageFile)
+
+
+_MEDIA: dict[str, Callable[[], Callable[[io.BytesIO], Image.Image] | None]] = {
+    "AVIF": _avif_reader, "HEIC": _heic_reader,
+}  # fmt: skip
+
+
+def _unreadable(data: bytes, name: str) -> ImageError:
+    """The error for a file of a format that is not read: its kind, and the way out."""
+    if brand := media_brand(data) if media_brand(data) in _MEDIA else "":
+        extra = "pip install 'vitral[heic]'" if brand == "HEIC" else "a Pillow with AVIF"
+        return ImageError(name, f"a {brand} image, which needs {extra}; or convert it to JPEG")
+    kind, hint = kind_of(data)
+    if kind:
+        return ImageError(name, f"it is {kind}: {hint}")
+    return ImageError(name, f"not a {READ.replace(' and ', ' or ')} image")
 
 
 @dataclass(frozen=True)
@@ -192,8 +244,9 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise ImageError(name, f"more than {MAX_BYTES:,} bytes")
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     reader = WebPImagePlugin.WebPImageFile if is_webp else next((r for m, r in _FORMATS if data.startswith(m)), None)
+    reader = reader or _MEDIA.get(media_brand(data), lambda: None)()
     if reader is None:
-        raise ImageError(name, "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image")
+        raise _unreadable(data, name)
     try:
         image = reader(io.BytesIO(data))
         _check_pixels(image, name)
@@ -245,7 +298,7 @@ def _decoding(image: Image.Image) -> float:
         layers = [(across, down) for _, across, down, _ in cast(JpegImagePlugin.JpegImageFile, image).layer]
         most = max(across for across, _ in layers) * max(down for _, down in layers)
         return 2 * sum(across * down for across, down in layers) / most
-    if image.format == "WEBP":
+    if image.format in ("WEBP", "AVIF", "HEIF"):
         return _DECODING["webp"]
     tiles = getattr(image, "tile", None) or []
     if image.format == "TIFF" and any(tile[0] != "raw" for tile in tiles):

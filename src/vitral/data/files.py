@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, in_order, index_labels, shown, some
+from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order, index_labels, shown, some
 from vitral.data.decode import EXTENSIONS, MAX_BYTES
+from vitral.data.file_kinds import LIKE_IMAGES
 from vitral.errors import DataError
 from vitral.folders import RUN_FILES
 
@@ -69,13 +70,28 @@ def count_extensions(paths: Sequence[str]) -> str:
     return some([f"{extension} ({n:,})" for extension, n in count.most_common()], 5)
 
 
+def other_files(paths: Sequence[str]) -> list[str]:
+    """Notes on files that are no images that are read, with those of image formats apart."""
+    images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
+    rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES]
+    what = "images of formats that are not read"
+    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    return notes + ([f"{len(rest):,} other files are not used: {count_extensions(rest)}"] if rest else [])
+
+
+def is_like_image(path: str) -> bool:
+    """True if the extension is that of an image format, read or not."""
+    return is_image(path) or os.path.splitext(path)[1].lower() in LIKE_IMAGES
+
+
 def build_dataset(
-    files: Files, name: str, where: str, rows: Mapping[str, tuple[list[str], list[str]]], notes: Sequence[str] = ()
-) -> DataSet:
+    files: Files, name: str, where: str, rows: Mapping[str, tuple[list[str], list[str]]], notes: Sequence[str] = (),
+    unused: int = 0,
+) -> DataSet:  # fmt: skip
     """Build a data set; `rows` has paths and class names of every split, `where` is for errors."""
     classes, labels = index_labels({split: texts for split, (_, texts) in rows.items()}, where, _unopened_only(rows))
     splits = splits_of(files, {split: paths for split, (paths, _) in rows.items()}, labels)
-    return DataSet(name, classes, splits, where, tuple(notes))
+    return DataSet(name, classes, splits, where, (*notes, *case_notes(classes)), unused=unused)
 
 
 def splits_of(files: Files, paths: Mapping[str, list[str]], labels: Mapping[str, np.ndarray]) -> dict[str, Split]:
@@ -211,8 +227,17 @@ class FolderFetch:
 
 
 def file_state(path: str, status: os.stat_result) -> str:
-    """Path, size and modification time: changes when the file is rewritten, unless size and time are the same."""
-    return f"{path} {status.st_size} {status.st_mtime_ns}"
+    """Path, device, inode, size and times: changes when the path leads to another file, or the file is rewritten.
+
+    The time of the last change of an inode (ctime) cannot be set, as a modification time can: `rsync -t` and archives
+    made for reproducible builds leave another file with the same name, size and modification time.
+    """
+    return " ".join(map(str, (path, *file_numbers(status))))
+
+
+def file_numbers(status: os.stat_result) -> tuple[int, ...]:
+    """Device, inode, size, and times of the last modification and change in ns: the identity of a file's content."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_file(path: str | Path, limit: int) -> bytes:

@@ -91,6 +91,8 @@ class DataCheck:
     """Reason that near-duplicates were not searched, or ""."""
     notes: tuple[str, ...]
     """Notes of the source on what it left out."""
+    unused: int = 0
+    """Images that the source left out."""
 
     @property
     def images(self) -> int:
@@ -109,8 +111,10 @@ class DataCheck:
 
     @property
     def is_sound(self) -> bool:
-        """True without defects that invalidate results: unreadable files, leaks, contradicting labels."""
-        return not (self.unreadable or self.leaks or self.conflicts)
+        """True without defects that invalidate results, or images that are not used: unreadable files, leaks,
+        contradicting labels, images that the source left out.
+        """
+        return not (self.unreadable or self.leaks or self.conflicts or self.unused)
 
     def absent(self) -> dict[str, tuple[str, ...]]:
         """Split -> classes without an image in it, for splits with such classes."""
@@ -141,10 +145,10 @@ class DataCheck:
         groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
         for heading, group in groups:
             if group:
-                findings.append((heading, f"{len(group):,} images, as {some(map(_equation, group), 2)}"))
+                findings.append((heading, f"{_copied(group)}, as {some(map(_equation, group), 2)}"))
         rest = [group for group in self.duplicates if group not in self.leaks and group not in self.conflicts]
         if rest:
-            findings.append(("duplicates", f"{len(rest):,} images more than once, as {some(map(_equation, rest), 2)}"))
+            findings.append(("duplicates", f"{_copied(rest)}, as {some(map(_equation, rest), 2)}"))
         findings += self._near_findings()
         if len(self.classes) < 2:
             sentence = f"every image is {some(self.classes)}: a classifier needs at least two classes"
@@ -191,6 +195,7 @@ class DataCheck:
             "absent_classes": {split: list(names) for split, names in self.absent().items()},
             "small_classes": self.small(),
             "imbalance": self.imbalance,
+            "unused": self.unused,
             "notes": list(self.notes),
         }
 
@@ -239,8 +244,15 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} × {size[1]}"
 
 
+def _copied(groups: Sequence[Sequence[Place]]) -> str:
+    return f"{_counted(len(groups), 'image')} in {sum(map(len, groups)):,} files"
+
+
 def _equation(group: Sequence[Place]) -> str:
-    return " = ".join(f"{place.name} [{place.label}]" for place in group[:2])
+    """Two of the files: of different splits, or else of different labels, if there are such."""
+    first = group[0]
+    other = max(group[1:], key=lambda place: (place.split != first.split, place.label != first.label))
+    return " = ".join(f"{place.name} [{place.label}]" for place in (first, other))
 
 
 def _resemblance(pair: NearPair) -> str:

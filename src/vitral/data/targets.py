@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from vitral.data.text import PADDING, check_characters
 from vitral.errors import DataError
 
+CLASS_FOLDERS = ("auto", "top", "leaf")
+"""Values of `Labeling.class_folders`."""
+
 
 @dataclass(frozen=True)
 class Labeling:
-    """The reading of a table's labels, as typed."""
+    """The reading of labels from folders or a table, as typed."""
 
     task: str | None = None
     """Name of the task; None chooses it by the columns."""
@@ -22,6 +25,8 @@ class Labeling:
     """Separator of several labels in a cell; None finds "|" or ";"."""
     columns: tuple[str, ...] = ()
     """Columns of labels or numbers; by default those whose names or values say so."""
+    class_folders: Literal["auto", "top", "leaf"] = "auto"
+    """Folders that are classes: the topmost below the splits, or the innermost; auto refuses what may be either."""
     names: tuple[str, ...] = ()
     """Names that a network knows: of a table with a column for each, these are the columns."""
 

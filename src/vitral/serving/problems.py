@@ -42,7 +42,9 @@ PROBLEMS: Mapping[str, Kind] = {
     "host-not-allowed": Kind(
         421, "This server does not answer for this host", "use the address that vitral serve printed"
     ),
-    "unreadable-image": Kind(422, "An image cannot be read", "send a whole JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"),
+    "unreadable-image": Kind(
+        422, "An image cannot be read", "send a whole JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF or PPM"
+    ),
     "no-explanation": Kind(422, "The answer cannot be explained in this way", "GET /v1/models lists the methods"),
     "no-embedding": Kind(422, "The model has no features", "GET /v1/models lists the models with their task"),
     "headers-too-large": Kind(431, "The header is too large", "send fewer or shorter header fields"),

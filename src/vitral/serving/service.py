@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from vitral.data.files import file_numbers
 from vitral.data.lazy_torchvision import torchvision
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor
@@ -28,7 +29,7 @@ from vitral.weights.load import locate
 
 T = TypeVar("T")
 
-Stamp = tuple[int, int, int] | None
+Stamp = tuple[int, ...] | None
 """Modification time, size and inode: one of them changes when a file is replaced."""
 
 
@@ -158,7 +159,7 @@ def _stamp(reference: Reference) -> Stamp:
         status = os.stat(locate(reference)[0])
     except (OSError, VitralError):
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return file_numbers(status)
 
 
 def _one_line(error: Exception) -> str:

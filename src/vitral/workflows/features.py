@@ -24,6 +24,7 @@ from vitral._version import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data.dataset import some
+from vitral.data.files import file_numbers
 from vitral.data.findings import SKIP_HINT
 from vitral.data.loader import Batches, Progress
 from vitral.data.preprocessing import Preprocessing
@@ -137,13 +138,13 @@ def content(images: Split) -> bytes:
     return hashed.digest()
 
 
-def _state(name: str) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None if there is no such file."""
+def _state(name: str) -> tuple[int, ...] | None:
+    """Return the identity of a file; None if there is no such file."""
     try:
         status = os.stat(name)
     except (OSError, ValueError):
         return None
-    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return file_numbers(status) if stat.S_ISREG(status.st_mode) else None
 
 
 class FeatureCache:

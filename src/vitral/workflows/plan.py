@@ -101,7 +101,10 @@ def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
     name = given.get("data") or find_recipe(given)(_NO_STATS, machine).run.data
     if given.get("recipe") in METHODS:
         return load_images(name, root=start.data_root)
-    wanted = Labeling(given.get("task"), given.get("label_separator"), tuple(given.get("targets", ())))
+    wanted = Labeling(
+        given.get("task"), given.get("label_separator"), tuple(given.get("targets", ())),
+        given.get("class_folders", "auto"),
+    )  # fmt: skip
     return load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS))
 
 
@@ -201,6 +204,13 @@ def take_split(draft: Draft) -> Draft:
     return draft.change(*draft.split_choices)
 
 
+def report_source(draft: Draft) -> Draft:
+    """Add a line with the notes of the source, such as images that it left out."""
+    notes = draft.whole.notes
+    counted = f"{len(notes)} note{'s' * (len(notes) > 1)}"
+    return draft.change(Choice("data", counted, "; ".join(notes))) if notes else draft
+
+
 def check_recipe(draft: Draft) -> Draft:
     """Refuse data or a network that the recipe does not support."""
     if draft.run.recipe in CHECKS:
@@ -221,6 +231,7 @@ STEPS: tuple[Step, ...] = (
     take_network,
     pack_images,
     take_split,
+    report_source,
     scale_logits,
     read_teacher,
     build_config,

@@ -143,7 +143,7 @@ def load_run_data(plan: Plan) -> RunData:
     if plan.run.recipe in METHODS:
         whole = load_images(data, root=root)
     else:
-        wanted = Labeling(plan.run.task, plan.run.label_separator, plan.run.targets)
+        wanted = Labeling(plan.run.task, plan.run.label_separator, plan.run.targets, plan.run.class_folders)
         whole = load(data, root=root, wanted=wanted, tasks=(plan.run.task,))
     whole = _prepared(plan, whole)
     try:

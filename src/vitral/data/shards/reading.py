@@ -17,7 +17,7 @@ import xxhash
 from vitral.data.archives import Handle
 from vitral.data.dataset import DataSet, LazyNames, Split, in_order, shown, some
 from vitral.data.decode import MAX_BYTES
-from vitral.data.files import check_size
+from vitral.data.files import check_size, file_state
 from vitral.data.shards.index import Index, Manifest, Shard
 
 OPEN_FILES = 64
@@ -78,7 +78,7 @@ class LocalStore:
         return False
 
     def state(self, shard: Shard) -> str:
-        return shard.sha256 or f"{shard.name} {os.stat(self.path(shard)).st_mtime_ns}"
+        return file_state(shard.name, os.stat(self.path(shard)))
 
 
 class _Handles:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vitral.data.dataset import index_labels, shown, some
+from vitral.data.dataset import index_labels, nfc, shown, some
 from vitral.data.targets import NUMBERS, ONE_CLASS, SEVERAL_LABELS, Labeling, Targets
 from vitral.errors import DataError, unknown
 
@@ -17,6 +17,8 @@ SEPARATORS = ("|", ";")
 """Separators of labels that are found without being named. A space or a comma may be part of a name."""
 _SEVERAL = ("labels", "tags", "classes", "categories")
 """Names of columns in which ";" separates labels; under other names it may be part of one."""
+_EMPTY = ("", "nan", "NaN", "<NA>")
+"""Cells without a label: pandas writes missing ones so."""
 _NOT_TARGETS = ("id", "index", "idx", "group", "patient", "fold", "")
 """Columns that hold no labels, in lower case, unless `--targets` names them."""
 
@@ -53,7 +55,8 @@ class OneLabel:
     missing: str = "label"
 
     def parse(self, row: Sequence[str]) -> str | None:
-        return shown(_cell(row, self.column)) or None
+        cell = nfc(shown(_cell(row, self.column)))
+        return None if cell in _EMPTY else cell
 
     def build(self, labels: Mapping[str, list[str]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
         return index_labels(labels, where)

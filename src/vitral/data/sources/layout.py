@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vitral.data.dataset import DataSet, some
+from vitral.data.decode import READ
 from vitral.data.files import Files, count_extensions, is_image
 from vitral.data.sources import class_folders, idx, synset_names, table
 from vitral.data.targets import ANY, Labeling
@@ -27,7 +28,7 @@ class NoLabelsError(DataError):
 def read_layout(files: Files, name: str, wanted: Labeling = ANY) -> DataSet:
     """Read images by the first layout that fits; `DataError` if none does. A table is read as `wanted`."""
     for layout, read in LAYOUTS.items():
-        options = {"wanted": wanted} if layout == "table" else {}
+        options = {"wanted": wanted} if layout in ("class folders", "table") else {}
         if (dataset := read(files, name, **options)) is not None:
             return dataset
     raise _refusal(files)
@@ -44,7 +45,7 @@ def _refusal(files: Files) -> DataError:
             "no images",
             where=files.where,
             why=f"{len(files.paths):,} files: {count_extensions(files.paths)}",
-            hint="JPEG, PNG, WebP, BMP, GIF, TIFF and PPM are read, from folders named after the classes",
+            hint=f"{READ} are read, from folders named after the classes",
         )
     return NoLabelsError(
         "images without class folders",

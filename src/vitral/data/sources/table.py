@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from vitral.data.dataset import LABEL_COLUMNS, SPLIT_NAMES, DataSet, shown, some
-from vitral.data.files import Files, Folder, splits_of
+from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, shown, some, split_name
+from vitral.data.decode import EXTENSIONS as IMAGE_EXTENSIONS
+from vitral.data.files import Files, Folder, is_image, splits_of
 from vitral.data.sources.labeling import LabelReader, reader_of
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
@@ -38,10 +39,17 @@ COLUMNS = {
     "label": (*LABEL_COLUMNS, "tags"),
     "group": ("group", "groups", "group_id"),
     "split": ("split", "set", "subset", "partition", "data set", "data_set", "dataset"),
+    "val": ("is_valid", "is_val", "is_validation"),
+    "test": ("is_test",),
 }
-"""Names of each column, in lower case; the first in the table counts."""
+"""Names of each column, in lower case; the first in the table counts. The columns `val` and `test` hold true or false,
+as fastai's `is_valid` does; a column `split` goes first.
+"""
+_BOOLEANS = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
 
 EXTENSIONS = (".csv", ".tsv")
+SUFFIXES = {case(suffix) for suffix in IMAGE_EXTENSIONS for case in (str.lower, str.upper)}
+"""Suffixes of images that a table may leave out."""
 TABLE_LIMIT = 1 << 30
 """Largest table, in bytes."""
 
@@ -102,6 +110,8 @@ class _Table:
         name_of = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
         self.groups: dict[str, list[str]] = defaultdict(list)
         self.columns = {kind: lower.index(name) for kind, name in name_of.items() if name is not None}
+        self.added: dict[str, str] = {}
+        """Name of a file in the table → the name with the suffix that it lacks."""
 
     def _reader(self) -> Any:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter)
@@ -126,6 +136,7 @@ class _Table:
         if not paths:
             raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")
         names, arrays = labels.build(found, self.where)
+        notes += case_notes(names)
         splits = splits_of(self.files, paths, arrays)
         return self._grouped(
             DataSet(name, names, splits, self.where, tuple(notes), targets=labels.targets, reason=labels.reason)
@@ -146,6 +157,10 @@ class _Table:
         return replace(dataset, splits=splits, notes=(*dataset.notes, note) if shared else dataset.notes)
 
     def _no_column(self, kind: str) -> DataError:
+        if any(self._locate(cell) for cell in self.header if cell):
+            why = f"the first line names an image already: {some(self.header, 3)}"
+            hint = "add a line above it with the names of the columns: file,label"
+            return DataError("no header in the table", where=self.where, why=why, hint=hint)
         texts = kind == "label" and any(name.strip().lower() in TEXTS for name in self.header)
         return DataError(
             f"no {kind} column in the table",
@@ -183,6 +198,12 @@ class _Table:
             raise self._unreadable(error) from error
         self._refuse(problems, reader.missing)
         notes = [f"{len(repeated):,} rows repeat an image: {some(repeated)}"] if repeated else []
+        if self.added:
+            name, path = next(iter(self.added.items()))
+            notes.append(f"{len(self.added):,} file names of the table have no suffix: {name} is {path}")
+        if "split" not in self.columns and (flags := [kind for kind in ("val", "test") if kind in self.columns]):
+            pairs = ", ".join(f"{self.header[self.columns[kind]]} as {kind}" for kind in flags)
+            notes.append(f"splits by the columns {pairs}")
         if conflicts := sorted(path for path, labels in labels_of.items() if len(labels) > 1):
             notes.append(f"{len(conflicts):,} images have more than one label: {some(conflicts)}")
         return dict(paths), dict(found), notes
@@ -190,15 +211,26 @@ class _Table:
     def _row(self, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
         """Return file, label and split of one row; add missing ones to `problems`."""
         cells = {kind: self._cell(row, kind) for kind in self.columns}
-        split = SPLIT_NAMES.get(cells.get("split", "train").lower(), "")
+        split, said = self._split_of(cells)
         if not cells["file"]:
             problems.unnamed.append(self.reader.line_num)
         label = reader.parse(row)
         if label is None:
             problems.unlabeled.append(self.reader.line_num)
         if not split:
-            problems.unknown_split.append(f"'{cells['split']}' in line {self.reader.line_num}")
+            problems.unknown_split.append(f"'{said}' in line {self.reader.line_num}")
         return cells["file"], label, split
+
+    def _split_of(self, cells: dict[str, str]) -> tuple[str, str]:
+        """Return the split of a row, "" for an unknown one, and the cell that states it."""
+        if "split" in cells:
+            return split_name(cells["split"]) or "", cells["split"]
+        for kind in ("test", "val"):
+            if kind in cells:
+                flag = _BOOLEANS.get(cells[kind].lower())
+                if flag is not False:
+                    return kind if flag else "", cells[kind]
+        return "train", ""
 
     def _cell(self, row: list[str], kind: str) -> str:
         column = self.columns[kind]
@@ -210,6 +242,11 @@ class _Table:
             path = posixpath.normpath(posixpath.join(self.folder, spelling))
             if "\0" not in path and self.files.has(path):
                 return path
+            if "\0" not in path and path != "." and not is_image(path):
+                found = [path + suffix for suffix in sorted(SUFFIXES) if self.files.has(path + suffix)]
+                if len(found) == 1:  # several would be a guess
+                    self.added[file] = found[0]
+                    return found[0]
         return None
 
     def _refuse(self, problems: _Problems, label: str) -> None:
