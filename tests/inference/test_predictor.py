@@ -15,6 +15,7 @@ from PIL import Image
 
 import vitral
 from images import noise
+from running import same_bits, weights_of
 from vitral.cli.main import main
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
@@ -111,8 +112,33 @@ def test_a_bad_image_is_named(predictor, files):
 
 def test_bf16_is_near(trained, predictor, files):
     half = vitral.load(trained.folder, device="cpu", precision="bf16")
-    assert half.model.head.weight.dtype == torch.bfloat16
+    assert half.dtype == torch.bfloat16
+    assert half.model.head.weight.dtype == torch.float32, "the module is the network as published"
     assert np.allclose(half.probabilities(files), predictor.probabilities(files), atol=0.03)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_the_module_is_the_network_as_published_on_every_machine(trained, files, engine):
+    """In bf16, too, it takes images in fp32, its weights are those of the file, and heat maps are those of fp32."""
+    half, exact = (
+        vitral.load(trained.folder, device="cpu", precision=precision, engine=engine) for precision in ("bf16", "fp32")
+    )
+    before = half.probabilities(files)
+    assert same_bits(half.model.state_dict(), weights_of(trained.folder))
+    assert half.model(torch.randn(1, 1, *half.preprocessing.image_size)).dtype == torch.float32
+    for method in ("occlusion", "input-gradient"):
+        maps = [vitral.explain(one, files[0], method=method)[0] for one in (half, exact)]
+        assert (maps[0].values == maps[1].values).all()
+        assert maps[0].probability == maps[1].probability
+    assert (half.probabilities(files) == before).all()
+
+
+def test_a_change_of_the_module_reaches_the_engine_in_bf16(trained, files):
+    predictor = vitral.load(trained.folder, device="cpu", precision="bf16")
+    before = predictor.probabilities(files)
+    with torch.no_grad():
+        predictor.model.head.weight.neg_()
+    assert np.abs(predictor.probabilities(files) - before).max() > 0.01
 
 
 @pytest.mark.parametrize(("precision", "dtype", "within"), [("bf16", torch.bfloat16, 0.02), ("fp32", None, 1e-5)])
@@ -121,7 +147,7 @@ def test_engines_agree_and_plain_is_the_module(trained, files, precision, dtype,
     assert plain.engine == "plain"
     images = torch.stack([plain.prepare(file) for file in files])
     with torch.inference_mode():
-        logits = plain.model(plain.preprocessing.standardize(images).to(dtype or torch.float32))
+        logits = plain.cast().model(plain.preprocessing.standardize(images).to(dtype or torch.float32))
     assert (plain.probabilities(files) == logits.float().softmax(1).numpy()).all()
     assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < within
 
@@ -138,10 +164,10 @@ def test_autocast_does_not_change_packed_predictions(trained, files, precision, 
 
 def test_packing_in_fp32(trained, monkeypatch):
     assert vitral.load(trained.folder, precision="fp32").engine == "plain", "a narrow network"
-    monkeypatch.setattr("vitral.inference.predictor.is_faster", lambda network: True)
+    monkeypatch.setattr("vitral.inference.predictor.is_faster", lambda *_: True)
     if packed.self_test(torch.float32):
         assert vitral.load(trained.folder, precision="fp32").engine == "packed"
-    monkeypatch.setattr("vitral.inference.predictor.packable", lambda network: False)
+    monkeypatch.setattr("vitral.inference.predictor.packable", lambda *_: False)
     assert vitral.load(trained.folder, precision="fp32").engine == "plain"
     with pytest.raises(UsageError, match="nothing can be packed here"):
         vitral.load(trained.folder, precision="fp32", engine="packed")

@@ -74,7 +74,7 @@ def test_dino_of_2021_has_to_be_named(tmp_path: Path):
 
 def test_an_unknown_tensor_is_refused_with_the_nearest_format(tmp_path: Path):
     path = changed("dinov2/plain", tmp_path, lambda state: state.update({"odd_one": torch.ones(1)}))
-    with pytest.raises(WeightsError, match="nearest is dinov2: odd_one unexpected"):
+    with pytest.raises(WeightsError, match="nearest is dinov2: foreign: odd_one"):
         read(path)
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitral.cli.options import (
     BadImages,
     Beams,
+    ClassFolders,
+    ClassOrder,
     DataRoot,
     Device,
     Engine,
@@ -45,6 +47,7 @@ def evaluate(
     label_separator: Annotated[
         str | None, Help("separator of the labels in a column of a table (default: the run's, else | or ;)")
     ] = None,
+    class_folders: ClassFolders = None,
     report: Annotated[
         str | None, Help("also write an HTML report, with confusion matrix and errors, to this file")
     ] = None,
@@ -70,6 +73,7 @@ def evaluate(
     tta: Tta = "none",
     patch_size: PatchSize = None,
     beams: Beams = 1,
+    class_order: ClassOrder = None,
     format: Format = "text",
 ) -> int:
     """Evaluate a run or weights file on its own held-out images, or on other data with the same classes."""
@@ -96,8 +100,8 @@ def evaluate(
         from vitral.workflows.unknown import check_options
 
         check_options(unknown, known_share, merge, tta, precision)
-    images = DataOptions(data, split, data_root, bad_images, label_separator)
-    options = InferenceOptions(device, precision, engine, merge, tta, patch_size, beams)
+    images = DataOptions(data, split, data_root, bad_images, label_separator, class_folders)
+    options = InferenceOptions(device, precision, engine, merge, tta, patch_size, beams, class_order)
     if few_shot is not None or knn is not None:
         if launched():
             why = "--few-shot and --knn are computed by one process"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitral.cli.options import DataRoot, Device, Format, Help
-from vitral.cli.output import print_json, print_text, say
+from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help
+from vitral.cli.output import print_json, print_predictor_notes, print_text, say
 from vitral.console import stderr, stdout
 from vitral.errors import UsageError, VitralError
 
@@ -32,6 +32,7 @@ def explain(
     data_root: DataRoot = "data",
     device: Device = "auto",
     precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
+    class_order: ClassOrder = None,
     format: Format = "text",
 ) -> int:
     """Explain predictions with heat maps over images, and measure how faithful the maps are."""
@@ -44,12 +45,13 @@ def explain(
         if inputs or target or compare or check or out or layer is not None:
             why = "it explains the predicted class of images of its own data"
             raise UsageError("--benchmark only combines with --method, --images, --masks and --data-root", why=why)
-        predictor = load(run, device=device, precision=precision)
+        predictor = load(run, device=device, precision=precision, class_order=class_order).cast()
         return _benchmark_methods(predictor, benchmark, data_root, method, images, masks, format)
     if masks is not None:
         raise UsageError("--masks requires --benchmark", hint="--benchmark DATA")
     paths = find_images(inputs, "explain")
-    predictor = load(run, device=device, precision=precision)
+    predictor = load(run, device=device, precision=precision, class_order=class_order).cast()
+    print_predictor_notes(predictor)
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
     results, failures, sheet = _draw_heatmaps(explain_files(request, paths), files, format)

@@ -100,6 +100,10 @@ Format = Annotated[Literal["text", "json"], Help("output format")]
 Device = Annotated[str, Help("auto, cpu, cuda or mps")]
 DataRoot = Annotated[str, Help("folder of the named data sets")]
 BadImages = Annotated[Literal["error", "skip"], Help("unreadable images: stop, or leave them out")]
+ClassFolders = Annotated[
+    Literal["auto", "top", "leaf"] | None,
+    Help("folders that are classes: the topmost below the splits, or the innermost (default: the run's, else refuse)"),
+]
 
 # For every command that predicts.
 Precision = Annotated[str, Help("auto, bf16, fp32, or int8 after vitral quantize")]
@@ -110,5 +114,9 @@ PatchSize = Annotated[
 ]
 Tta = Annotated[
     str, Help("average over views of each image: mirror (2 views), shifts (3) or both (6); more reliable, slower")
+]
+ClassOrder = Annotated[
+    str | None,
+    Help("order of classes whose names the weights do not state: natural (2 before 10), text (torchvision), or a file"),
 ]
 Beams = Annotated[int, Help("for a network that reads text: texts that beam search keeps; 1 is greedy search")]

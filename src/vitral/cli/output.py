@@ -35,7 +35,7 @@ def print_predictor_notes(predictor: Any) -> None:
     if predictor.account and predictor.account.assumed:
         say(f"Weights  {predictor.account.assumed}")
     for note in predictor.account.notes if predictor.account else ():
-        if note.startswith("WARNING"):
+        if note.startswith("WARNING") or "assumed" in note or "left out" in note:
             say(f"Weights  {note}")
     if predictor.note:
         say(f"Engine   {predictor.note}")

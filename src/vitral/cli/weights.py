@@ -105,6 +105,10 @@ def convert(
     heads: Annotated[int | None, Help("number of attention heads, if the source does not define it")] = None,
     like: Annotated[str | None, Help("timm:NAME of the architecture, if the source does not define it")] = None,
     scheme: Annotated[str | None, Help("method to resize positions (default: that of the source library)")] = None,
+    weights_key: Annotated[
+        str | None, Help("prefix of the network in a file that holds several: teacher.backbone")
+    ] = None,
+    allow_non_finite: Annotated[bool, Help("read weights that hold NaN or an infinity, too")] = False,
     account: Annotated[bool, Help("show the status of every tensor")] = False,
     format: Format = "text",
 ) -> int:
@@ -113,7 +117,8 @@ def convert(
 
     result = convert(
         source, target, to, format=from_, heads=heads, like=like, scheme=scheme, new_head=new_head,
-        image_size=image_size, patch_size=patch_size, channels=channels, classes=classes,
+        image_size=image_size, patch_size=patch_size, channels=channels, classes=classes, weights_key=weights_key,
+        allow_non_finite=allow_non_finite,
     )  # fmt: skip
     if format == "json":
         print_json(result.to_json())

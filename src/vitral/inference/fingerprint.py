@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def model_hash(predictor: Predictor) -> str:
-    """Return 64 hexadecimal digits: a hash of the weights in the dtype that they compute in, the configuration, the
+    """Return 64 hexadecimal digits: a hash of the weights, the dtype that they compute in, the configuration, the
     preprocessing, the classes, the output and the int8 ranges.
     """
     network = predictor.model
-    described = [config_to_json(network.config), predictor.preprocessing.to_json(), predictor.classes]
+    described: list[object] = [config_to_json(network.config), predictor.preprocessing.to_json(), predictor.classes]
     described += [predictor.output.to_json()] if predictor.output.to_json() else []
-    text = json.dumps([digest(network.state_dict()), *described, predictor.ranges], sort_keys=True, default=str)
+    dtype = str(predictor.dtype)
+    text = json.dumps([digest(network.state_dict()), dtype, *described, predictor.ranges], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

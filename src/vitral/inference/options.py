@@ -22,6 +22,8 @@ class InferenceOptions:
     patch_size: int | None = None
     """None: the network's own."""
     beams: int = 1
+    class_order: str | None = None
+    """Order of classes whose names the weights do not state (`vitral.weights.load.read`)."""
 
     def load(self, model: str | Path | nn.Module) -> Predictor:
         """Load a predictor of `model` with these options."""

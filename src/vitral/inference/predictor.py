@@ -21,6 +21,7 @@ from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference import openvino
 from vitral.inference.built import Built, tensors_of
 from vitral.inference.calibration import Calibration, ranges_file, read_ranges
+from vitral.inference.casting import cast_copy, dtype_of
 from vitral.inference.compiled import Compiled, unavailable_reason
 from vitral.inference.embedding import head_features, patch_tokens
 from vitral.inference.generation import only_generates, search_by
@@ -52,7 +53,11 @@ results equal those of `plain` up to rounding.
 
 
 class Predictor(Described):
-    """A trained network, ready to use. `predictor.model` is the module, in evaluation mode."""
+    """A trained network, ready to use. `predictor.model` is the module in fp32, in evaluation mode, on every machine.
+
+    An engine that computes in bf16 or int8, or with packed weights, does so on a copy of its own, which it makes at the
+    first call, and again after a change of `model`. On a CPU with bf16 it takes half as much memory as `model`.
+    """
 
     def __init__(
         self,
@@ -70,10 +75,11 @@ class Predictor(Described):
     ):
         """Wrap a network in memory.
 
-        `model` is one of vitral's networks, which is moved and cast in place, or one of timm, torchvision or
-        transformers, which is read and left unchanged (`vitral.weights.load.read`). By default preprocessing and
-        classes are those that the network states, else assumed, and `output` is a classifier's. `ranges`
-        (`vitral.inference.int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of `load`.
+        `model` is one of vitral's networks, which is moved to the device and to fp32 in place, or one of timm,
+        torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default
+        preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's.
+        `ranges` (`vitral.inference.int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of
+        `load`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.
@@ -90,11 +96,7 @@ class Predictor(Described):
             network = network if ours else loaded.build()
         assert isinstance(network, Network)
         self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=network.config.dim)
-        # Weights are cast once: autocast would cast them again at every call. A network of another library may have
-        # parts that must stay in fp32, such as the statistics of batch norms.
-        cast = self.machine.precision == "bf16" and not isinstance(network, Foreign)
-        dtype = torch.bfloat16 if cast else torch.float32
-        self.model: Network = network.to(self.machine.device, dtype).eval()
+        self.model: Network = network.to(self.machine.device, torch.float32).eval()
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
         self.output: Output = output or output_of(self.classes, assumed_output(network.config))
         """The way from logits to predictions, for the task of the network."""
@@ -104,11 +106,12 @@ class Predictor(Described):
         """Number of tokens merged in each block, and views of each image whose predictions are averaged."""
         own = only_plain(preprocessing, engine, bool(ranges), merge, tta)
         self.engine = "plain" if own else self._engine(engine, ranges, merge)
-        """The engine in use: `plain` (`model` itself), `compiled` (by torch.compile), `graphed` (CUDA graphs), `packed`
-        (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. The last four call no hooks.
+        """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
+        `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. The last four call no
+        hooks.
         """
         compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
-        by_kernels = self.engine == "int8" or (self.engine == "packed" and dtype == torch.bfloat16)
+        by_kernels = self.engine == "int8" or (self.engine == "packed" and self.dtype == torch.bfloat16)
         uses_library = by_kernels and cpu.ready()
         self.note = compiles if self.engine == "compiled" else cpu_library.compile_note() if uses_library else ""
         """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
@@ -135,7 +138,8 @@ class Predictor(Described):
             if missing := unavailable_reason(self.machine.device):
                 raise UsageError(missing, hint="--engine auto")
             return "compiled"
-        if engine != "plain" and packable(self.model) and (engine == "packed" or is_faster(self.model)):  # type: ignore[arg-type]  # it is a ViT
+        wanted = engine != "plain" and packable(self.model, self.dtype)
+        if wanted and (engine == "packed" or is_faster(self.model, self.dtype)):  # type: ignore[arg-type]  # it is a ViT
             return "packed"
         captured = self.machine.device.type == "cuda" and not isinstance(self.model, Foreign)
         if engine == "auto" and captured and not merge:
@@ -151,6 +155,11 @@ class Predictor(Described):
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
             engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges, output=self.output,
         )  # fmt: skip
+
+    def cast(self) -> Predictor:
+        """Cast `model` to the precision of the engine, for heat maps and figures in that precision; return `self`."""
+        self.model = cast_copy(self.model, self.dtype)
+        return self
 
     @overload
     def __call__(self, images: ImageInput) -> Prediction: ...  # type: ignore[overload-overlap]  # str is iterable
@@ -244,12 +253,11 @@ class Predictor(Described):
         elif isinstance(self.model, Foreign):
             context = self.machine.autocast()
         with context:
-            dtype = next(self.model.parameters()).dtype
-            return network_logits(self._network(), self.preprocessing, images.to(self.machine.device), dtype)
+            return network_logits(self._network(), self.preprocessing, images.to(self.machine.device), self.dtype)
 
     def _network(self) -> nn.Module:
         """Return the engine's module, rebuilt if `model` has changed since the last call."""
-        if self.engine == "plain" and not self.merge and self.tta == "none":
+        if self.engine == "plain" and not self.merge and self.tta == "none" and self.dtype == dtype_of(self.model):
             return self.model
         tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
@@ -260,8 +268,17 @@ class Predictor(Described):
         """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
         return {**self.__dict__, "_built": None}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the engine computes in. Autocast would cast the weights again at every call; but a network of
+        another library may have parts that must stay in fp32, such as the statistics of batch norms.
+        """
+        if self.machine.precision == "bf16" and not isinstance(self.model, Foreign):
+            return torch.bfloat16
+        return dtype_of(self.model)
+
     def _build(self) -> nn.Module:
-        network: Any = self.model
+        network: Any = self.model if self.engine == "openvino" else cast_copy(self.model, self.dtype)
         if self.engine == "openvino":
             if self.merge:
                 hint = "--merge without --engine openvino"
@@ -381,7 +398,9 @@ def load(
 
     - `image_size`, `patch_size`, `channels`, and `classes` with `new_head`: new values;
     - `scheme`: the interpolation of positions;
-    - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture.
+    - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture;
+    - `weights_key`: the prefix of the network in a file that holds several;
+    - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states.
 
     The status of each tensor, and each assumption, is in the predictor's `account`.
 

@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from vitral.data.dataset import natural
 from vitral.data.lazy_torchvision import torchvision
-from vitral.errors import WeightsError
+from vitral.errors import UsageError, WeightsError
 
 SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
 """The WordNet ids of ImageNet-1k (ILSVRC 2012), sorted: the class with index i in every published 1000-way head."""
@@ -51,6 +53,33 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 def default(classes: int) -> tuple[str, ...]:
     """Return names for a head without any: ImageNet's for 1000 classes, else the numbers `0` … (also ImageNet-21k)."""
     return imagenet_names() if classes == len(SYNSETS) else tuple(map(str, range(classes)))
+
+
+ORDERS = ("natural", "text")
+"""Orders of folders whose numbers are the outputs of a network: 2 before 10, as timm's reader and vitral have it, or
+10 before 2, as torchvision's `ImageFolder`."""
+
+
+def in_order(names: Iterable[str], order: str) -> tuple[str, ...]:
+    """Sort names in one of `ORDERS`."""
+    return tuple(sorted(names, key=natural if order == "natural" else str))
+
+
+def given(classes: int, order: str) -> tuple[str, ...]:
+    """Return names for a head without any, by an order of the numbers, or from a file with a name in each line."""
+    if order in ORDERS:
+        return in_order(map(str, range(classes)), order)
+    try:
+        text = Path(order).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        hint = f"{' or '.join(ORDERS)}, or a file with a name in each line"
+        raise UsageError("cannot read the names of the classes", where=order, why=why, hint=hint) from error
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if len(names) != classes or len(set(names)) != classes:
+        what = f"{len(set(names))} different names for {classes} classes"
+        raise UsageError(what, where=order, hint="a file with a name in each line, in the order of the outputs")
+    return names
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:

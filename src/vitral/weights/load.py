@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitral.data.dataset import some
 from vitral.data.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.folders import is_run
-from vitral.model import ModelConfig, Network, ViTConfig, network
+from vitral.model import BiTConfig, ModelConfig, Network, ViTConfig, network
 from vitral.weights import in_memory as modules
 from vitral.weights import labels, native
-from vitral.weights.formats import FORMATS, detect
+from vitral.weights.formats import FORMATS, detect, has_format
 from vitral.weights.formats.format import Format
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import from_timm
@@ -27,6 +28,7 @@ from vitral.weights.read import hub
 from vitral.weights.read.references import DEMO, holds_weights, is_demo
 from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Assumption, Line, LoadReport
+from vitral.weights.root import rooted
 from vitral.weights.settle import check_own, settle
 from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
@@ -65,6 +67,9 @@ def read(
     like: str | None = None,
     scheme: str | None = None,
     new_head: bool = False,
+    weights_key: str | None = None,
+    class_order: str | None = None,
+    allow_non_finite: bool = False,
     **changes: Any,
 ) -> Loaded:
     """Read weights of any known format.
@@ -73,10 +78,12 @@ def read(
     in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU are used without a copy.
     `changes` are new values for `image_size`, `patch_size`, `channels` and `classes`; positions are resized by
     `scheme`, by default that of the weights' origin. `format`, `heads` and `like` (`timm:NAME`, an architecture) state
-    what no file states.
+    what no file states. `weights_key` is the prefix of the network in a file that holds several,
+    `class_order` the order of classes whose names the weights do not state: `natural`, `text`, or a file of names.
 
-    Raises `WeightsError` for weights that are damaged, unknown or do not fit, and for `format`, `heads` or `like` that
-    contradict a file; `UsageError` for another number of classes without `new_head`.
+    Raises `WeightsError` for weights that are damaged, unknown or do not fit, for `format`, `heads` or `like` that
+    contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
+    classes without `new_head`.
     """
     if bad := [name for name in changes if name not in CHANGES]:
         raise unknown("change of weights", bad[0], CHANGES)
@@ -89,17 +96,28 @@ def read(
     if "vitral" in source.metadata:
         loaded = _native(path, source, pinned)
         check_own(loaded.weights.config, source.where, format, heads, like)
+        if class_order is not None:
+            hint = "leave out --class-order, or class_order in Python"
+            raise UsageError("these weights state the names of their classes", where=source.where, hint=hint)
     else:
-        loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"))
+        loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"), weights_key, class_order)
     loaded.account.notes[:0] = [*notes, *source.notes]
     if not native.known_finite(source.metadata):
-        _warn_of_non_finite(loaded, source)
+        _check_finite(loaded, allow_non_finite)
     return fit(loaded, scheme=scheme, new_head=new_head, **wanted)
 
 
-def _warn_of_non_finite(loaded: Loaded, source: Source) -> None:
-    if bad := non_finite(source.tensors):
-        loaded.account.notes.append(f"values that are not finite in {', '.join(bad[:3])}")
+def _check_finite(loaded: Loaded, allowed: bool) -> None:
+    """Refuse weights that hold NaN or an infinity, or note them if they are `allowed`."""
+    bad = non_finite(loaded.weights.state)
+    if not bad:
+        return
+    names = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+    if not allowed:
+        typed = shlex.quote(loaded.account.source)
+        hint = f"weights from before it diverged; to look into these: vitral convert {typed} NEW --allow-non-finite"
+        raise WeightsError("weights that are not finite", where=loaded.account.source, why=f"in {names}", hint=hint)
+    loaded.account.notes.append(f"WARNING values that are not finite in {names}")
 
 
 def _from_memory(module: nn.Module, format: str | None, heads: int | None, like: str | None) -> Loaded:
@@ -116,7 +134,7 @@ def _from_memory(module: nn.Module, format: str | None, heads: int | None, like:
     if heads is not None or like is not None:
         raise UsageError("a network in memory states its own heads", where=where, hint="leave out heads and like")
     loaded = _foreign(source, where, format, None, None, None)
-    _warn_of_non_finite(loaded, source)
+    _check_finite(loaded, True)
     return loaded
 
 
@@ -187,11 +205,21 @@ def _foreign(
     heads: int | None,
     like: str | None,
     image_size: int | tuple[int, int] | None,
+    key: str | None = None,
+    class_order: str | None = None,
 ) -> Loaded:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    found: tuple[str, ...] = ()
+    if source.stated is None:
+        outer, source = source, rooted(source, lambda tensors: has_format(tensors, format), key)
+        found = source.notes[len(outer.notes) :]
     kind = FORMATS[format] if format else detect(source)
     state, account = _translate(kind, source)
+    account.notes += found
+    account.lines += [
+        Line(name, shape, "left out", None, "no part of the network") for name, shape in source.left.items()
+    ]
     try:
         settled = settle(kind, source, state, image_size, heads, like)
     except (IndexError, TypeError) as error:  # a tensor with too few axes
@@ -214,16 +242,59 @@ def _foreign(
     preprocessing = _prepared(preprocessing, config)
     names = kind.classes(source, config.classes)
     if names is None or len(names) != config.classes:
-        names = labels.default(config.classes)
-        if source.stated and config.classes == len(labels.SYNSETS):
-            account.notes.append("class names assumed: ImageNet-1k's; not stated by the module")
+        names = _assumed_names(config.classes, account, class_order)
+    elif class_order is not None:
+        hint = "leave out --class-order, or class_order in Python"
+        raise UsageError("these weights state the names of their classes", where=source.where, hint=hint)
     trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
     if account.assumed:
         trained["assumed"] = account.assumed.to_json()
-    weights = Weights(config, state, preprocessing, names, trained, native.assumed_output(config))
+    weights = Weights(config, state, preprocessing, names, trained, _output(source, config))
     known = source.stated or architecture
     scheme = known.scheme if known and known.scheme else kind.scheme
     return Loaded(weights, account, kind.name, reference, [empty], scheme)
+
+
+def _assumed_names(count: int, account: LoadReport, order: str | None) -> tuple[str, ...]:
+    """Names for a head without any, with a note on the assumption."""
+    account.nameless, account.class_order = count > 0, order
+    if order is not None and count:
+        account.notes.append(f"class names by --class-order {order}; the weights state none")
+        return labels.given(count, order)
+    if count == len(labels.SYNSETS):
+        account.notes.append("class names assumed: ImageNet-1k's; the weights state none")
+    elif count:
+        note = "class names assumed: the numbers of the outputs; the weights state none"
+        if count > 10:
+            note = (
+                f"WARNING {note}. Output 2 is taken for class 2; if the network was trained with torchvision's "
+                "ImageFolder, which sorts folders as text (0, 1, 10, 11, 2 …): --class-order text"
+            )
+        account.notes.append(note)
+    return labels.default(count)
+
+
+def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
+    """The output that `problem_type` in Hugging Face's config.json states: a sigmoid of several labels, or numbers.
+
+    Their pipelines also take a single output for the probability of a label.
+    """
+    stated, count = source.config or {}, getattr(config, "classes", 0)
+    problem = stated.get("problem_type")
+    if problem not in (None, *_PROBLEMS):
+        why = f"its config.json states problem_type '{str(problem)[:40]}'"
+        raise WeightsError(
+            "an unknown kind of output", where=source.where, why=why, hint=f"known: {', '.join(_PROBLEMS)}"
+        )
+    single = problem is None and count == 1 and "model_type" in stated
+    if problem == "multi_label_classification" or single:
+        return {"task": "labels", "thresholds": [0.5] * count}
+    if problem == "regression":
+        return {"task": "numbers", "mean": [0.0] * count, "deviation": [1.0] * count}
+    return native.assumed_output(config)
+
+
+_PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 
 
 def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], LoadReport]:
@@ -305,6 +376,8 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
         if config.patch not in [(size, size) for size in trained]:  # type: ignore[union-attr]  # it has patches
             account.notes.append("WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes")
     classes = labels.default(config.classes) if new_head else weights.classes
+    if new_head:
+        account.nameless, account.notes = False, [note for note in account.notes if "class names" not in note]
     prepared = _prepared(weights.preprocessing, config)
     if prepared.image_size != weights.preprocessing.image_size:
         account.notes.append(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
@@ -312,6 +385,31 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     if "unknown" in weights.output:
         account.notes.append("no image is unknown: the threshold is of the network as it was")
     fitted = Weights(config, state, prepared, classes, weights.trained, output)
+    return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
+
+
+def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
+    """Give the head a row for each of these classes, in their order: its own for a class that it knows by name, zeros
+    for a new one. None if it knows none of them, or is of another library.
+    """
+    weights = loaded.weights
+    places = labels.match(names, weights.classes)
+    known = [index for index in places if index is not None]
+    if not known or not isinstance(weights.config, ViTConfig | BiTConfig):
+        return None
+    account, state = copy.deepcopy(loaded.account), dict(weights.state)
+    rows = torch.tensor([-1 if index is None else index for index in places])
+    for name in [name for name in state if name.split(".")[0] in ("head", "head_dist")]:
+        old = state[name]
+        state[name] = old.new_zeros(len(names), *old.shape[1:])
+        state[name][rows >= 0] = old[rows[rows >= 0]]
+    note = f"the head keeps {len(known)} of its {len(weights.classes)} rows, in the order of the data"
+    if new := [name for name, index in zip(names, places, strict=True) if index is None]:
+        note += f"; new rows of zeros: {some(new)}"
+    account.notes.append(note)
+    config = dataclasses.replace(weights.config, classes=len(names))
+    output = {name: value for name, value in weights.output.items() if name != "unknown"}
+    fitted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)
     return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
 
 

@@ -76,6 +76,10 @@ class LoadReport:
     """Further notes, a sentence each: assumptions, renamings, values that are not finite."""
     assumed: Assumption | None = None
     """Fields stated by no file, and their source."""
+    nameless: bool = False
+    """True if no file states the names of the classes."""
+    class_order: str | None = None
+    """The order of the classes that the user stated for weights without names."""
     written: list[str] = field(default_factory=list)
     """Files written from it."""
 

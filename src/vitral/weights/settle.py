@@ -19,7 +19,7 @@ from torch import Tensor
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ModelConfig, ViTConfig
 from vitral.weights.architectures import Architecture, named, signature, with_signature
-from vitral.weights.formats.format import Format
+from vitral.weights.formats.format import HEADS, Format
 from vitral.weights.read.source import Source
 from vitral.weights.report import Assumption
 from vitral.weights.transform.infer import infer
@@ -62,7 +62,7 @@ def settle(
         notes += () if kind.stated(source) else (f"as timm:{chosen.name}, given",)
         return Settled(infer(chosen.fields | facts, state, source.where, image_size), chosen, given=notes)
     if kind.stated(source):
-        config = infer(_with_heads(kind, facts, state), state, source.where, image_size)
+        config = infer(_with_heads(kind.heads, facts, state), state, source.where, image_size)
         architecture = named(str((source.config or {})["architecture"]), source.where) if kind.architectures else None
         return Settled(config, architecture, given=notes)
     fitting = _fitting(with_signature(_shapes(source)), facts, state, source, image_size)
@@ -163,7 +163,8 @@ def _published(
         groups.setdefault(one.refused or json.dumps([one.fields, one.scheme], sort_keys=True), []).append(one)
     chosen = [group for group in groups.values() if any(one.plain for one in group)] or list(groups.values())
     if not fitting:
-        config = infer(facts, state, source.where, image_size)
+        known = HEADS if "cls_token" in state and "pos_embed" in state else {}
+        config = infer(_with_heads(known, facts, state), state, source.where, image_size)
         if config.norm_pre or config.attn_norm or config.mlp_norm or kind.name != "timm":
             why = "it is not a plain ViT, and no published architecture has these tensors"
             raise WeightsError(
@@ -199,17 +200,17 @@ def _released(
     image_size: Size,
 ) -> tuple[ModelConfig, Architecture | None, Assumption | None]:
     """Settle a bare file of another family, whose code has one arithmetic and known sizes."""
-    config = infer(_with_heads(kind, facts, state), state, source.where, image_size)
+    config = infer(_with_heads(kind.heads, facts, state), state, source.where, image_size)
     fields = _unproven(config, {"heads": facts.get("heads")})
     return config, None, Assumption(fields, f"{kind.name}'s published networks", tuple(one.name for one in fitting))
 
 
-def _with_heads(kind: Format, facts: ConfigFields, state: Mapping[str, Tensor]) -> ConfigFields:
-    """Add the heads of the format's published network of this width."""
+def _with_heads(table: Mapping[tuple[int, int], int], facts: ConfigFields, state: Mapping[str, Tensor]) -> ConfigFields:
+    """Add the heads of the published network of this width and MLP width, if there is one."""
     kernel, narrow = state.get("patch_embed.proj.weight"), state.get("blocks.0.mlp.fc2.weight")
     if facts.get("heads") is not None or kernel is None or narrow is None or narrow.ndim != 2:
         return facts
-    heads = kind.heads.get((kernel.shape[0], narrow.shape[1]))
+    heads = table.get((kernel.shape[0], narrow.shape[1]))
     return facts if heads is None else {**facts, "heads": heads}
 
 

@@ -28,13 +28,15 @@ from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
 from vitral.inference.options import InferenceOptions
+from vitral.inference.outputs import output_of
+from vitral.inference.outputs.classes import require_head
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Engine, Predictor
 from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
 from vitral.model import summarize
 from vitral.training.run_folder import RunFolder
-from vitral.weights.labels import match
+from vitral.weights.labels import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
 from vitral.workflows.data_options import DataOptions
 from vitral.workflows.memory import eval_batch_size
@@ -341,14 +343,16 @@ def _data_for(model: str | Path | Predictor, data: DataOptions, command: str) ->
 
 
 def _wanted(model: str | Path | Predictor, data: DataOptions) -> Labeling:
-    """Return how a table is read: for the task of a predictor, with the separator of its run."""
+    """Return how labels are read: for the task of a predictor, as its run read them."""
     if not isinstance(model, Predictor):
-        return Labeling(separator=data.label_separator)
-    folder, separator = RunFolder(model.source), data.label_separator
-    if separator is None and folder.is_run():
-        separator = folder.read_plan().run.label_separator
+        return Labeling(separator=data.label_separator, class_folders=data.class_folders or "auto")
+    folder, separator, levels = RunFolder(model.source), data.label_separator, data.class_folders
+    if folder.is_run():
+        run = folder.read_plan().run
+        separator, levels = run.label_separator if separator is None else separator, levels or run.class_folders
     task = model.output.task
-    return Labeling(task, separator if task == "labels" else None, names=model.classes if task != "class" else ())
+    names = model.classes if task != "class" else ()
+    return Labeling(task, separator if task == "labels" else None, names=names, class_folders=levels or "auto")
 
 
 def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
@@ -357,6 +361,9 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     Classes match if they have the same name, are the same class of ImageNet (`n01440764` and `tench`), or differ only
     in case (`labels.match`). timm and others compare by number, and silently report 0.1 % if the numbering differs.
     """
+    if predictor.output.task == "class":
+        require_head(predictor.classes)
+    _name_outputs(predictor, dataset)
     place = match(dataset.classes, predictor.classes)
     counts = [dataset.targets.counts(split.labels, len(place)) for split in dataset.splits.values()]
     there = set(np.flatnonzero(np.sum(counts, axis=0)).tolist())
@@ -372,6 +379,23 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     moved, count = dataset.targets.renumbered, len(predictor.classes)
     splits = {name: dataclasses.replace(s, labels=moved(s.labels, place, count)) for name, s in dataset.splits.items()}
     return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)
+
+
+def _name_outputs(predictor: Predictor, dataset: DataSet) -> None:
+    """Name the outputs of weights without names by the classes of the data, in the order that the user stated."""
+    account, classes = predictor.account, dataset.classes
+    if account is None or not account.nameless or len(classes) != len(predictor.classes):
+        return
+    if any(place is not None for place in match(classes, predictor.classes)):
+        return
+    if account.class_order not in ORDERS:
+        raise DataError(
+            "the weights state no names for their classes", where=dataset.source,
+            why=f"they have {len(classes)} outputs, and the data have as many classes",
+            hint="--class-order natural (2 before 10) or text (as torchvision's ImageFolder), or a file of names",
+        )  # fmt: skip
+    predictor.classes = in_order(classes, account.class_order)
+    predictor.output = output_of(predictor.classes, predictor.output.to_json())
 
 
 def _train_command(data: str, weights: str) -> str:

@@ -106,7 +106,7 @@ def _subject(model: str | Path | Predictor | nn.Module, options: InferenceOption
         return _Subject(network, model.preprocessing, model.source, folder if folder.is_run() else None)
     text = str(model)
     if is_weights(text):
-        return _subject(options.load(text), options)
+        return _subject(options.load(text).cast(), options)
     return _named(text, options)
 
 
@@ -124,7 +124,9 @@ def _named(name: str, options: InferenceOptions) -> _Subject:
     half = (0.5,) * shape.channels
     preprocessing = Preprocessing(shape.image, shape.channels, mean=half, std=half)
     machine = choose(options.device, options.precision, dim=shape.dim)
-    predictor = Predictor(built, preprocessing, tuple(map(str, range(shape.classes))), machine=machine, source=name)
+    predictor = Predictor(
+        built, preprocessing, tuple(map(str, range(shape.classes))), machine=machine, source=name
+    ).cast()
     note = "a model name alone means random weights: this is an untrained network"
     return _Subject(predictor.model, preprocessing, name, None, (note,))
 

@@ -25,7 +25,7 @@ from vitral.recipes.table import RESIZES
 from vitral.training.distillation import class_order
 from vitral.training.options import MODEL_OPTIONS, Run
 from vitral.training.plan import Choice
-from vitral.weights.load import Loaded, fit, read
+from vitral.weights.load import Loaded, fit, read, with_classes
 from vitral.weights.preprocessing_configs import differences
 from vitral.workflows.draft import Draft, format_value
 from vitral.workflows.initial_reader import InitialReader, read_reader
@@ -54,7 +54,7 @@ def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> L
     if task == "text":
         return read_reader(given, dataset, proposed)
     names = class_names(proposed, dataset)
-    loaded = read(given["init"], channels=given.get("channels"))
+    loaded = read(given["init"], channels=given.get("channels"), class_order=given.get("class_order"))
     size = given.get("image_size")
     if size is None and proposed.recipe in RESIZES:
         patch = pair(getattr(loaded.weights.config, "patch_size", 1))
@@ -62,6 +62,8 @@ def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> L
     loaded = fit(loaded, image_size=size)
     if loaded.weights.classes == names and loaded.weights.output.get("task", "class") == task:
         return loaded
+    if task == loaded.weights.output.get("task", "class") == "class" and (kept := with_classes(loaded, names)):
+        return kept
     return fit(loaded, classes=len(names), new_head=True)
 
 

@@ -16,6 +16,20 @@ from vitral.inference.predictions import Columns, Prediction
 from vitral.inference.unknown import Detector
 
 
+def require_head(names: Sequence[str]) -> None:
+    """Raise `UsageError` for a network without classes, or with a single one, of which a softmax is always 1."""
+    if not names:
+        raise UsageError(
+            "this network ends in features", why="it has no head with classes",
+            hint="vitral embed, or evaluate with --knn or --few-shot; or train a head: vitral train DATA --init …",
+        )  # fmt: skip
+    if len(names) == 1:
+        raise UsageError(
+            "this network has one output", why="no file states if it is a probability or a number",
+            hint="a config.json beside it with problem_type; or train a head: vitral train DATA --init …",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Classes:
     """Probabilities of classes that exclude each other."""
@@ -33,6 +47,7 @@ class Classes:
     compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:
+        require_head(self.names)
         return logits.softmax(1) if self.temperature == 1 else (logits / self.temperature).softmax(1)
 
     def prediction(self, name: str, values: np.ndarray) -> Prediction:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from vitral.errors import WeightsError
 from vitral.plugins import Extensible
 from vitral.weights.architectures import architectures, named
@@ -41,7 +43,7 @@ def detect(source: Source) -> Format:
     if str(config.get("architecture")) in architectures():
         named(str(config["architecture"]), where)  # its reason is more useful than a list of unexpected names
     names = {one.name: list(one.canonical(dict(source.tensors))) for one in FORMATS.values() if one.required}
-    fitting = [one for one in names if not FORMATS[one].missing(names[one]) and not FORMATS[one].unexpected(names[one])]
+    fitting = _fitting(names)
     if len(fitting) > 1:
         fitting = [one for one in fitting if FORMATS[one].architectures == ("architecture" in config)]
     if len(fitting) == 1:
@@ -52,19 +54,30 @@ def detect(source: Source) -> Format:
     raise _refusal(names, where)
 
 
+def has_format(tensors: Mapping[str, Tensor], format: str | None = None) -> bool:
+    """True if these are the tensors of a whole network in `format`, or in any."""
+    kinds = [FORMATS[format]] if format else [one for one in FORMATS.values() if one.required]
+    return bool(_fitting({one.name: list(one.canonical(dict(tensors))) for one in kinds}))
+
+
+def _fitting(names: Mapping[str, list[str]]) -> list[str]:
+    """Formats whose names are exactly these; `names` are the tensors by each format's names."""
+    return [one for one in names if not FORMATS[one].missing(names[one]) and not FORMATS[one].unexpected(names[one])]
+
+
 def _refusal(names: Mapping[str, list[str]], where: object) -> WeightsError:
     """Error with the nearest format and its differences; `names` are the tensors by each format's names."""
     differing = {one: (FORMATS[one].unexpected(its), FORMATS[one].missing(its)) for one, its in names.items()}
     nearest = min(differing, key=lambda one: sum(map(len, differing[one])))
     unexpected, missing = differing[nearest]
-    reasons = [f"{_few(unexpected)} unexpected"] * bool(unexpected) + [f"{_few(missing)} missing"] * bool(missing)
-    return WeightsError(
-        "unknown format of weights",
-        where=where,
-        why=f"nearest is {nearest}: {'; '.join(reasons)}",
-        hint=f"formats: {', '.join(FORMATS)}",
-    )
+    total = len(names[nearest])
+    if 2 * len(unexpected) > total:  # it shares few names: to call it near would mislead
+        why = f"its names are those of no network that is known: {_few(names[nearest])}"
+    else:
+        reasons = [f"foreign: {_few(unexpected)}"] * bool(unexpected) + [f"missing: {_few(missing)}"] * bool(missing)
+        why = f"nearest is {nearest}: {'; '.join(reasons)}"
+    return WeightsError("unknown format of weights", where=where, why=why, hint=f"formats: {', '.join(FORMATS)}")
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

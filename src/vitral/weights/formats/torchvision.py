@@ -39,6 +39,20 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the only dense layer below `heads` torchvision's name: users replace the head by `nn.Linear`, alone or in
+    a `Sequential`.
+    """
+    below = [name for name in tensors if name.startswith("heads.") and not name.startswith("heads.pre_logits.")]
+    kernels = [name for name in below if name.endswith("weight") and tensors[name].ndim == 2]
+    if len(kernels) != 1:
+        return tensors
+    layer = kernels[0].removesuffix("weight")
+    if {*below} - {f"{layer}weight", f"{layer}bias"}:
+        return tensors
+    return {name.replace(layer, "heads.head.", 1) if name in below else name: t for name, t in tensors.items()}
+
+
 def _preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
     # L/16 was trained and is evaluated with a smaller border than the others; larger images mean SWAG weights
     family = "torchvision-swag" if max(config.image) > 224 else "torchvision"
@@ -69,6 +83,7 @@ TORCHVISION = Format(
     name="torchvision",
     heads={(768, 3072): 12, (1024, 4096): 16, (1280, 5120): 16},
     rules=RULES,
+    canonical=_canonical,
     required=("class_token", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_weight"),
     scheme="bicubic-corners",
     preprocessing=_preprocessing,

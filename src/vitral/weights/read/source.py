@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -72,6 +73,8 @@ class Source:
     """Steps taken: unwrapped, renamed, left out."""
     stated: Stated | None = None
     """Properties stated by a network in memory; None for a file."""
+    left: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    """Name → shape of tensors of the file that are no part of the network."""
     generation: Mapping[str, Any] | None = None
     """`generation_config.json` beside the weights; None where there is none."""
 

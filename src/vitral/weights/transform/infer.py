@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -20,8 +21,8 @@ def infer(
     facts: ConfigFields, state: Mapping[str, Tensor], where: object, image_size: int | tuple[int, int] | None = None
 ) -> ViTConfig:
     """Infer the configuration of tensors under vitral's names. `facts` are fields that shapes cannot determine
-    (activation, epsilon, heads, image size); they override the shapes. `image_size` is the requested size: a grid of
-    positions that is not square is assumed to be the grid of that size.
+    (activation, epsilon, heads, image size); they override the shapes. `image_size` is the requested size: if there are
+    as many positions as its grid has, it is the size of the weights; else the grid is square.
 
     Raises `WeightsError` if neither determines the number of heads or the grid.
     """
@@ -43,9 +44,35 @@ def infer(
         found["rope"] = Rope.from_json(found["rope"])
     if found.get("register_position") and not found["registers"]:
         found["register_position"] = False
+    if "pos_embed" in state and "patch_size" in found:
+        _settle_grid(state["pos_embed"].shape[1], found, facts, image_size)
     if "image_size" not in found:
-        found["image_size"] = _image_size(state, found, image_size, where)
+        found["image_size"] = _image_size(state, found, where)
     return ViTConfig(**found)
+
+
+def _settle_grid(length: int, found: dict[str, Any], facts: ConfigFields, wanted: int | tuple[int, int] | None) -> None:
+    """Decide by a stated or requested size if the table of `length` positions begins with those of class and
+    distillation token: 25 are 4 × 6 and a class token, or 5 × 5. A requested size that fits is that of the weights.
+    """
+    size = found.get("image_size", wanted)
+    if size is None:
+        return
+    height, width = (size, size) if isinstance(size, int) else size
+    patches = (height // found["patch_size"][0]) * (width // found["patch_size"][1])
+    options = {"cls_position": (True, False)} | ({"register_position": (False, True)} if found["registers"] else {})
+    for choice in product(*options.values()):
+        chosen = dict(zip(options, choice, strict=True))
+        contradicted = any(facts.get(name) not in (None, value) for name, value in chosen.items())
+        if not contradicted and length == patches + _placed({**found, **chosen}):
+            found |= {**chosen, "image_size": size}
+            return
+
+
+def _placed(found: Mapping[str, Any]) -> int:
+    """Number of positions before those of the patches."""
+    tokens = int(found["cls_token"]) + int(found["dist_token"]) if found["cls_position"] else 0
+    return tokens + (found["registers"] if found.get("register_position") else 0)
 
 
 def _sizes(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
@@ -115,19 +142,12 @@ def _has_prefix_positions(length: int, found: Mapping[str, Any]) -> bool:
     return with_prefix or not without  # if neither is square, prefix positions are the usual case
 
 
-def _image_size(
-    state: Mapping[str, Tensor], found: Mapping[str, Any], wanted: int | tuple[int, int] | None, where: object
-) -> tuple[int, int]:
+def _image_size(state: Mapping[str, Tensor], found: Mapping[str, Any], where: object) -> tuple[int, int]:
     patch = found["patch_size"]
     if "pos_embed" not in state:
         return 16 * patch[0], 16 * patch[1]
-    placed = int(found["cls_token"]) + int(found["dist_token"]) if found["cls_position"] else 0
-    placed += found["registers"] if found.get("register_position") else 0
-    patches = state["pos_embed"].shape[1] - placed
+    patches = state["pos_embed"].shape[1] - _placed(found)
     side = math.isqrt(patches)
-    height, width = (wanted, wanted) if isinstance(wanted, int) else wanted or (0, 0)
-    if side * side != patches and (height // patch[0]) * (width // patch[1]) == patches:
-        return height, width
     if side * side != patches:
         why = f"{patches} positions are not a square grid"
         hint = "--image-size of the weights"

@@ -1,0 +1,27 @@
+"""A copy of a network in another dtype."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitral.model import Network
+
+
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """Return the dtype of the first parameter."""
+    return next(network.parameters()).dtype
+
+
+def cast_copy(network: Network, dtype: torch.dtype) -> Network:
+    """Return a copy of a network in another dtype, with its hooks; the network itself if it has this dtype."""
+    if dtype_of(network) == dtype:
+        return network
+    memo: dict[int, Any] = {}  # a plain deep copy would hold another one in the old dtype meanwhile
+    for tensor in (*network.parameters(), *network.buffers()):
+        cast = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach().clone()
+        memo[id(tensor)] = nn.Parameter(cast, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cast
+    return copy.deepcopy(network, memo)
