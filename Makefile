@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all check format bench docs clean
 
