@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
             failed = failed or bool(code)
             if failed:
                 break
-        left = [*left_processes(run), *left_files(before, temporary)]
+        left = [*left_processes(run), *left_files(before)]
         lines += [f"left by the tests: {each}" for each in left]
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -116,9 +116,11 @@ def left_processes(run: str) -> list[str]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the names in folders where tests must leave nothing. Libraries keep settings in hidden ones at home."""
-    folders = [Path(tempfile.gettempdir()), Path.home()]
-    found = {str(one): {each.name for each in one.iterdir() if not each.name.startswith(".")} for one in folders}
+    """Return the names in folders where tests must leave nothing: the checkout, and home but for hidden folders, where
+    libraries keep settings. Other programs write into the system's folder of temporary files, too.
+    """
+    home = Path.home()
+    found = {str(home): {each.name for each in home.iterdir() if not each.name.startswith(".")}}
     status = subprocess.run(
         ["git", "status", "--porcelain", "--ignored", "--untracked-files=normal"], cwd=ROOT, capture_output=True,
         text=True, check=False,
@@ -130,12 +132,12 @@ KEPT = (".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache")
 """Files of tools in the checkout."""
 
 
-def left_files(before: Mapping[str, set[str]], temporary: Path) -> list[str]:
-    """Return the files that are new since `before`, but the run's own temporary folder."""
+def left_files(before: Mapping[str, set[str]]) -> list[str]:
+    """Return the files that are new since `before`."""
     return [
         f"file {folder}/{name}"
         for folder, names in places().items()
-        for name in sorted(names - before.get(folder, set()) - {temporary.name})
+        for name in sorted(names - before.get(folder, set()))
     ]
 
 
