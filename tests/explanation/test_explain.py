@@ -55,6 +55,28 @@ def test_a_batch_is_its_singles(predictor):
         np.testing.assert_allclose(one.values, alone.values, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [(4, 64), (64, 4)])
+def test_maps_of_very_wide_and_tall_images_are_drawn(size, tmp_path):
+    """As of spectrograms."""
+    config = dataclasses.replace(CONFIG, image_size=size, patch_size=4)
+    model = network(config).float()
+    narrow = Predictor(model, Preprocessing(size, 3), CLASSES, machine=vitral.load.__globals__["choose"]("cpu", "fp32"))
+    found = vitral.explain(narrow, noise(0, size), ["bee", "cat"], method="attention")
+    for suffix in ("png", "svg"):
+        assert found[0].save(tmp_path / f"one.{suffix}").stat().st_size > 1000
+
+
+def test_a_number_among_classes_called_by_numbers_is_a_name(predictor):
+    numbered = Predictor(predictor.model, predictor.preprocessing, tuple("12345"), machine=predictor.machine)
+    assert vitral.explain(numbered, noise(0), "1")[0].target == 0
+    assert vitral.explain(numbered, noise(0), 1)[0].label == "2"
+    for target in ("0", "²"):
+        with pytest.raises(UsageError, match="unknown class"):
+            vitral.explain(numbered, noise(0), target)
+    with pytest.raises(UsageError, match="unknown class '²'"):
+        vitral.explain(predictor, noise(0), "²")
+
+
 def test_classes_by_name_come_before_numbers(predictor):
     assert vitral.explain(predictor, noise(0), "7")[0].target == 3
     assert vitral.explain(predictor, noise(0), "2")[0].label == "cat"

@@ -198,6 +198,16 @@ def test_balanced_class_weights_with_label_smoothing_learn_both_classes(tmp_path
     assert run.result["val"]["accuracy"] == 1.0
 
 
+def test_classes_without_training_images_are_in_the_plan(make_images):
+    data = make_images({"a": 60, "b": 2, "c": 2})
+    options = {"data": str(data), "model": "mu/4", "image_size": 8, "train_share": 0.05}
+    (line,) = [one for one in planning.plan_run(options).plan.choices if one.name == "classes"]
+    assert line.value == "WARNING: 2 of 3 without images"
+    assert line.reason == "no training image of b, c: a larger --train-share, or --stratified"
+    whole = planning.plan_run({**options, "train_share": 1.0}).plan.choices
+    assert "classes" not in {one.name for one in whole}
+
+
 def test_torch_generators_are_left_as_they_were(make_images, tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(4)

@@ -35,12 +35,16 @@ def print_predictor_notes(predictor: Any) -> None:
     if predictor.account and predictor.account.assumed:
         say(f"Weights  {predictor.account.assumed}")
     for note in predictor.account.notes if predictor.account else ():
-        if note.startswith("WARNING") or "assumed" in note or "left out" in note:
+        if note.startswith("WARNING") or any(words in note for words in _ASSUMING):
             say(f"Weights  {note}")
     if predictor.note:
         say(f"Engine   {predictor.note}")
     if note := unfinished(predictor.source):
         say(f"note: {note}")
+
+
+_ASSUMING = ("assumed", "left out", "not stated", "no preprocessor_config.json")
+"""Words of notes on what no file states, and on what was not read."""
 
 
 def program() -> str:

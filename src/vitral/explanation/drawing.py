@@ -282,9 +282,13 @@ def _rows(maps: Sequence[Drawable]) -> list[list[Drawable]]:
 
 
 def _panel_height(heatmaps: Sequence[Drawable]) -> float:
-    """Height in inches of a panel of these images, of fixed width."""
+    """Height in inches of a panel of these images, of fixed width, and of the color bar beside it."""
     height, width = heatmaps[0].image.shape[:2]
-    return _PANEL * min(height / width, 2.5)
+    return max(_PANEL * min(height / width, 2.5), _LOWEST_BAR)
+
+
+_LOWEST_BAR = 0.9
+"""Height in inches of the color bar beside a very wide image."""
 
 
 def _heading(one: Drawable) -> list[str]:
@@ -349,6 +353,7 @@ class Sheet:
 
     def color_bar(self, left: float, top: float, tall: float, one: Drawable) -> None:
         """Draw the color bar, with values and labels at its ends."""
+        tall = max(tall, _LOWEST_BAR)
         low, high = _limits(one)
         axes = self._axes(left, top + 0.16, 0.12, tall - 0.32)
         ramp = colormaps[_colors(one)](np.linspace(1, 0, 256), bytes=True)[:, None, :3]
@@ -370,7 +375,7 @@ class Sheet:
 
 def fit(text: str, inches: float, points: float) -> str:
     """Fit any text into one line of this width. It is cut in the middle, since names differ at their ends."""
-    text = "".join(c if c.isprintable() else "�" for c in text)
+    text = "".join(c if c.isprintable() or c in "\u200c\u200d" else "�" for c in text)
     most = max(6, int(inches * 72 / (points * 0.56)))
     return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 

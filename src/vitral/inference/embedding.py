@@ -13,6 +13,7 @@ from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine
 from vitral.errors import UsageError
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
+from vitral.model.modes import evaluating
 
 
 @torch.inference_mode()
@@ -20,20 +21,15 @@ def head_features(model: nn.Module, images: Tensor, preprocessing: Preprocessing
     """Return the input of the head, (B, D) fp32 on the CPU, for uint8 pixels (B, C, H, W). The mode is restored."""
     if isinstance(model, EncoderDecoder):
         raise _reads_text()
-    training = model.training
-    model.eval()
-    try:
-        with machine.autocast(), _head_inputs(model) as inputs:
-            pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
-            if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
-                return model.pool(model.encode(pixels, num_queries=model.config.num_queries))[:, 0].float().cpu()
-            out = model(pixels)
-            if isinstance(model, Foreign) and not inputs:
-                why = "it does not end in a dense layer with an output for each class"
-                raise UsageError(f"no features of {model.config.source}", why=why)
-            return (inputs[0] if inputs else out).float().cpu()
-    finally:
-        model.train(training)
+    with evaluating(model), machine.autocast(), _head_inputs(model) as inputs:
+        pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
+        if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
+            return model.pool(model.encode(pixels, num_queries=model.config.num_queries))[:, 0].float().cpu()
+        out = model(pixels)
+        if isinstance(model, Foreign) and not inputs:
+            why = "it does not end in a dense layer with an output for each class"
+            raise UsageError(f"no features of {model.config.source}", why=why)
+        return (inputs[0] if inputs else out).float().cpu()
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from vitral.inference.tta import Views, averaged
 from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
 from vitral.model import Foreign, Network, ViT
+from vitral.model.modes import evaluating
 from vitral.model.variants import name_of
 from vitral.weights.in_memory import unwrapped
 from vitral.weights.load import locate, read
@@ -330,18 +331,14 @@ def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
 
 def batch_logits(model: nn.Module, batches: Batches, machine: Machine) -> list[Tensor]:
     """Return logits (B, K), fp32, of each batch of this rank. Training mode is restored."""
-    training, shards = model.training, has_shards(model)
-    model.eval()
-    try:
-        # FSDP keeps tensors from one call to the next, which must not be inference tensors
-        with torch.no_grad() if shards else torch.inference_mode(), machine.autocast():
-            found = [network_logits(model, batches.preprocessing, batch.images) for batch in batches.epoch()]
-            if shards and len(found) < -(-len(batches) // batches.part.count):  # the others still call it once
-                shape = 1, batches.preprocessing.channels, *batches.preprocessing.image_size
-                model(torch.zeros(shape, device=machine.device))
-        return found
-    finally:
-        model.train(training)
+    shards = has_shards(model)
+    # FSDP keeps tensors from one call to the next, which must not be inference tensors
+    with evaluating(model), torch.no_grad() if shards else torch.inference_mode(), machine.autocast():
+        found = [network_logits(model, batches.preprocessing, batch.images) for batch in batches.epoch()]
+        if shards and len(found) < -(-len(batches) // batches.part.count):  # the others still call it once
+            shape = 1, batches.preprocessing.channels, *batches.preprocessing.image_size
+            model(torch.zeros(shape, device=machine.device))
+    return found
 
 
 def gathered_logits(model: nn.Module, batches: Batches, machine: Machine, ranks: Ranks) -> Tensor:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from vitral.data import DataSet, Split, load
-from vitral.data.dataset import relative_names
+from vitral.data.dataset import relative_names, some
 from vitral.data.fingerprint import Fingerprint
 from vitral.data.groups import count_groups, with_near
 from vitral.data.sources.unlabeled import load_images
@@ -69,7 +69,20 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
     else:
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
         reasons.append(Choice("validation", "none", why))
-    return dataset, tuple(reasons)
+    return dataset, (*reasons, *_absent_classes(run, dataset))
+
+
+def _absent_classes(run: Run, dataset: DataSet) -> list[Choice]:
+    """Warn of classes without a training image, which the network cannot learn."""
+    if dataset.targets.task != "class" or run.recipe in METHODS:
+        return []
+    counts = dataset.targets.counts(dataset["train"].labels, len(dataset.classes))
+    absent = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+    if not absent:
+        return []
+    way = "a larger --train-share, or --stratified" if run.train_share < 1 else "add images, or remove the class"
+    why = f"no training image of {some(absent, 5)}: {way}"
+    return [Choice("classes", f"WARNING: {len(absent)} of {len(dataset.classes)} without images", why)]
 
 
 @dataclass(frozen=True, eq=False)

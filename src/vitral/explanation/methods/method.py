@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.model import BiT, ViT
+from vitral.model.modes import evaluating
 
 ROUTING = "where information was routed, not why this class"
 
@@ -55,18 +56,15 @@ class Method:
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
     """Put the network in evaluation mode, without gradients of parameters; restore both on exit."""
-    modes = [(part, part.training) for part in model.modules()]
     wanted = [p for p in model.parameters() if p.requires_grad]
-    model.eval()
     for parameter in wanted:
         parameter.requires_grad_(False)
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
         for parameter in wanted:
             parameter.requires_grad_(True)
-        for part, training in modes:  # one by one, since modes may differ between modules
-            part.training = training
 
 
 def target_logits(logits: Tensor, targets: Tensor) -> Tensor:

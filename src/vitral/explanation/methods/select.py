@@ -79,8 +79,11 @@ def resolve_targets(
 def _number(target: int | str, classes: Sequence[str]) -> int:
     if isinstance(target, str) and target in classes:
         return list(classes).index(target)
-    if isinstance(target, str) and not target.isdigit():
-        raise unknown("class", target, classes)
+    if isinstance(target, str):
+        # Among classes that are called by numbers, a number is a name: 0 must not explain the class 1.
+        numbered = all(name.isdigit() for name in classes)
+        if numbered or not (target.isascii() and target.isdigit()):
+            raise unknown("class", target, classes)
     if not 0 <= int(target) < len(classes):
         raise UsageError(f"there is no class {target}", why=f"the network has {len(classes)}, numbered from 0")
     return int(target)

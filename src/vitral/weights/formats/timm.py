@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitral.atomic import write_text
@@ -235,9 +236,25 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
     tensors = translated(kind, weights)
     if weights.config.stem == ():
         tensors = {name.replace(f"{_ROOT}stem.", _ROOT): tensor for name, tensor in tensors.items()}
+    if _lacks_register_positions(weights.config):
+        tensors["pos_embed"] = _with_register_positions(tensors["pos_embed"], weights.config.registers)
     write_plain(path / "model.safetensors", tensors)
     write_text(path / "config.json", json.dumps(_config(weights, weights.config), indent=2) + "\n")
     return [path / "config.json", path / "model.safetensors"]
+
+
+def _lacks_register_positions(config: ViTConfig) -> bool:
+    """True for a table with a position for the class token and none for registers: timm's has both or neither."""
+    return bool(config.registers) and config.cls_position and not config.register_position and _has_table(config)
+
+
+def _has_table(config: ViTConfig) -> bool:
+    return config.position == "learned" and config.cls_token and not config.dist_token
+
+
+def _with_register_positions(table: Tensor, registers: int) -> Tensor:
+    """Add positions of zeros for registers, after that of the class token; nothing else changes."""
+    return torch.cat([table[:, :1], table.new_zeros(1, registers, table.shape[2]), table[:, 1:]], dim=1)
 
 
 def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -302,7 +319,7 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
     if not config.dist_token:
         args |= {
             "reg_tokens": config.registers,
-            "no_embed_class": not config.cls_position,
+            "no_embed_class": not ((config.cls_position and config.cls_token) or config.register_position),
             "pool_include_prefix": config.pool == "mean-all",
         }
     if config.activation != "swiglu":

@@ -67,6 +67,9 @@ def _classes(source: Source, count: int) -> tuple[str, ...] | None:
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
     """Write a safetensors file for `model.load_state_dict(safetensors.torch.load_file(path))`."""
+    if not weights.config.classes:
+        why, hint = "its networks always have one", "--classes N --new-head adds one of zeros"
+        raise WeightsError("a network without a head cannot be written for torchvision", why=why, hint=hint)
     tensors: dict[str, Tensor] = translated(TORCHVISION, weights)
     config = weights.config
     for name in ("image", "patch"):
