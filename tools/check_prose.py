@@ -37,12 +37,12 @@ EXEMPT = {"CHANGELOG.md", "tools/check_prose.py", "docs/write-ups.md"}
 
 
 def openings(path: Path) -> Iterator[str]:
-    """Docstrings of a module that begin with a subordinate clause."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    """Docstrings of a module that begin with a subordinate clause, those of constants and fields included."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        text = ast.get_docstring(node) if isinstance(node, kinds) else None
-        if text and (found := OPENING.match(text)):
-            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: a docstring begins with “{found[0]}”"
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str) and (found := OPENING.match(node.value.value.strip())):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: a docstring begins with “{found[0]}”"
 
 
 def spellings(path: Path) -> Iterator[str]:

@@ -94,9 +94,12 @@ def test_names_of_a_file_and_refusals(make_images, tmp_path, capsys):
     assert predictor.classes == ("cat", "dog", "zebra")
 
 
-def test_own_weights_state_their_names(trained):
-    with pytest.raises(UsageError, match="state the names of their classes"):
-        vitral.load(trained.folder, class_order="text")
+def test_own_weights_and_networks_in_memory_state_all(trained):
+    for source in (trained.folder, vitral.load(trained.folder).model):
+        with pytest.raises(UsageError, match="state the names of their classes"):
+            read(source, class_order="text")
+        with pytest.raises(UsageError, match="these weights are of one network"):
+            read(source, weights_key="teacher")
 
 
 # ---------------------------------------------------------------- Hugging Face's folders

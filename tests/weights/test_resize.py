@@ -141,7 +141,7 @@ REFERENCES: dict[str, Reference] = {
     "bicubic-corners": torchvision,
 }
 SQUARES: dict[str, set[str]] = {"bicubic": {"old"}, "bicubic-corners": {"old", "new"}}
-"""What has to be square for the reference to take it."""
+"""Scheme → the grids that its reference takes only if they are square."""
 CASES = [
     (scheme, old, new)
     for scheme in REFERENCES

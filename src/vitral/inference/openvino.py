@@ -51,7 +51,7 @@ class Compiled(nn.Module):
     def __init__(self, model: Any, note: str):
         super().__init__()
         self.note = note
-        """How the network was obtained, and how long it took."""
+        """Source of the compiled network, compiler or cache, and the seconds that it took."""
         self._request = model.create_infer_request()
         self._lock = threading.Lock()  # a request computes one batch at a time
 

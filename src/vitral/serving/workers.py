@@ -76,8 +76,8 @@ class _Worker:
     began: float
     heard: float
     ready: bool = False
-    said: bytes = b""
-    """What the pipe brought, without beats."""
+    output: bytes = b""
+    """Bytes from the pipe, without beats."""
 
 
 def supervise(
@@ -174,9 +174,9 @@ class _Supervisor:
         for reading in select.select(list(by_pipe), [], [], seconds)[0]:
             worker, data = by_pipe[reading], os.read(reading, 1 << 16)
             worker.heard = time.monotonic()
-            worker.said += data.replace(_BEAT, b"") if worker.ready else data
-            if not worker.ready and _READY in data and not worker.said.startswith(_ERROR):
-                worker.ready, worker.said = True, b""
+            worker.output += data.replace(_BEAT, b"") if worker.ready else data
+            if not worker.ready and _READY in data and not worker.output.startswith(_ERROR):
+                worker.ready, worker.output = True, b""
                 log("a worker answers", worker=worker.index, pid=worker.pid)
             if not data:  # it is ending
                 time.sleep(0.01)
@@ -237,9 +237,9 @@ def _error(worker: _Worker, code: int) -> VitralError:
     """The reason that a worker gave before it ended, else its exit code."""
     os.set_blocking(worker.reading, False)
     with suppress(BlockingIOError):
-        worker.said += os.read(worker.reading, 1 << 16)
-    _, said, text = worker.said.partition(_ERROR + b"{")
-    if said:
+        worker.output += os.read(worker.reading, 1 << 16)
+    _, failed, text = worker.output.partition(_ERROR + b"{")
+    if failed:
         with suppress(ValueError):
             return VitralError(**bounded.parse(b"{" + text))
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -84,7 +84,7 @@ class Study:
     expects: tuple[Expectation, ...] = ()
     """The differences that the claim expects."""
     note: str = ""
-    """What the study asks otherwise than the source of its claim."""
+    """Differences of the study from the source of its claim."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -25,9 +25,9 @@ class Case:
     """A source's network with random weights."""
 
     write: Callable[[Path], Path]
-    """Write its file or folder into this folder; gives what is to be loaded."""
+    """Write its file or folder into this folder; return the path to load."""
     logits: Callable[[Tensor], Tensor]
-    """What the source computes from standardized images (B, C, H, W), of any size in `sizes`."""
+    """Logits of the source for standardized images (B, C, H, W), of any size in `sizes`."""
     sizes: tuple[Size, ...]
     """The network's own image size first, then others that the source can compute too."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -89,6 +89,7 @@ def read(
         raise unknown("change of weights", bad[0], CHANGES)
     wanted = {name: value for name, value in changes.items() if value is not None}
     if isinstance(reference, nn.Module):
+        _refuse_stated("a network in memory", weights_key, class_order)
         return fit(_from_memory(reference, format, heads, like), scheme=scheme, new_head=new_head, **wanted)
     path, notes, pinned = locate(reference)
     source = open_source(path)
@@ -96,15 +97,23 @@ def read(
     if "vitral" in source.metadata:
         loaded = _native(path, source, pinned)
         check_own(loaded.weights.config, source.where, format, heads, like)
-        if class_order is not None:
-            hint = "leave out --class-order, or class_order in Python"
-            raise UsageError("these weights state the names of their classes", where=source.where, hint=hint)
+        _refuse_stated(source.where, weights_key, class_order)
     else:
         loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"), weights_key, class_order)
     loaded.account.notes[:0] = [*notes, *source.notes]
     if not native.known_finite(source.metadata):
         _check_finite(loaded, allow_non_finite)
     return fit(loaded, scheme=scheme, new_head=new_head, **wanted)
+
+
+def _refuse_stated(where: str, weights_key: str | None, class_order: str | None) -> None:
+    """Raise `UsageError` for options that a whole network with its classes leaves nothing to."""
+    if weights_key is not None:
+        hint = "leave out --weights-key, or weights_key in Python"
+        raise UsageError("these weights are of one network", where=where, hint=hint)
+    if class_order is not None:
+        hint = "leave out --class-order, or class_order in Python"
+        raise UsageError("these weights state the names of their classes", where=where, hint=hint)
 
 
 def _check_finite(loaded: Loaded, allowed: bool) -> None:

@@ -34,7 +34,7 @@ class Facts:
     reason: str = ""
     """Why no other library reads the weights; empty for weights in the layout of Hugging Face."""
     notes: Sequence[str] = ()
-    """What the files cannot state."""
+    """Notes on what the files cannot state."""
 
     @property
     def data(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitral.data.dataset import SPLIT_NAMES, DataSet, Split, in_order, shown, some
+from vitral.data.dataset import DataSet, Split, in_order, shown, some, split_name
 from vitral.data.files import Files, Folder, Names, is_image
 from vitral.data.sources.table import COLUMNS, EXTENSIONS, TABLE_LIMIT, TEXTS
 from vitral.data.targets import TEXT
@@ -89,8 +89,7 @@ def _from_pairs(files: Files) -> Rows:
         if not files.has(own):
             without.append(path)
             continue
-        first = path.split("/")[0].lower() if "/" in path else ""
-        rows[SPLIT_NAMES.get(first, "train")].append((path, _read(files, own)))
+        rows[split_name(path.partition("/")[0] if "/" in path else "") or "train"].append((path, _read(files, own)))
     if without:
         what = f"{len(without):,} images without a text"
         raise DataError(what, where=files.where, why=f"no .txt beside {some(without)}", hint=_HINT)
@@ -134,7 +133,7 @@ def _from_table(files: Files, path: str) -> Rows:
         if not any(cell.strip() for cell in line):
             continue
         cells = {kind: line[i].strip() if i < len(line) else "" for kind, i in columns.items()}
-        split = SPLIT_NAMES.get(cells.get("split", "train").lower())
+        split = split_name(cells.get("split", "train"))
         there = _locate(files, folder, cells["file"])
         if there is None or split is None or not cells["text"]:
             what = "no such file" if there is None else "unknown split" if split is None else "no text"

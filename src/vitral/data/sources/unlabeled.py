@@ -10,7 +10,7 @@ import numpy as np
 
 from vitral.data.archives import ARCHIVES, open_files
 from vitral.data.dataset import DataSet
-from vitral.data.files import Files, Folder, build_dataset, count_extensions, is_image
+from vitral.data.files import Files, Folder, build_dataset, is_image, other_files
 from vitral.data.sources import load
 from vitral.data.sources.archive import stem
 from vitral.data.sources.layout import NoLabelsError
@@ -52,9 +52,6 @@ def _all_images(data: str) -> DataSet:
     files: Files = Folder(there) if folder else open_files(there)
     name = (os.path.basename(os.path.abspath(there)) or "data") if folder else stem(there)
     images = [path for path in files.paths if is_image(path)]
-    others = [path for path in files.paths if not is_image(path)]
-    notes = [*files.notes]
-    if others:
-        notes.append(f"{len(others):,} other files are not used: {count_extensions(others)}")
+    notes = [*files.notes, *other_files([path for path in files.paths if not is_image(path)])]
     rows = {"train": (images, [UNLABELED] * len(images))}
     return replace(build_dataset(files, name, files.where, rows, notes), source=data)
