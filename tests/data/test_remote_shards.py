@@ -37,6 +37,10 @@ from vitral.errors import DataError, ImageError, MissingExtraError, UsageError
 COUNTS = {"train/cat": 14, "train/dog": 10, "val/cat": 2, "val/dog": 3}
 
 
+pytestmark = pytest.mark.real
+"""An object store is a server."""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Store]:
     with pytest.MonkeyPatch.context() as patch, objectstore.running() as store:

@@ -11,8 +11,8 @@ import numpy as np
 from vitral.data.text import PADDING, check_characters
 from vitral.errors import DataError
 
-CLASS_FOLDERS = ("auto", "top", "leaf")
-"""Values of `Labeling.class_folders`."""
+ClassFolders = Literal["auto", "top", "leaf"]
+"""Folders that are classes: the topmost below the splits, or the innermost; auto refuses what may be either."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Labeling:
     """Separator of several labels in a cell; None finds "|" or ";"."""
     columns: tuple[str, ...] = ()
     """Columns of labels or numbers; by default those whose names or values say so."""
-    class_folders: Literal["auto", "top", "leaf"] = "auto"
-    """Folders that are classes: the topmost below the splits, or the innermost; auto refuses what may be either."""
+    class_folders: ClassFolders = "auto"
     names: tuple[str, ...] = ()
     """Names that a network knows: of a table with a column for each, these are the columns."""
 

@@ -57,7 +57,8 @@ class Predictor(Described):
     """A trained network, ready to use. `predictor.model` is the module in fp32, in evaluation mode, on every machine.
 
     An engine that computes in bf16 or int8, or with packed weights, does so on a copy of its own, which it makes at the
-    first call, and again after a change of `model`. On a CPU with bf16 it takes half as much memory as `model`.
+    first call, and again after a change of `model`. In bf16 that takes half as much memory as `model` with the engine
+    `plain`, and as much as `model` with `packed`, which keeps the original weights beside the packed ones.
     """
 
     def __init__(

@@ -66,6 +66,8 @@ def train_mode(model: nn.Module) -> None:
     their running statistics and use them, and nothing is dropped.
     """
     model.train()
+    if all(p.requires_grad for p in model.parameters()):
+        return
     for module in model.modules():
         trainable = [p.requires_grad for p in module.parameters()]
         if trainable and not any(trainable):

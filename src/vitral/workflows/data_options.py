@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
-from vitral.data.targets import CLASS_FOLDERS
+from vitral.data.targets import ClassFolders
 from vitral.errors import unknown
 
 BAD_IMAGES = ("error", "skip")
@@ -26,14 +26,14 @@ class DataOptions:
     """Treatment of unreadable images: `error` names them, `skip` leaves them out."""
     label_separator: str | None = None
     """Separator of several labels in a column of a table; None for that of the model's run, or what is found."""
-    class_folders: Literal["auto", "top", "leaf"] | None = None
+    class_folders: ClassFolders | None = None
     """Folders that are classes (`vitral.data.targets.Labeling`); None for those of the model's run."""
 
     def __post_init__(self) -> None:
         if self.bad_images not in BAD_IMAGES:
             raise unknown("choice for bad images:", self.bad_images, BAD_IMAGES)
-        if self.class_folders not in (None, *CLASS_FOLDERS):
-            raise unknown("choice of class folders:", str(self.class_folders), CLASS_FOLDERS)
+        if self.class_folders not in (None, *get_args(ClassFolders)):
+            raise unknown("choice of class folders:", str(self.class_folders), get_args(ClassFolders))
 
     @property
     def skip(self) -> bool:

@@ -88,18 +88,19 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
         learn, batch = step_of(model, optimizer, objective_of(job), machine, run), _noise(job, at_most)
 
         def step() -> None:
-            train_mode(model)
             loss, _ = learn(batch, NoMonitor(), lr=0.0)
             loss.item()  # waits for the device
 
         @torch.inference_mode()
         def validate() -> None:
-            model.eval()
             with machine.autocast():
                 network_logits(kept(model), run.preprocessing, batch.images).sum().item()
 
         first = WARM_UP + 1 if run.graphs else _FIRST  # until the CUDA graph is captured
-        return _median(step, first) / len(batch.indices), _median(validate) / len(batch.indices)
+        train_mode(model)
+        training = _median(step, first)
+        model.eval()
+        return training / len(batch.indices), _median(validate) / len(batch.indices)
 
 
 def _noise(job: Job, at_most: int | None) -> Batch:

@@ -8,6 +8,7 @@ import os
 import posixpath
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -211,14 +212,14 @@ class _Table:
     def _row(self, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
         """Return file, label and split of one row; add missing ones to `problems`."""
         cells = {kind: self._cell(row, kind) for kind in self.columns}
-        split, said = self._split_of(cells)
+        split, cell = self._split_of(cells)
         if not cells["file"]:
             problems.unnamed.append(self.reader.line_num)
         label = reader.parse(row)
         if label is None:
             problems.unlabeled.append(self.reader.line_num)
         if not split:
-            problems.unknown_split.append(f"'{said}' in line {self.reader.line_num}")
+            problems.unknown_split.append(f"'{cell}' in line {self.reader.line_num}")
         return cells["file"], label, split
 
     def _split_of(self, cells: dict[str, str]) -> tuple[str, str]:
@@ -243,11 +244,25 @@ class _Table:
             if "\0" not in path and self.files.has(path):
                 return path
             if "\0" not in path and path != "." and not is_image(path):
-                found = [path + suffix for suffix in sorted(SUFFIXES) if self.files.has(path + suffix)]
+                found = self._images_named(path)
                 if len(found) == 1:  # several would be a guess
                     self.added[file] = found[0]
                     return found[0]
         return None
+
+    def _images_named(self, path: str) -> list[str]:
+        """Return the images with this path but for a suffix."""
+        if path.startswith(("/", "../")):  # outside the files that are listed
+            return [path + suffix for suffix in sorted(SUFFIXES) if self.files.has(path + suffix)]
+        return self._by_stem.get(path, [])
+
+    @cached_property
+    def _by_stem(self) -> dict[str, list[str]]:
+        """Path without suffix → images; listed once, since a table may have millions of rows."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in filter(is_image, self.files.paths):
+            found[posixpath.splitext(path)[0]].append(path)
+        return found
 
     def _refuse(self, problems: _Problems, label: str) -> None:
         if problems.unnamed or problems.unlabeled:
@@ -263,7 +278,7 @@ class _Table:
                 f"{len(problems.unknown_split):,} rows of an unknown split",
                 where=self.where,
                 why=some(problems.unknown_split),
-                hint="write train, val or test",
+                hint="write train, val or test" if "split" in self.columns else "write true or false",
             )
         if problems.missing:
             raise DataError(
