@@ -233,9 +233,13 @@ def test_the_global_generator_is_not_used():
 
 
 PROGRAM = """
-import multiprocessing, sys, torch
+import multiprocessing, os, signal, sys, time, torch
 sys.path.insert(0, {tests!r}); sys.path.insert(0, {here!r})
 from test_loader import streamed
+from vitral.data import workers
+if {late}:
+    init = workers._init_worker
+    workers._init_worker = lambda *given: (init(*given), time.sleep(0.5 * given[-1]))
 found = streamed()
 epoch = found.epoch()
 next(epoch)
@@ -245,29 +249,33 @@ print(*(process.pid for process in multiprocessing.active_children()), flush=Tru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["return", "error", "interrupt", "kill"])
+@pytest.mark.parametrize("end", ["return", "error", "interrupt", "kill", "early kill"])
 def test_workers_end_with_the_program(end):
-    """For every kind of end, in the middle of an epoch, with the batches in a global variable."""
-    rest = {"return": "", "error": "1 / 0"}.get(end, "import time; time.sleep(60)")
+    """For every kind of end, in the middle of an epoch, with the batches in a global variable; also if the second
+    worker has not begun to wait for work when its parent is killed.
+    """
+    rest = {"return": "", "error": "1 / 0"}.get(end, "time.sleep(60)")
     here = os.path.dirname(__file__)
-    program = PROGRAM.format(tests=os.path.dirname(here), here=here, rest=rest)
-    process = subprocess.Popen(
+    program = PROGRAM.format(tests=os.path.dirname(here), here=here, rest=rest, late=end == "early kill")
+    with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    assert process.stdout is not None
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2
-    if end == "interrupt":  # as from a terminal: to the whole process group
-        os.killpg(process.pid, signal.SIGINT)
-    elif end == "kill":
-        process.kill()
-    assert process.wait(30) == {"return": 0, "error": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
-    deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    process.communicate()
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        if end == "interrupt":  # as from a terminal: to the whole process group
+            os.killpg(process.pid, signal.SIGINT)
+        elif "kill" in end:
+            process.kill()
+        assert process.wait(30) == {"return": 0, "error": 1, "interrupt": -signal.SIGINT}.get(end, -signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left

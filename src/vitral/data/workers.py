@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -96,13 +98,27 @@ def _close_pools() -> None:
 
 
 def _init_worker(with_torchvision: bool, _: int) -> None:
-    """Initialize a worker: import torchvision if its parent has (it need not be a fork), and ignore signals.
+    """Initialize a worker: end it with its parent, import torchvision if that has (it need not be a fork), and ignore
+    signals.
 
     A scheduler or Ctrl-C signals the whole process group: the trainer needs its workers to finish the step and save,
     and stops them itself.
     """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if with_torchvision:
         torchvision()
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent, and end.
+
+    Trap: DataLoader's own watch compares the parent with the one that it found when the worker began to wait for work.
+    If the parent was killed before, that was already init, and the worker lives forever.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
