@@ -95,6 +95,26 @@ def test_a_launcher_that_ends_the_others_gets_the_missing_rank(photos, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_rank_0_that_is_killed_while_another_connects_to_its_store(photos, tmp_path, monkeypatch, capfd):
+    """No signal interrupts that connection, either."""
+    before, process = Group._heartbeat, tmp_path / "process"
+
+    def connect(self: Any, store: Any) -> Any:
+        if self.number == 0:
+            process.write_text(str(os.getpid()))
+        else:
+            os.kill(int(process.read_text()), signal.SIGKILL)
+        return before(self, store)
+
+    monkeypatch.setattr(Group, "_heartbeat", connect)
+    began = time.monotonic()
+    assert on_ranks(2, lambda: main(command(photos, tmp_path / "run"))) == [-signal.SIGKILL, 2]
+    assert time.monotonic() - began < 30
+    printed = capfd.readouterr().err
+    assert "error: lost rank 0's machine\n  why: torch's store does not answer" in printed
+    assert "Traceback" not in printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", sampled([1, 0], 2))
 def test_a_rank_that_is_killed_while_torch_connects(rank, photos, tmp_path, monkeypatch, capfd):

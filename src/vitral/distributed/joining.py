@@ -30,6 +30,8 @@ TIMEOUT = timedelta(minutes=30)
 """Longest wait for another rank, which may be planning, decoding or saving."""
 TURN = 0.1
 """Seconds between two questions to the store."""
+ANSWER = timedelta(seconds=5)
+"""Longest wait for a connection to the store while the ranks meet: no signal interrupts it."""
 
 _torch: Any = dist
 """Its stores are not among the names that it exports for type checkers."""
@@ -65,11 +67,13 @@ def meet(place: Place, beat: Callable[[Any], Heartbeat]) -> tuple[Any, Heartbeat
             base = _base(place, until)
         except _Terminated:
             raise _missing([0], f"no answer from {place.address}:{place.port}", _ENDED) from None
+        base.set_timeout(ANSWER)
         arrival = (_Caller if place.number == 0 else _Follower)(base, place, beat)
         try:
             why = _ENDED
             with suppress(_Terminated):
                 if _all_have_come(arrival, until):
+                    base.set_timeout(TIMEOUT)
                     return arrival.store, arrival.heartbeat
                 why = f"waited for {JOINING.total_seconds():g} s"
             raise arrival.failure(why)
@@ -217,17 +221,18 @@ _met: tuple[Place, Any] | None = None
 def _connected(place: Place, until: float) -> Any:
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher
     hosts = place.number == 0 and not hosted
-    try:
-        if not hosts:
-            _wait_for_server(place, until)
-        store = _torch.TCPStore(
-            place.address, place.port, place.world, hosts, JOINING, wait_for_workers=False, multi_tenant=True
-        )
-    except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise _missing([0], f"no answer from {place.address}:{place.port}", why) from None
-    store.set_timeout(TIMEOUT)
-    return store
+    while True:
+        try:
+            if not hosts:
+                _wait_for_server(place, until)
+            return _torch.TCPStore(
+                place.address, place.port, place.world, hosts, ANSWER, wait_for_workers=False, multi_tenant=True
+            )
+        except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
+            # A server that can be reached may end before torch connects.
+            if hosts or time.monotonic() > until:
+                why = " ".join(str(error).split())[:200]
+                raise _missing([0], f"no answer from {place.address}:{place.port}", why) from None
 
 
 def _wait_for_server(place: Place, until: float) -> None:
