@@ -366,6 +366,35 @@ def test_too_many_bytes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         read_image(path)
 
 
+def test_avif_is_read_upright() -> None:
+    image = Image.fromarray(gradient())
+    assert np.abs(read_image(encoded(image, "AVIF", quality=95)).astype(int) - gradient()).max() < 16
+    turned = read_image(encoded(image, "AVIF", quality=95, exif=exif(6)))
+    assert np.abs(turned.astype(int) - np.rot90(gradient(), -1)).max() < 16
+
+
+HEIC = Path(__file__).with_name("turned.heic")
+"""16 × 24 as a phone stores it: to be turned by a quarter. Upper 4 rows white, then left half red and right half blue.
+Written by pillow-heif 1.8.1, quality 90.
+"""
+
+
+def test_heic_is_read_upright() -> None:
+    white, red, blue = (240, 240, 240), (200, 40, 40), (40, 60, 200)
+    expected = np.empty((16, 24, 3), int)
+    expected[:, :12], expected[:, 12:], expected[:4] = red, blue, white
+    image = read_image(HEIC)
+    assert image.shape == (24, 16, 3)
+    assert np.abs(image - np.rot90(expected, -1)).max() < 24, "levels, at edges of 4:2:0"
+    assert (probe(HEIC.read_bytes()).height, probe(HEIC.read_bytes()).width) == (24, 16)
+
+
+def test_heic_without_its_reader_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(intake._MEDIA, "HEIC", lambda: None)
+    with pytest.raises(ImageError, match=r"a HEIC image, which needs pip install 'vitral\[heic\]'"):
+        read_image(HEIC)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -56,26 +56,10 @@ _PLAIN = 1 << 25  # pixels up to which torchvision decodes, at ten bytes each
 # Bytes that a decoder holds for each pixel in addition to Pillow's image, measured as the peak of a process (Pillow
 # 13). WebP composes in two canvases, a decoded one and a copy; Pillow's Python reader of PPM keeps a list of numbers.
 _DECODING = {"webp": 16, "ppm": 60, "ppm_plain": 60}
-EXTENSIONS = frozenset(
-    (
-        *(
-            ".jpg",
-            ".jpeg",
-            ".jpe",
-            ".jfif",
-            ".png",
-            ".webp",
-            ".bmp",
-            ".gif",
-            ".tif",
-            ".tiff",
-            ".avif",
-            ".heic",
-            ".heif",
-        ),
-        *(".ppm", ".pgm", ".pbm", ".pnm"),
-    )
-)
+EXTENSIONS = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif",
+    ".ppm", ".pgm", ".pbm", ".pnm",
+})  # fmt: skip
 """Extensions of images in a folder or archive, in lower case."""
 READ = "JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF and PPM"
 """Formats that are read; HEIC with an extra, too."""
@@ -158,7 +142,7 @@ class Probe:
     channels: int
     """Channels that `read_image` returns by default: 1 or 3."""
     format: str
-    """JPEG, PNG, WEBP, BMP, GIF, TIFF or PPM."""
+    """JPEG, PNG, WEBP, AVIF, HEIF, BMP, GIF, TIFF or PPM."""
 
 
 def probe(data: bytes, *, name: str = "image") -> Probe:
