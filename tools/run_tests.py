@@ -2,8 +2,9 @@
 
 python tools/run_tests.py quick|all|STAGE ... [-- arguments of pytest]
 
-`quick` is the stage of `make test`, `all` are those of `make test-all`. A failing test of the stage `real` has a second
-try, alone, since its servers, browsers and ranks share the machine with others; it is then listed as flaky.
+`quick` is the stage of `make test`, `all` are those of `make test-all`. A failing test of the stages `slow` and `real`
+has a second try, alone, since its processes, servers, browsers and ranks share the machine with others; it is then
+listed as flaky.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NUMERIC = ("tests/kernels", "tests/model", "tests/training", "tests/inference")
 STAGES = {
     "quick": Stage("not slow and not real", ("--timeout", "120")),
     "avx2": Stage("not slow and not real", NUMERIC, LESSER_CPU),
-    "slow": Stage("slow and not real"),
+    "slow": Stage("slow and not real", second_try=True),
     "real": Stage("real", second_try=True),
 }
 
