@@ -35,7 +35,7 @@ from benchmarks.summary import headlines, summary  # noqa: E402
 # way that takes a run more than the others.
 PARTS = {"peers": ("torchvision",), "accuracy": ("digits",), "fewer": ("teacher",)}
 
-LONG = ("trust", "serving", "explaining", "kills", "pretraining", "sharded_reading")
+LONG = ("peers", "trust", "serving", "explaining", "kills", "pretraining", "sharded_reading")
 """Programs that a soak alone runs."""
 
 

@@ -34,6 +34,7 @@ class Stage(NamedTuple):
     select: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
     second_try: bool = False
+    processes: str = "auto"
 
 
 LESSER_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -42,7 +43,7 @@ STAGES = {
     "quick": Stage("not slow and not real", ("--timeout", "120")),
     "avx2": Stage("not slow and not real", NUMERIC, LESSER_CPU),
     "slow": Stage("slow and not real", second_try=True),
-    "real": Stage("real", second_try=True),
+    "real": Stage("real", second_try=True, processes="3"),  # they wait more than they compute
 }
 
 
@@ -80,7 +81,7 @@ def run_stage(stage: Stage, environment: Mapping[str, str], more: list[str]) -> 
     shutil.rmtree(CACHE, ignore_errors=True)
     marks = stage.marks if os.environ.get("VITRAL_SOAK") else f"({stage.marks}) and not soak"
     base = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", "-m", marks, *stage.select]
-    code = call([*base, "-n", "auto", "--dist", "worksteal", "--maxfail", str(MOST), *more], environment)
+    code = call([*base, "-n", stage.processes, "--dist", "worksteal", "--maxfail", str(MOST), *more], environment)
     failures = last_failed()
     if code == 0 or not stage.second_try or not 0 < len(failures) < MOST:
         return code, []

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from images import MakeImages
+from running import sampled
 from vitral.bench import files, measure
 from vitral.bench.measure import WHAT, Case, Contender
 from vitral.bench.models import of_config
@@ -48,7 +49,7 @@ def dataset(make_images: MakeImages):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["inference", "training"])
+@pytest.mark.parametrize("what", sampled(["training", "inference"], 2))
 def test_everyone_takes_part(what: str) -> None:
     installed, _ = chosen(["all"], TINY)
     rows, notes = measure.measure(case(what, *installed, precisions=("bf16", "fp32")), rounds=2)
@@ -78,7 +79,7 @@ def test_training_from_files(dataset) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["inference", "training"])
+@pytest.mark.parametrize("what", sampled(["training", "inference"], 2))
 def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     original = torch.compile
@@ -250,7 +251,7 @@ def memory_for(asked: Case, peers: float, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["inference", "training"])
+@pytest.mark.parametrize("what", sampled(["training", "inference"], 2))
 def test_peers_that_do_not_fit_beside_ours_are_left_out_and_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights are in memory together, in training with two moments: a process that uses too much is killed."""
     asked = case(what, "timm", "transformers", "torchvision", batch=1)

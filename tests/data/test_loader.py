@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from images import noise
+from running import sampled
 from vitral.data import Split
 from vitral.data.augmentation import Augmentation
 from vitral.data.decode import read_image
@@ -249,7 +250,7 @@ print(*(process.pid for process in multiprocessing.active_children()), flush=Tru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["return", "error", "interrupt", "kill", "early kill"])
+@pytest.mark.parametrize("end", sampled(["early kill", "return", "interrupt", "error", "kill"], 2))
 def test_workers_end_with_the_program(end):
     """For every kind of end, in the middle of an epoch, with the batches in a global variable; also if the second
     worker has not begun to wait for work when its parent is killed.

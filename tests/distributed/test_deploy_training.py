@@ -121,6 +121,7 @@ def test_a_job_of_slurm_that_is_warned_is_queued_again_and_resumes(make_images, 
     assert json.loads((out / "result.json").read_text())["epochs"] == 300
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_pods_of_kubernetes_train_together(make_images, tmp_path, environment):
     words = " ".join(as_words({**TINY, "epochs": 2}))

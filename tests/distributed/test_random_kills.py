@@ -11,12 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is n
 
 from benchmarks import kills
 
+from running import soak
+
 
 @pytest.mark.slow
 def test_a_run_with_kills_ends_with_the_bits_of_one_without():
-    runs = list(kills.killed_runs(3, epochs=10, seed=1))
+    runs = list(kills.killed_runs(soak(6, 2), epochs=8, seed=1))
     every = [kill for one in runs for kill in one.kills]
-    assert len(every) == 3
+    assert len(every) == soak(6, 2)
     assert all(one.equal for one in runs)
     assert all("Traceback" not in one.printed for one in runs)
     for kill in every:

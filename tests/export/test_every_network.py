@@ -80,12 +80,12 @@ def test_every_option_of_a_configuration_by_torch(name, tmp_path):
     check(moderate(VARIANTS[name]).float(), "torch", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "to"), sampled(cases(WITH_HEAD), 3))
+@pytest.mark.parametrize(("name", "to"), sampled(cases(WITH_HEAD), 5))
 def test_every_option_of_a_configuration(name, to, tmp_path):
     check(moderate(VARIANTS[name]).float(), to, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "to"), sampled([*((name, "torch") for name in NAMED), *cases(list(NAMED))], 2))
+@pytest.mark.parametrize(("name", "to"), sampled([*((name, "torch") for name in NAMED), *cases(list(NAMED))], 4))
 def test_every_kind_of_named_network(name, to, tmp_path):
     check(cut_down(name), to, tmp_path)
 

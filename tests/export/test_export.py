@@ -21,7 +21,7 @@ import torch
 import vitral
 from images import noise
 from npmpackages import pretend_runtime
-from running import as_json, in_child, printed
+from running import as_json, in_child, printed, sampled
 from vitral import web
 from vitral.cli.main import main
 from vitral.digest import check
@@ -79,7 +79,7 @@ class TestEveryTarget:
         assert record["weights"] == f"sha256:{native.digest(state)}"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("to", [to for to in TARGETS if to != "web"])  # whose network takes seconds to trace
+    @pytest.mark.parametrize("to", sampled([to for to in TARGETS if to != "web"], 2))  # it takes seconds to trace
     def test_an_export_is_replaced_only_with_overwrite(self, to):
         first = export_model("demo", to, out="there")
         before = Path("there/export.json").read_bytes()
@@ -92,7 +92,7 @@ class TestEveryTarget:
         assert [path.name for path in Path().iterdir()] == ["there"], "nothing is left of the folder before"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("to", TARGETS)
+    @pytest.mark.parametrize("to", sampled(TARGETS, 2))
     def test_a_result_that_differs_is_not_kept(self, to, monkeypatch, capsys):
         target = TARGETS[to]
         load = type(target).load
@@ -117,7 +117,7 @@ class TestEveryTarget:
 
     @pytest.mark.real
     @pytest.mark.slow
-    @pytest.mark.parametrize("to", TARGETS)
+    @pytest.mark.parametrize("to", sampled(TARGETS, 2))
     def test_a_full_disk_is_reported_and_leaves_no_files(self, to):
         def work() -> int:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

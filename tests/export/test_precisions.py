@@ -14,7 +14,7 @@ import pytest
 
 import vitral
 from images import noise
-from running import as_json, printed
+from running import as_json, printed, sampled
 from vitral.errors import ExportError, UsageError
 from vitral.export import export_model
 from vitral.export import onnx as onnx_target
@@ -145,7 +145,7 @@ def test_int8_of_a_resnet_is_refused(make_images):
     assert not Path("there").exists()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", sampled(["fp32", "int8"], 2))
 def test_weights_above_the_limit_are_in_a_second_file(precision, make_images, monkeypatch):
     monkeypatch.setattr(onnx_target, "LARGEST", 0)
     options: Any = {"precision": precision, "out": "there", "data": make_images({"cat": 3, "dog": 3})}

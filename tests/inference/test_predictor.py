@@ -236,6 +236,7 @@ def test_a_failing_or_missing_compiler_is_reported(trained, files, compiled_by, 
         vitral.load(trained.folder, device="cpu", engine="compiled", merge=1)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(unavailable_reason(torch.device("cpu")) is not None, reason="needs a C++ compiler")
 def test_torchs_own_compiler_predicts_what_the_module_does(trained, files):

@@ -15,7 +15,7 @@ from cases_huggingface import as_patches, of_first_token, of_logits, of_pooler
 from parity import randomized
 from torch import Tensor
 
-from running import mostly_slow
+from running import mostly_slow, sampled
 from vitral.errors import WeightsError
 from vitral.weights import native
 from vitral.weights.formats.huggingface_config import EVERY
@@ -228,7 +228,7 @@ def test_one_field_at_a_time_is_equal_or_refused(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", sampled(SUPPORTED, 3))
 def test_fields_together_are_equal_or_refused(name: str, tmp_path: Path):
     rng, fields, found = random.Random(name), fields_of(MODELS[name].config), {}
     for number in range(12):
@@ -247,7 +247,7 @@ CONTRADICTIONS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", sampled(SUPPORTED, 3))
 def test_a_configuration_that_the_tensors_contradict_is_refused(name: str, tmp_path: Path):
     built(name).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -20,6 +22,7 @@ from vitral.weights.convert import TARGETS, convert, lost, write
 from vitral.weights.formats import detect
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.preprocessing_configs import from_huggingface, from_timm, to_huggingface, to_timm
 from vitral.weights.read.source import Source
 from vitral.weights.transform.infer import infer
 
@@ -169,3 +172,16 @@ def test_heads_that_no_tensor_tells_are_those_of_the_published_network(architect
     kind = detect(source)
     ours = {match.parameter: match.form.read([state[n] for n in match.tensors]) for match in kind.keymap.reading(state)}
     assert infer(kind.facts(source), ours, "x").heads == heads == model.blocks[0].attn.num_heads
+
+
+def test_the_same_rule_with_other_rounding_is_measured():
+    """`--resize crop` rounds sides and offsets; processors of transformers and timm truncate some of them."""
+    for to in ("hf", "timm"):
+        own = Preprocessing((96, 96), resize="crop")
+        (warning,) = lost(dataclasses.replace(weights_of(), preprocessing=own), to)
+        apart = int(re.search(r"pixels differ by up to (\d+) of 255 levels", warning)[1])
+        assert 1 <= apart <= 255
+        image = np.random.default_rng(0).integers(0, 256, (480, 641, 3), np.uint8)
+        used = from_huggingface(to_huggingface(own)) if to == "hf" else from_timm(to_timm(own))
+        assert (own.geometry(image).int() - used.geometry(image).int()).abs().max() > 0
+        assert lost(dataclasses.replace(weights_of(), preprocessing=Preprocessing((96, 96))), to) == []

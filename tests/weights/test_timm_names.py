@@ -34,7 +34,10 @@ LARGE = re.compile("[0-9]b_|giant|gigantic|huge|_large|so400m|so150m")
 """Widths of over 1,000, which take seconds."""
 
 SAMPLED = [
-    pytest.param(name, marks=[pytest.mark.slow] * (k % 40 > 0 or bool(LARGE.search(name))))
+    pytest.param(
+        name,
+        marks=[pytest.mark.slow] * (k % 40 > 0 or bool(LARGE.search(name))) + [pytest.mark.soak] * (k % 3 > 0),
+    )
     for k, name in enumerate(NAMES)
 ]
 

@@ -117,11 +117,14 @@ def _draw(predictor: Any, sources: Any, image: str, found: list[Any], path: Path
     from vitral.workflows.contact_sheet import contact_sheet
     from vitral.workflows.embed import images_of
 
-    channels = predictor.preprocessing.channels
+    recipe = predictor.preprocessing
     by_name = dict(images_of(sources, [one.name for one in found]))
-    cells = [(pixels_of(image, name=image, channels=channels), f"query\n{image}")]
-    cells += [
-        (pixels_of(by_name[one.name], name=one.name, channels=channels), f"{one.cosine:.4f}\n{one.name}")
-        for one in found
-    ]
-    contact_sheet(cells, path)
+    shown = [(image, image, f"query\n{image}")]
+    shown += [(by_name[one.name], one.name, f"{one.cosine:.4f}\n{one.name}") for one in found]
+    contact_sheet(
+        [
+            (pixels_of(one, name=name, channels=recipe.channels, levels=recipe.levels), text)
+            for one, name, text in shown
+        ],
+        path,
+    )

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -73,6 +73,8 @@ class Split:
     fetch: Fetch
     groups: np.ndarray | None = None
     """(n,) int64: images of one number stay on one side of a cut, as those of a patient; None if all are apart."""
+    levels: tuple[int, int] | None = None
+    """Integers of 16 bits and more that `image` shows as black and as white; None for 0 and 65535."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.labels):
@@ -88,7 +90,12 @@ class Split:
         """Select images by number, in this order; nothing is read or copied."""
         index = np.asarray(indices, dtype=np.int64)
         groups = None if self.groups is None else self.groups[index]
-        return Split(_PickedNames.of(self.names, index), self.labels[index], _PickedFetch.of(self.fetch, index), groups)
+        names, fetch = _PickedNames.of(self.names, index), _PickedFetch.of(self.fetch, index)
+        return Split(names, self.labels[index], fetch, groups, self.levels)
+
+    def with_levels(self, levels: tuple[int, int] | None) -> Split:
+        """The same images with other levels, those of a network's preprocessing."""
+        return self if levels == self.levels else replace(self, levels=levels)
 
     def raw(self, index: int) -> bytes | np.ndarray:
         """Fetch an image, still encoded; `ImageError`, which names the image, if its file cannot be read."""
@@ -122,7 +129,9 @@ class Split:
         With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as it stays that
         large. Raises `ImageError`, which names the image.
         """
-        return read_image(self.raw(index), name=self.names[index], channels=channels, at_least=at_least)
+        return read_image(
+            self.raw(index), name=self.names[index], channels=channels, at_least=at_least, levels=self.levels
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

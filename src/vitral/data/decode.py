@@ -36,7 +36,17 @@ from PIL import (
 
 from vitral.data.file_kinds import kind_of, media_brand
 from vitral.data.lazy_torchvision import loaded
-from vitral.data.pixels import WHITE, compose_alpha, finish_pixels, from_pillow, orientation_of, to_uint8, turn_upright
+from vitral.data.pixels import (
+    LEVELS,
+    WHITE,
+    compose_alpha,
+    finish_pixels,
+    from_pillow,
+    orientation_of,
+    stated_maximum,
+    to_uint8,
+    turn_upright,
+)
 from vitral.errors import ImageError, UsageError
 
 MAX_BYTES = 256 << 20
@@ -157,6 +167,21 @@ def describe(image: Image.Image) -> Probe:
     return Probe(image.height, image.width, image.mode, 1 if gray else 3, kind)
 
 
+def deep_values(raw: bytes | np.ndarray) -> np.ndarray | None:
+    """Integers of a gray image with more than 8 bits, as stored; None for any other, and for a PGM that states another
+    white than 65535. `ImageError` if unreadable.
+    """
+    if isinstance(raw, np.ndarray):
+        return raw if raw.dtype == np.uint16 else None
+    image = _open(raw, "image")
+    if not image.mode.startswith("I") or stated_maximum(image) not in (None, LEVELS[1]):
+        return None
+    try:
+        return np.asarray(image)
+    except Exception as error:  # as in read_image
+        raise ImageError("image", _reason(error)) from error
+
+
 def read_image(
     image: bytes | bytearray | memoryview | str | os.PathLike[str] | Image.Image | np.ndarray,
     *,
@@ -164,13 +189,15 @@ def read_image(
     channels: int | None = None,
     background: tuple[int, int, int] = WHITE,
     at_least: tuple[int, int] | None = None,
+    levels: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Read any image as uint8 (H, W, C), upright, in newly allocated memory.
 
     `image` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4,
     where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps gray images gray and converts all others to RGB.
     Transparent pixels show `background`. 16 bits are scaled to 8. Floats are 0..1 or 0..255, an array of other
-    integers is 0..255, a file of 32-bit integers is 0..65535; other values are refused (`vitral.data.pixels`). Of an
+    integers is 0..255, a file of 32-bit integers is 0..65535; other values are refused (`vitral.data.pixels`). With
+    `levels`, integers of 16 and 32 bits in gray images are black at the first and white at the second. Of an
     animation the first frame is read. With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of
     its size as long as it stays that large. A JPEG that would take more than `MAX_MEMORY` is always decoded smaller.
 
@@ -186,12 +213,12 @@ def read_image(
     name = name or "image"
     try:
         if isinstance(image, np.ndarray):
-            return _from_array(image, channels, background)
+            return _from_array(image, channels, background, levels)
         if isinstance(image, Image.Image):
             _check_pixels(image, name)
             _check_memory(image, name, 0)
-            return from_pillow(image, channels, background)
-        return _decode(bytes(image), name, channels, background, at_least)
+            return from_pillow(image, channels, background, levels)
+        return _decode(bytes(image), name, channels, background, at_least, levels)
     except ImageError:
         raise
     except Exception as error:  # decoders raise any type of exception on malformed input
@@ -317,6 +344,7 @@ def _decode(
     channels: int | None,
     background: tuple[int, int, int],
     at_least: tuple[int, int] | None,
+    levels: tuple[int, int] | None,
 ) -> np.ndarray:
     if (pixels := _decode_plain_jpeg(data, at_least)) is not None:
         return finish_pixels(pixels, channels)
@@ -331,7 +359,7 @@ def _decode(
             return finish_pixels(turn_upright(pixels, turn), channels)
     if image.format in ("JPEG", "MPO"):
         _make_smaller(image, name, len(data))
-    return from_pillow(image, channels, background)
+    return from_pillow(image, channels, background, levels)
 
 
 def _make_smaller(image: Image.Image, name: str, size: int) -> None:
@@ -382,14 +410,16 @@ def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:
     return pixels.permute(1, 2, 0).numpy()
 
 
-def _from_array(array: np.ndarray, channels: int | None, background: tuple[int, int, int]) -> np.ndarray:
+def _from_array(
+    array: np.ndarray, channels: int | None, background: tuple[int, int, int], levels: tuple[int, int] | None
+) -> np.ndarray:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] not in (1, 2, 3, 4) or not array.size:
         raise ValueError(f"an array {array.shape} is not an image; expected (H, W), or (H, W, C) with C from 1 to 4")
     if array.shape[0] * array.shape[1] > MAX_PIXELS:
         raise ValueError(f"{array.shape[1]} × {array.shape[0]} pixels; the limit is {MAX_PIXELS:,} in all")
-    pixels = to_uint8(array)
+    pixels = to_uint8(array, levels)
     if pixels.shape[2] in (2, 4):
         image = Image.fromarray(np.ascontiguousarray(pixels), "LA" if pixels.shape[2] == 2 else "RGBA")
         pixels = np.array(compose_alpha(image, background))

@@ -26,7 +26,8 @@ class Images(Dataset[Tensor]):
     """Images of a split with per-image geometry: (seed, epoch, index) to uint8 (C, height, width)."""
 
     def __init__(self, split: Split, preprocessing: Preprocessing, augmentation: Augmentation | None):
-        self.split, self.preprocessing, self.augmentation = split, preprocessing, augmentation
+        self.split, self.preprocessing = split.with_levels(preprocessing.levels), preprocessing
+        self.augmentation = augmentation
         self.decoded: Sequence[Tensor] | Entry | None = None
         """Decoded images by number, if they are kept."""
 
@@ -58,8 +59,8 @@ class Images(Dataset[Tensor]):
         """Everything besides the image that determines `kept`, as plain data."""
         fields = self.preprocessing.to_json()
         if self.cropped:
-            used = ("image_size", "channels", "interpolation", "antialias")
-            return {"crop": True, "scaled": self.scaled, **{k: fields[k] for k in used}}
+            used = ("image_size", "channels", "interpolation", "antialias", "levels")
+            return {"crop": True, "scaled": self.scaled, **{k: fields[k] for k in used if k in fields}}
         unused = ("std",) if self.preprocessing.resize == "letterbox" else ("std", "mean")  # letterbox fills with mean
         return {"crop": False, **{k: v for k, v in fields.items() if k not in unused}}
 

@@ -10,6 +10,10 @@ from PIL import Image
 _STRIP = 1 << 20  # pixels that are converted at a time
 WHITE = (255, 255, 255)
 ORIENTATION = 0x0112  # EXIF tag 274
+Levels = tuple[int, int]
+"""Integers that are black and white."""
+LEVELS = (0, 65535)
+"""Those of 16 bits, unless others are stated."""
 
 
 # EXIF 2.32, 4.6.4 A: the transpose that turns an image with this orientation upright.
@@ -46,28 +50,56 @@ def turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels)
 
 
-def from_pillow(image: Image.Image, channels: int | None, background: tuple[int, int, int]) -> np.ndarray:
+def from_pillow(
+    image: Image.Image, channels: int | None, background: tuple[int, int, int], levels: Levels | None = None
+) -> np.ndarray:
+    """Convert to uint8 (H, W, C), upright.
+
+    Raises `ValueError` for 16 bits in color with stated levels: Pillow keeps the upper 8 bits alone.
+    """
+    maximum = stated_maximum(image)
+    if levels is not None:
+        if _is_deep_color(image, maximum):
+            raise ValueError("16 bits in color are read as 8: --levels is for gray images")
+        # Pillow scales values below a maximum of their own to 16 bits.
+        levels = (levels[0] * LEVELS[1] // maximum, levels[1] * LEVELS[1] // maximum) if maximum else levels
     image.load()
     turn, rows = orientation_of(image), max(1, _STRIP // image.width)
     if rows >= image.height:
-        small = _to_gray_or_rgb(image, background)
+        small = _to_gray_or_rgb(image, background, levels)
         return finish_pixels(np.array(small.transpose(UPRIGHT[turn]) if turn > 1 else small), channels)
-    return _by_strips(image, channels, background, turn, rows)
+    return _by_strips(image, channels, background, levels, turn, rows)
+
+
+def stated_maximum(image: Image.Image) -> int | None:
+    """White of a PPM that is not loaded yet, if that has more than 8 bits."""
+    found = [tile[3][1] for tile in getattr(image, "tile", None) or () if str(tile[0]).startswith("ppm")]
+    return found[0] if found and found[0] > 255 else None
+
+
+def _is_deep_color(image: Image.Image, maximum: int | None) -> bool:
+    deep = maximum or any(";16" in str(tile[3]) for tile in getattr(image, "tile", None) or ())
+    return bool(deep) and not image.mode.startswith("I")
 
 
 def _by_strips(
-    image: Image.Image, channels: int | None, background: tuple[int, int, int], turn: int, rows: int
+    image: Image.Image,
+    channels: int | None,
+    background: tuple[int, int, int],
+    levels: Levels | None,
+    turn: int,
+    rows: int,
 ) -> np.ndarray:
     """Convert a large image, `rows` at a time: only the image and the result are in memory as a whole."""
     width, height = image.size
     strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
     scale = None
-    if image.mode in ("I", "F"):
+    if image.mode == "F" or (image.mode == "I" and levels is None):
         limits = [_limits(np.asarray(image.crop((0, top, width, end)))) for top, end in strips]
         scale = _scale_of_file(image, min(low for low, _ in limits), max(high for _, high in limits))
     upright = stored = np.empty(0, np.uint8)
     for top, end in strips:
-        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, scale)
+        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, levels, scale)
         pixels = finish_pixels(np.asarray(strip), channels)
         if top == 0:
             sides = (width, height) if turn >= 5 else (height, width)
@@ -86,7 +118,9 @@ def _as_stored(upright: np.ndarray, orientation: int) -> np.ndarray:
     return upright.swapaxes(0, 1) if orientation >= 5 else upright
 
 
-def _to_gray_or_rgb(image: Image.Image, background: tuple[int, int, int], scale: float | None = None) -> Image.Image:
+def _to_gray_or_rgb(
+    image: Image.Image, background: tuple[int, int, int], levels: Levels | None, scale: float | None = None
+) -> Image.Image:
     """Convert any mode to "L" or "RGB". The `scale` of 32-bit values is by default derived from this image."""
     mode = image.mode
     if mode in ("LA", "La", "PA", "RGBA", "RGBa") or ("transparency" in image.info and mode in ("1", "L", "P", "RGB")):
@@ -96,9 +130,11 @@ def _to_gray_or_rgb(image: Image.Image, background: tuple[int, int, int], scale:
     if mode == "1":
         return image.convert("L")
     if mode.startswith("I;16"):
-        return Image.fromarray(to_uint8(np.asarray(image)))
+        return Image.fromarray(to_uint8(np.asarray(image), levels))
     if mode in ("I", "F"):
         values = np.asarray(image)
+        if mode == "I" and levels is not None:
+            return Image.fromarray(scaled_integers(values, levels))
         return Image.fromarray(_scaled(values, scale or _scale_of_file(image, *_limits(values))))
     if mode in ("P", "CMYK", "YCbCr", "HSV", "RGBX"):
         return image.convert("RGB")
@@ -117,8 +153,9 @@ def compose_alpha(image: Image.Image, background: tuple[int, int, int]) -> Image
     return base
 
 
-def to_uint8(values: np.ndarray) -> np.ndarray:
+def to_uint8(values: np.ndarray, levels: Levels | None = None) -> np.ndarray:
     """An array as uint8: bool, 8 and 16 bits by their type, other integers as 0..255, floats as `float_scale` has it.
+    With `levels`, integers of 16 bits and more are black at the first and white at the second.
 
     `ValueError` for values outside these ranges. A scale taken from each image's own limits would differ between
     images of one set.
@@ -128,9 +165,11 @@ def to_uint8(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * 255
     if values.dtype.kind == "u" and values.dtype.itemsize == 2:
-        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        return scaled_integers(values, levels or LEVELS)
     if values.dtype.kind not in "iuf":
         raise ValueError(f"values of type {values.dtype} are not an image")
+    if values.dtype.kind != "f" and values.dtype.itemsize > 1 and levels is not None:
+        return scaled_integers(values, levels)
     low, high = _limits(values)
     if values.dtype.kind == "f":
         return _scaled(values, float_scale(low, high))
@@ -139,6 +178,13 @@ def to_uint8(values: np.ndarray) -> np.ndarray:
             f"integers from {low:g} to {high:g}: 8 bits have 0 to 255; for 16 bits pass an array of uint16"
         )
     return values.astype(np.uint8)
+
+
+def scaled_integers(values: np.ndarray, levels: Levels) -> np.ndarray:
+    """Integers from black to white as 0..255, the nearest; what is outside is black or white."""
+    black, white = levels
+    steps = values.astype(np.int64).clip(black, white) - black
+    return ((steps * 255 + (white - black) // 2) // (white - black)).astype(np.uint8)
 
 
 def float_scale(low: float, high: float) -> float:
@@ -162,7 +208,9 @@ def _scale_of_file(image: Image.Image, low: float, high: float) -> float:
     if image.format == "PPM":  # Pillow scales to 16 bits by the maximum stated in the file
         return 1 / 257
     if low < 0 or high > 65535 or 0 < high <= 255:
-        raise ValueError(f"32-bit integers from {low:g} to {high:g} state no range; save as 8 or 16 bits")
+        raise ValueError(
+            f"32-bit integers from {low:g} to {high:g} state no range: add --levels, or save as 8 or 16 bits"
+        )
     return 1 / 257
 
 

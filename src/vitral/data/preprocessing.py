@@ -56,6 +56,7 @@ class Preprocessing:
     `image_size` is cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With
     `resize_size`, images that already have `image_size` are resized, too; without it they are left alone. `center`
     rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
+    `levels` are the 16- and 32-bit integers that are black and white in gray images; None is 0 and 65535.
     """
 
     image_size: tuple[int, int]
@@ -69,6 +70,7 @@ class Preprocessing:
     resize_size: tuple[int, int] | None = None
     center: Center = "round"
     multiple: tuple[int, int] = (1, 1)
+    levels: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -87,6 +89,8 @@ class Preprocessing:
             raise UsageError(f"resize_size {self.resize_size} is not a height and a width of 1 to {MAX_SIDE} pixels")
         if isinstance(INTERPOLATIONS[self.interpolation], Image.Resampling) and not self.antialias:
             raise UsageError(f"there is no {self.interpolation} interpolation without antialias")
+        if self.levels is not None and not _are_levels(self.levels):
+            raise UsageError(f"levels {self.levels} are not two whole numbers, black below white")
         if self.native:
             self._check_native()
 
@@ -230,11 +234,13 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Convert to plain data, for `from_json`.
 
-        Fields added later (`resize_size`, `center`, `multiple`) are written only if they differ from their defaults, so
+        Fields added later (`resize_size` and those after it) are written only if they differ from their defaults, so
         that older files stay the same.
         """
         data = dataclasses.asdict(self)
-        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in ("resize_size", "center", "multiple")}
+        names = [f.name for f in dataclasses.fields(self)]
+        added = names[names.index("resize_size") :]
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in added}
         return {name: value for name, value in data.items() if name not in later or value != later[name]}
 
     @classmethod
@@ -257,6 +263,11 @@ def before_crop(image_size: tuple[int, int], crop_fraction: float) -> tuple[int,
 
 def _is_size(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and 0 < n <= MAX_SIDE for n in value)
+
+
+def _are_levels(value: object) -> bool:
+    whole = isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and abs(n) < 2**31 for n in value)
+    return whole and value[0] < value[1]  # type: ignore[index]  # a tuple
 
 
 def _has_fast_uint8_resize() -> bool:

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vitral.console import draws, stderr
 from vitral.data.dataset import DataSet, LazyNames, Split, natural, some
 from vitral.data.decode import probe, read_image
+from vitral.data.depth import depth_of
 from vitral.data.files import UNOPENED
 from vitral.data.findings import SKIP_HINT, DataCheck, NearPair, Place, Sizes, Unreadable
 from vitral.data.lazy_torchvision import preload
@@ -69,7 +70,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
     good = [one for ones in scans.values() for one in ones if not one.reason]
     sizes = _sizes(good)
     near, near_note = _near(dataset, scans, sizes, progress)
-    classes = len(dataset.classes)
+    classes, depth = len(dataset.classes), depth_of(next(iter(dataset.splits.values())))
     return DataCheck(
         name=dataset.name,
         source=dataset.source,
@@ -87,7 +88,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
-        notes=dataset.notes,
+        notes=(*dataset.notes, *((depth.note(None),) if depth else ())),
         unused=dataset.unused,
     )
 

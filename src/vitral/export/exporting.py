@@ -115,7 +115,7 @@ def export_model(
     dataset = _data(predictor, options)
     job = _job(predictor, precision, with_preprocessing, dataset, skip=options.skip)
     job = replace(job, name=name_of(predictor.source) or "network", runtime=runtime)
-    images_of_proof = sample(dataset, predictor.output, count, skip=options.skip)
+    images_of_proof = sample(dataset, predictor.output, count, skip=options.skip, levels=predictor.preprocessing.levels)
     with replacing_folder(folder) as made:
         return _write(target, job, images_of_proof, predictor, made, folder, accept, progress)
 
@@ -290,7 +290,7 @@ def _job(
         why = "ranges are measured on training images, which a weights file does not name"
         raise UsageError("int8 needs images", why=why, hint=f"vitral export {model} DATA --to onnx --precision int8")
     split = spread(dataset[next(name for name in SPLITS if name in dataset.splits)], CALIBRATION)
-    split = readable(split) if skip else split
+    split = (readable(split) if skip else split).with_levels(job.preprocessing.levels)
     job.calibration.extend(_inputs(job, [split.image(i, job.preprocessing.channels) for i in range(len(split))]))
     return job
 

@@ -51,7 +51,9 @@ class Sample:
         raise IndexError(index)
 
 
-def sample(dataset: DataSet | None, output: Output, count: int, *, skip: bool = False) -> Sample:
+def sample(
+    dataset: DataSet | None, output: Output, count: int, *, skip: bool = False, levels: tuple[int, int] | None = None
+) -> Sample:
     """Choose `count` images of test, else val, else train, or as many as that split has. If these are fewer than
     `LEAST`, images of other splits follow, then drawings. `skip` leaves out unreadable images.
     """
@@ -61,7 +63,7 @@ def sample(dataset: DataSet | None, output: Output, count: int, *, skip: bool = 
         missing = LEAST - sum(map(len, parts)) if parts else count
         if dataset is not None and name in dataset.splits and missing > 0:
             part = spread(dataset[name], missing)
-            part = readable(part) if skip else part
+            part = (readable(part) if skip else part).with_levels(levels)
             parts.append(part)
             origins.append(f"{len(part):,} {name} images of {dataset.source}")
     if (missing := LEAST - sum(map(len, parts))) > 0:

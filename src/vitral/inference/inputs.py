@@ -179,8 +179,10 @@ def _read(file: Any) -> tuple[str | None, Any]:
     return name if isinstance(name, str) else None, data
 
 
-def pixels_of(image: Any, *, name: str = "image", channels: int) -> np.ndarray:
-    """Decode one image: uint8 (H, W, C), upright. Raises `ImageError` with `name` if it is unreadable or no image."""
+def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[int, int] | None = None) -> np.ndarray:
+    """Decode one image as `read_image` does: uint8 (H, W, C), upright. Raises `ImageError` with `name` if it is
+    unreadable or no image.
+    """
     if isinstance(image, ImageError):
         raise ImageError(name, image.why or "", hint=image.hint)
     if isinstance(image, Record):
@@ -190,11 +192,11 @@ def pixels_of(image: Any, *, name: str = "image", channels: int) -> np.ndarray:
     elif isinstance(image, Tensor):
         image = _of_tensor(image, name)
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
-        return pixels_of(_read(image)[1], name=name, channels=channels)
+        return pixels_of(_read(image)[1], name=name, channels=channels, levels=levels)
     elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
         kind = type(image).__name__
         raise ImageError(name, f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind} is no image", hint=ACCEPTED)
-    return read_image(image, name=name, channels=channels)
+    return read_image(image, name=name, channels=channels, levels=levels)
 
 
 def _read_member(member: Member, name: str) -> bytes:

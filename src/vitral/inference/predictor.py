@@ -187,7 +187,9 @@ class Predictor(Described):
 
     def prepare(self, image: ImageInput, name: str = "image") -> Tensor:
         """Decode, resize and crop an image: uint8 (C, height, width), not yet standardized."""
-        return self.preprocessing.geometry(pixels_of(image, name=name, channels=self.preprocessing.channels))
+        recipe = self.preprocessing
+        pixels = pixels_of(image, name=name, channels=recipe.channels, levels=recipe.levels)
+        return recipe.geometry(pixels)
 
     def stream(self, images: Images, batch_size: int = 32) -> Iterator[Prediction | ImageError]:
         """Predict any number of images in order, decoding the next batch during the computation of this one.

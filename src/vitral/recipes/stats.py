@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from vitral.data import DataSet
-from vitral.data.decode import probe, read_image
-from vitral.errors import DataError, ImageError, RunError
+from vitral.data.decode import probe
+from vitral.data.depth import Depth, depth_of
+from vitral.errors import ImageError, RunError
 from vitral.folders import is_run
 from vitral.training.run_folder import RunFolder
 
@@ -39,8 +40,8 @@ class DatasetStats:
     """1 if every sampled image is grayscale, else 3."""
     imbalance: float
     """Ratio of the largest to the smallest class."""
-    grays: int | None = None
-    """Of sampled images with 16 bits a channel: 1 + their largest value in 8 bits; None if there are none."""
+    depth: Depth | None = field(default=None, compare=False)
+    """Values of sampled images with more than 8 bits; None if there are none."""
     sampled: int = 0
     """Number of sampled images."""
     epochs: int | None = None
@@ -79,12 +80,10 @@ def _reads_text(run: Path) -> bool:
 def dataset_stats(dataset: DataSet) -> DatasetStats:
     """Compute the statistics of a data set. Unreadable images are ignored here; another step reports them."""
     train = dataset["train"]
-    sizes, channels, grays = [], Counter[int](), 0
+    sizes, channels = [], Counter[int]()
     for index in np.linspace(0, len(train) - 1, min(len(train), _SAMPLED)).astype(int):
         try:
             raw = train.raw(int(index))
-            if _is_deep(raw):
-                grays = max(grays, 1 + int(read_image(raw, name=train.names[int(index)]).max()))
             if isinstance(raw, bytes):
                 header = probe(raw, name=train.names[int(index)])
                 sizes.append((header.height, header.width))
@@ -103,28 +102,6 @@ def dataset_stats(dataset: DataSet) -> DatasetStats:
         uniform=len(set(sizes)) == 1,
         channels=1 if set(channels) == {1} else 3,
         imbalance=float(counts.max() / max(counts[counts > 0].min(), 1)),
-        grays=grays or None,
+        depth=depth_of(train),
         sampled=len(sizes),
     )
-
-
-def _is_deep(raw: bytes | np.ndarray) -> bool:
-    """True for an image whose mode or type has more than 8 bits a channel."""
-    return probe(raw).mode.startswith("I") if isinstance(raw, bytes) else raw.dtype == np.uint16
-
-
-_FEWEST_GRAYS = 32
-
-
-def check_depth(stats: DatasetStats, source: str) -> str:
-    """Return a note on images of 16 bits, which are computed in 8; empty without them.
-
-    Raises `DataError` if 8 bits keep almost nothing of them, as of 12-bit values stored in 16 bits.
-    """
-    if stats.grays is None:
-        return ""
-    if stats.grays < _FEWEST_GRAYS:
-        why = f"values reach about {257 * (stats.grays - 1):,} of 65,535, and images are computed in 8 bits"
-        hint = "map the values that matter to 8 bits, as examples/medical.py does"
-        raise DataError(f"16-bit images of which 8 bits keep {stats.grays} grays", where=source, why=why, hint=hint)
-    return f"16 bits are scaled to 8, which keeps {stats.grays} grays"

@@ -128,6 +128,9 @@ class Run:
     multiple: tuple[int, int] = option((1, 1), "with --pack: sides are multiples of this, the patch size")
     interpolation: str = option("bilinear", "interpolation: bilinear, bicubic, nearest, lanczos, box or hamming")
     antialias: bool = option(True, "antialias when downsampling")
+    levels: tuple[int, int] | None = option(
+        None, "black and white of gray images with 16 bits and more: 0 4095 for 12 bits (default: 0 65535)"
+    )
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one per channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels, likewise")
     crop: Crop = option("none", "random crop of training images")

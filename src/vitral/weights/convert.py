@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,12 +55,38 @@ def lost(weights: Weights, to: str) -> list[str]:
     own = weights.preprocessing
     if to not in _PREPROCESSING:
         return []
-    carried = to in _CARRY_PREPROCESSING
-    found = differences(own, _PREPROCESSING[to](own)) if own.channels == 3 or carried else ["channels"]
+    carried, used = to in _CARRY_PREPROCESSING, _PREPROCESSING[to](own)
+    found = differences(own, used) if own.channels == 3 or carried else ["channels"]
     if not found:
-        return []
+        return _rounding(own, used, to)
     reason = "its files cannot state" if carried else "its files state no preprocessing, and its default differs"
     return [f"WARNING for {to}: {reason}: {'; '.join(found)}"]
+
+
+def _rounding(own: Preprocessing, used: Preprocessing, to: str) -> list[str]:
+    """Warn if the same rule makes other pixels, because sides and offsets are rounded in another way."""
+    if own.native or own.channels != used.channels:
+        return []
+    largest = 0
+    for height, width in _SIDES:
+        image = _pattern(height, width, own.channels)
+        pixels = (recipe.geometry(image).int() for recipe in (own, used))
+        largest = max(largest, int(next(pixels).sub(next(pixels)).abs().max()))
+    if not largest:
+        return []
+    sizes = ", ".join(f"{height} × {width}" for height, width in _SIDES)
+    why = "sides and the center are rounded in another way"
+    return [f"WARNING for {to}: {why}: its pixels differ by up to {largest} of 255 levels (a pattern of {sizes})"]
+
+
+_SIDES = ((480, 641), (641, 480), (375, 500), (333, 250))
+
+
+def _pattern(height: int, width: int, channels: int) -> np.ndarray:
+    """A smooth drawing of waves a few pixels long, as details of photographs are: uint8 (H, W, C)."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.sin(x / 5) + np.sin(y / 7) + np.sin((x + 2 * y) / 11)
+    return np.repeat(np.rint(127.5 + 42 * waves)[..., None], channels, -1).astype(np.uint8)
 
 
 _CARRY_PREPROCESSING = ("timm", "hf")

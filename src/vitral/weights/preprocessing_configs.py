@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from vitral.data.pixels import LEVELS
 from vitral.data.preprocessing import INTERPOLATIONS, Center, Preprocessing, Resize, before_crop
 from vitral.errors import UsageError, WeightsError
 
@@ -310,6 +311,9 @@ def differences(trained: Preprocessing, used: Preprocessing) -> list[str]:
             found.append(f"{name} of the pixels: trained with {_formatted(one)}, used with {_formatted(other)}")
     if (one := _rule(trained)) != (other := _rule(used)):
         found.append(f"resize: trained with {one}, used with {other}")
+    if trained.levels != used.levels:
+        one, other = ("{:,} to {:,}".format(*(each or LEVELS)) for each in (trained.levels, used.levels))
+        found.append(f"levels of 16 bits: trained with {one}, used with {other}")
     if trained.interpolation != used.interpolation:
         found.append(f"interpolation: trained with {trained.interpolation}, used with {used.interpolation}")
     if trained.antialias != used.antialias and "nearest" not in (trained.interpolation, used.interpolation):

@@ -121,7 +121,8 @@ class Evaluated:
             findings=findings, layers=summary.to_json()["layers"],
         )  # fmt: skip
         task = task_of(self.predictor.output.task)
-        content = task.page(content, self.predictor, self.probabilities, self.images, self.evaluation, summary.flops)
+        images = self.images.with_levels(self.predictor.preprocessing.levels)
+        content = task.page(content, self.predictor, self.probabilities, images, self.evaluation, summary.flops)
         if content.explained and self.comparison:
             content = dataclasses.replace(content, explained_note=f"{content.explained_note} {_PLAIN_MAPS}".strip())
         write_report(path, content)

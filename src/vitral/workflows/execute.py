@@ -427,6 +427,6 @@ def _report(
             model, job.run.preprocessing, job.dataset.classes, machine=machine, output=last.output
         )  # fmt: skip
         content = dataclasses.replace(content, evaluated_on=last.split, caution=CAUTION.get(last.split, ""))
-        images = running.batches[last.split].split
+        images = running.batches[last.split].split.with_levels(job.run.levels)
         content = task_of(job.run.task).page(content, predictor, last.values, images, last.metrics, summary.flops)
     write_report(running.folder.report, content)

@@ -200,6 +200,7 @@ def _sample(preprocessing: Preprocessing, split: Split, count: int, source: str)
     if not len(split):
         raise DataError("there are no images to inspect", where=source)
     indices = np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int))
+    split = split.with_levels(preprocessing.levels)
     pixels, bad = [], []
     for index in indices:
         try:

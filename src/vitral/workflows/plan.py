@@ -20,7 +20,7 @@ from vitral.data.validate import drop_unopened, readable, sample_unreadable
 from vitral.device import Machine, choose
 from vitral.errors import UsageError, unknown
 from vitral.pretraining.methods import METHODS
-from vitral.recipes.stats import DatasetStats, check_depth, dataset_stats, find_finished_runs
+from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
 from vitral.recipes.table import CHECKS, RECIPES, UNSUPPORTED
 from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_OPTIONS, Run, checked_options
 from vitral.training.plan import Choice, Plan
@@ -150,13 +150,11 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     stats = dataset_stats(dataset)
     count = max(1, round(stats.images * given.get("train_share", 1.0)))
     stats = dataclasses.replace(stats, images=count, epochs=given.get("epochs"), finished_runs=find_finished_runs())
-    depth = check_depth(stats, dataset.source)
     recipe = find_recipe(given)
     splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)
     near = near_sets(dataset["train"]) if cuts_validation(run, dataset) else ()
     split, choices = split_for(run, with_near(dataset, near))
-    choices += (Choice("depth", "8 bits", depth),) if depth else ()
     stats = dataclasses.replace(stats, train_images=len(split["train"]))
     plan = recipe(stats, machine)
     return Draft(given, dataset, split, choices, stats, machine, plan, plan.run, near=near)
@@ -211,6 +209,16 @@ def report_source(draft: Draft) -> Draft:
     return draft.change(Choice("data", counted, "; ".join(notes))) if notes else draft
 
 
+def report_depth(draft: Draft) -> Draft:
+    """Add a line on images of more than 8 bits. Raises `DataError` if almost nothing is left of them."""
+    levels = draft.run.levels
+    if draft.stats.depth is None:
+        why = "no sampled image is gray with more than 8 bits: it changes nothing"
+        return draft if levels is None else draft.change(Choice("levels", format_value(levels), why))
+    draft.stats.depth.check(levels, draft.whole.source)
+    return draft.change(Choice("depth", "8 bits", draft.stats.depth.note(levels)))
+
+
 def check_recipe(draft: Draft) -> Draft:
     """Refuse data or a network that the recipe does not support."""
     if draft.run.recipe in CHECKS:
@@ -232,6 +240,7 @@ STEPS: tuple[Step, ...] = (
     pack_images,
     take_split,
     report_source,
+    report_depth,
     scale_logits,
     read_teacher,
     build_config,

@@ -1,0 +1,145 @@
+"""Images with more than 8 bits: one scale for a set, and levels that travel with the weights."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitral
+from running import printed, train
+from vitral.data import load
+from vitral.data.decode import read_image
+from vitral.data.depth import Depth, depth_of
+from vitral.errors import DataError, ImageError, UsageError
+from vitral.weights.preprocessing_configs import differences
+
+
+def saved(values: np.ndarray, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path)
+    return path
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """12-bit values in 16-bit files, of two classes that differ by less than half a gray of 65,535."""
+    rng = np.random.default_rng(0)
+    for label, level in (("air", 1000), ("bone", 1100)):
+        for number in range(20):
+            values = (level + rng.integers(-8, 9, (8, 8))).astype(np.uint16)
+            saved(values, tmp_path / "scans" / label / f"{number}.png")
+    return tmp_path / "scans"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [("png", np.uint16), ("tif", np.uint16), ("pgm", np.uint16), ("tif", np.int32)]
+)
+def test_levels_are_those_of_the_container_or_stated(suffix, dtype, tmp_path):
+    values = np.array([[0, 992, 1050, 1108, 60_000]], dtype)
+    path = saved(values, tmp_path / f"one.{suffix}")
+    assert read_image(path)[..., 0].tolist() == [[0, 4, 4, 4, 233]]
+    assert read_image(path, levels=(0, 4095))[..., 0].tolist() == [[0, 62, 65, 69, 255]]
+    assert read_image(path, levels=(992, 1108))[..., 0].tolist() == [[0, 0, 128, 255, 255]]
+    assert read_image(values.astype(np.uint16), levels=(992, 1108))[..., 0].tolist() == [[0, 0, 128, 255, 255]]
+
+
+def test_strips_of_a_large_image_have_its_levels(tmp_path, monkeypatch):
+    values = np.arange(4000, dtype=np.uint16).reshape(80, 50)
+    for name in ("one.png", "one.tif"):
+        path = saved(values if name == "one.png" else values.astype(np.int32), tmp_path / name)
+        whole = read_image(path, levels=(100, 3000))
+        with monkeypatch.context() as patched:
+            patched.setattr("vitral.data.pixels._STRIP", 1000)
+            assert np.array_equal(read_image(path, levels=(100, 3000)), whole)
+
+
+def test_values_that_state_no_range_are_read_with_stated_levels(tmp_path):
+    path = saved(np.array([[0, 100, 200]], np.int32), tmp_path / "dark.tif")
+    with pytest.raises(ImageError, match="add --levels"):
+        read_image(path)
+    assert read_image(path, levels=(0, 200))[..., 0].tolist() == [[0, 128, 255]]
+    below = saved(np.array([[-1000, 0, 1000]], np.int32), tmp_path / "hounsfield.tif")
+    assert read_image(below, levels=(-1000, 1000))[..., 0].tolist() == [[0, 128, 255]]
+
+
+def test_eight_bits_are_left_alone_and_deep_colors_refused(tmp_path):
+    path = saved(np.array([[0, 100, 200]], np.uint8), tmp_path / "eight.png")
+    assert read_image(path, levels=(0, 4095))[..., 0].tolist() == [[0, 100, 200]]
+    color = saved(np.zeros((1, 1, 3), np.uint8), tmp_path / "color.png")
+    assert read_image(color, levels=(0, 4095)).shape == (1, 1, 3)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes((0, 1, 0, 2, 0, 3, 0))))
+    for deep in (b"\x89PNG\r\n\x1a\n" + header + pixels + chunk(b"IEND", b""), b"P6 1 1 65535\n" + bytes((1, 0) * 3)):
+        assert read_image(deep).shape == (1, 1, 3)
+        with pytest.raises(ImageError, match="--levels is for gray images"):
+            read_image(deep, levels=(0, 4095))
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_a_pgm_that_states_its_white_is_read_with_it(tmp_path):
+    path = tmp_path / "a" / "scan.pgm"
+    path.parent.mkdir()
+    path.write_bytes(b"P5 3 1 4095\n" + struct.pack(">HHH", 0, 2048, 4095))
+    assert read_image(path)[..., 0].tolist() == [[0, 128, 255]]
+    assert read_image(path, levels=(0, 4095))[..., 0].tolist() == [[0, 128, 255]]
+    assert read_image(path, levels=(2048, 4095))[..., 0].tolist() == [[0, 0, 255]]
+    assert depth_of(load(tmp_path)["train"]) is None
+
+
+def test_a_proposal_fits_the_values():
+    def proposal(*values: int) -> tuple[int, int]:
+        return Depth(np.array(values)).proposal
+
+    assert proposal(*range(0, 1024, 8)) == (0, 1023)
+    assert proposal(*range(0, 4000, 30)) == (0, 4095)
+    assert proposal(*range(0, 16_000, 30)) == (0, 16_383)
+    assert proposal(*range(0, 60_000, 30)) == (0, 65_535)
+    assert proposal(*range(992, 1108)) == (992, 1107), "the whole range would leave few grays"
+    assert proposal(*range(-1000, 1001)) == (-1000, 1000)
+
+
+def test_check_and_plan_report_the_levels_in_use(scans, tmp_path, capsys):
+    assert depth_of(load(scans)["train"]).range == (992, 1108)
+    found = printed(capsys, "data", "check", str(scans), code=1)[0]  # noise: the same after scaling
+    assert "--levels 992 1108 keeps" in " ".join(found.split())
+    with pytest.raises(DataError, match="8 bits keep 1 gray") as caught:
+        train(scans, tmp_path / "run")
+    assert "--levels 992 1108 keeps 34" in str(caught.value)
+
+
+def test_levels_travel_with_the_weights(scans, tmp_path, capsys):
+    run = train(scans, tmp_path / "run", levels=(992, 1108), epochs=12, val_fraction=0.3)
+    assert run.result["val_accuracy"] == 1
+    assert "values 992 to 1,108 of 992 to 1,108 are 34 grays" in (run.folder / "config.json").read_text()
+    predictor = vitral.load(run.folder)
+    assert predictor.preprocessing.levels == (992, 1108)
+    for label in ("air", "bone"):
+        assert predictor(scans / label / "0.png").label == label
+        assert predictor(Image.open(scans / label / "0.png")).label == label
+        assert predictor(np.asarray(Image.open(scans / label / "0.png"))).label == label
+    assert vitral.evaluate(run.folder, str(scans), split="train").accuracy == 1
+    shown = printed(capsys, "explain", str(run.folder), str(scans / "air/0.png"), "--out", str(tmp_path / "map.png"))
+    assert "air" in shown[0] + shown[1]
+    again = train(scans, tmp_path / "again", init=str(run.folder), epochs=1)
+    assert vitral.load(again.folder).preprocessing.levels == (992, 1108)
+
+
+def test_other_levels_than_those_of_training_are_warned_of():
+    trained = vitral.Preprocessing((8, 8), levels=(0, 4095))
+    (found,) = differences(trained, vitral.Preprocessing((8, 8)))
+    assert found == "levels of 16 bits: trained with 0 to 4,095, used with 0 to 65,535"
+    assert vitral.Preprocessing.from_json(trained.to_json()) == trained
+
+
+@pytest.mark.parametrize("levels", [(5, 5), (9, 2), (0, 1.5), (0,), 4095, (0, 2**31)])
+def test_levels_that_are_none_are_refused(levels):
+    with pytest.raises(UsageError, match="black below white"):
+        vitral.Preprocessing((8, 8), levels=levels)
