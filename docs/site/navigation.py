@@ -16,6 +16,7 @@ NAVIGATION = {
         "docs/labels": "",
         "docs/text": "",
         "docs/pretrain": "",
+        "docs/data": "",
         "docs/check": "",
     },
     "Use": {"docs/use": "", "docs/inference": "", "docs/compare": "", "docs/weights": "", "docs/resizing": ""},

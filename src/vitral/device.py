@@ -127,6 +127,26 @@ def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     return torch.autocast(device.type, enabled=False)
 
 
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """Compute as a new program does: with gradients, without autocast, in fp32 by default.
+
+    For functions that users call: the caller may be inside `torch.inference_mode` or `torch.autocast`, or have set
+    another default dtype, which holds for all threads.
+    """
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda", "mps"):
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        yield
+
+
 def synchronize(device: torch.device | str) -> None:
     """Wait until the device has finished all queued work."""
     kind = torch.device(device).type

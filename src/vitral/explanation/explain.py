@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitral.device import plain_modes
 from vitral.errors import UsageError
 from vitral.explanation.faithfulness import check_faithfulness
 from vitral.explanation.heatmap import Heatmap
@@ -27,6 +28,7 @@ from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 
 
+@plain_modes()
 def explain(
     model: Predictor | nn.Module,
     images: Any,

@@ -40,6 +40,10 @@ class Subject:
         images = given[None] if given.ndim == 3 else given
         if not len(images):
             raise UsageError("there is no image to explain")
+        if not images.isfinite().all():
+            raise UsageError("images hold NaN or infinite values", hint="torch.nan_to_num")
+        if images.is_inference():  # made under `torch.inference_mode`: no gradients
+            images = images.clone()
         return images, [to_pixels(image) for image in images], [f"image {i}" for i in range(len(images))]
 
     def standardized(self, images: Tensor) -> Tensor:
@@ -93,7 +97,7 @@ def subject_of(
         return Subject(of_foreign(module, grid), tuple(map(str, range(module.config.classes))))
     if isinstance(module, ViT | BiT):
         classes = tuple(map(str, range(module.config.classes)))
-        return Subject(AnyNetwork(module, grid) if named else model, classes)
+        return Subject(AnyNetwork(module, grid) if named else module, classes)
     if named:
         return Subject(AnyNetwork(module, grid))
     if not isinstance(images, Tensor):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitral.console import Described
 from vitral.data.loader import Batches
 from vitral.data.preprocessing import Preprocessing
-from vitral.device import Machine, choose, without_autocast
+from vitral.device import Machine, choose, plain_modes, without_autocast
 from vitral.distributed.ranks import Ranks
 from vitral.distributed.tensors import has_shards
 from vitral.errors import ImageError, UsageError, unknown
@@ -353,6 +353,7 @@ def gathered_logits(model: nn.Module, batches: Batches, machine: Machine, ranks:
     return torch.zeros(0, 0) if every is None else torch.cat(every)
 
 
+@plain_modes()
 def load(
     source: str | Path | nn.Module | Predictor,
     *,

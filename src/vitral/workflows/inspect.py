@@ -18,7 +18,7 @@ from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.dataset import some
 from vitral.data.preprocessing import Preprocessing
-from vitral.device import choose, seeded
+from vitral.device import choose, plain_modes, seeded
 from vitral.errors import DataError, ImageError, UsageError, VitralError
 from vitral.evaluation import figures
 from vitral.evaluation.pages import environment, without_control_characters
@@ -40,6 +40,7 @@ IMAGES = 128
 """Default number of images, as in the paper's Figure 11."""
 
 
+@plain_modes()
 def inspect(
     model: str | Path | Predictor | nn.Module,
     data: str | Path | Tensor | None = None,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from vitral.console import flag, stderr
 from vitral.data.validate import left_out
-from vitral.device import choose, global_generators
+from vitral.device import choose, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
 from vitral.errors import Interrupted, RunError, UsageError, VitralError
@@ -59,7 +59,7 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = str(data)
-    with stop_raises(), global_generators(), joined(given.get("device", "auto")) as ranks:
+    with stop_raises(), plain_modes(), global_generators(), joined(given.get("device", "auto")) as ranks:
         console = stderr(quiet=quiet or not ranks.main)
         try:
             again = any(ranks.exchange(restarted()))  # torchrun passes it to the ranks of one machine only

@@ -23,7 +23,7 @@ def raw_attention(model: ViT, images: Tensor, targets: Tensor, *, layer: int = -
     attention = captured.attention(layer % len(network.blocks)).mean(1)
     pooled = captured.attention(POOL) if network.config.pool == "map" else None
     row = readout(network, attention.shape[-1], len(images), images.device, pooled)
-    maps = patches_of((row[:, None] @ attention)[:, 0], network, images).cpu()
+    maps = patches_of((row[:, None].to(attention.dtype) @ attention)[:, 0], network, images).cpu()
     return Maps(maps[:, None].expand(-1, targets.shape[1], -1, -1))
 
 

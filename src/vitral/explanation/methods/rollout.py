@@ -67,7 +67,7 @@ def propagate(row: Tensor, layers: list[Tensor]) -> Tensor:
     The last layer may lack rows for which `row` is zero.
     """
     for attention in reversed(layers):
-        row = (row[:, None, : attention.shape[1]] @ attention)[:, 0]
+        row = (row[:, None, : attention.shape[1]].to(attention.dtype) @ attention)[:, 0]
     return row
 
 
