@@ -45,14 +45,19 @@ class Machine:
         return _at_precision(self.device, precision, dim)
 
     @property
-    def name(self) -> str:
-        """The name of the GPU, or of the CPU with its number of threads."""
+    def hardware(self) -> str:
+        """The name of the GPU or CPU."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        if self.device.type == "mps":
-            return "Apple GPU"
+        return "Apple GPU" if self.device.type == "mps" else cpu_name()
+
+    @property
+    def name(self) -> str:
+        """The name of the GPU, or of the CPU with its number of threads."""
+        if self.device.type != "cpu":
+            return self.hardware
         threads = torch.get_num_threads()
-        return f"{cpu_name()}, {threads} {'thread' if threads == 1 else 'threads'}"
+        return f"{self.hardware}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def choose(device: str = "auto", precision: str = "auto", dim: int | None = None) -> Machine:
@@ -145,6 +150,18 @@ def plain_modes() -> Iterator[None]:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, dtype)
         yield
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Compute with so many CPU threads inside the block; None leaves them as they are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def synchronize(device: torch.device | str) -> None:

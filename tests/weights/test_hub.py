@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -160,6 +161,17 @@ def test_without_a_network_the_cache_serves(hub, tmp_path, monkeypatch):
     (online.path / "model.safetensors").unlink()  # as after a download that was broken off
     with pytest.raises(WeightsError, match="there is no complete copy in the cache"):
         resolve("hf:google/vit", cache_dir=tmp_path)
+
+
+def test_a_cache_without_refs_serves_its_one_copy(hub, tmp_path, monkeypatch):
+    online = resolve("hf:google/vit", cache_dir=tmp_path)
+    shutil.rmtree(online.path.parents[1] / "refs")
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    assert resolve("hf:google/vit", cache_dir=tmp_path) == online
+    shutil.copytree(online.path, online.path.with_name(FIRST))
+    with pytest.raises(WeightsError, match="2 copies of google/vit") as caught:
+        resolve("hf:google/vit", cache_dir=tmp_path)
+    assert f"hf:google/vit@{FIRST} or hf:google/vit@{SECOND}" in str(caught.value)
 
 
 def test_a_missing_shard_is_no_copy(hub, tmp_path, monkeypatch):

@@ -21,8 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from vitral import fonts
 from vitral.atomic import replacing
 from vitral.errors import UsageError
 from vitral.explanation.methods import method_named
@@ -35,7 +36,6 @@ _OPACITY = 0.72  # of the strongest patch, so that the image under it stays visi
 _MIN_SIZE = 448  # pixels, longer side of an overlay
 _PIXELATED_BELOW = 96  # pixels; smaller images are enlarged by nearest neighbor, as in the report
 _COLORS = {True: "RdBu_r", False: "inferno"}  # by signed
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 _DPI = 150
 _INK, MUTED, WARNING = "#1a1a1a", "#5a5a5a", "#a33b00"
 
@@ -179,7 +179,7 @@ def _write_below(image: Image.Image, text: str) -> None:
     """Write a line in a dark band at the lower edge, in the largest font that fits."""
     draw = ImageDraw.Draw(image)
     for points in (max(9, image.height // 20), 9):
-        font = ImageFont.load_default(points)
+        font = fonts.pillow_font(text, points)
         if draw.textlength(text, font) <= image.width - 4:
             break
     height = points + points // 2
@@ -231,7 +231,7 @@ def contact_sheet(heatmaps: Sequence[Drawable], path: str | Path, *, left_out: i
         left = MARGIN + number % columns * (cell + GAP)
         top = MARGIN + number // columns * (cell + text + GAP)
         sheet.image(left, top, cell, np.asarray(overlay(one, 320)))
-        sheet.text(left, top + cell + 0.04, fit(one.title, cell, 8.5), 8.5, weight="bold")
+        sheet.text(left, top + cell + 0.04, fit_title(one, cell, 8.5), 8.5, weight="bold")
         sheet.text(left, top + cell + 0.04 + LINE, fit(Path(one.name).name, cell, 7), 7, MUTED)
     for number, line in enumerate(foot):
         sheet.text(MARGIN, sheet.height - MARGIN - (len(foot) - number) * LINE, line, 8, MUTED)
@@ -299,7 +299,7 @@ def _heading(one: Drawable) -> list[str]:
 def _draw_strip(sheet: Sheet, left: float, top: float, one: Drawable) -> None:
     """Draw title, method and note, and below them the map, the overlay and the color bar."""
     width, below = 2 * _PANEL + GAP, top + _HEAD
-    sheet.text(left, top, fit(one.title, width, 9.5), 9.5, weight="bold")
+    sheet.text(left, top, fit_title(one, width, 9.5), 9.5, weight="bold")
     sheet.text(left, top + LINE, fit(_method_of(one), width, 8.5), 8.5, MUTED)
     if one.note:
         sheet.text(left, top + 2 * LINE, fit(one.note, width, 8.5), 8.5, WARNING)
@@ -347,7 +347,7 @@ class Sheet:
         self, left: float, top: float, text: str, points: float, color: str = _INK, weight: str = "normal"
     ) -> None:
         self.figure.text(
-            left / self.width, 1 - top / self.height, text, fontsize=points, color=color, fontfamily=_FONT,
+            left / self.width, 1 - top / self.height, text, fontsize=points, color=color, fontfamily=fonts.families(),
             fontweight=weight, va="top", parse_math=False,
         )  # fmt: skip
 
@@ -373,15 +373,23 @@ class Sheet:
         return axes
 
 
-def fit(text: str, inches: float, points: float) -> str:
+def fit_title(one: Drawable, inches: float, points: float) -> str:
+    """Fit a title in bold. Of a contrast each name is cut by itself, so that both are seen."""
+    between = " rather than "
+    if not one.against or fonts.width(one.title, points, bold=True) <= inches:
+        return fit(one.title, inches, points, bold=True)
+    each = (inches - fonts.width(between, points, bold=True)) / 2
+    return between.join(fit(name, each, points, bold=True) for name in (one.label, one.against))
+
+
+def fit(text: str, inches: float, points: float, *, bold: bool = False) -> str:
     """Fit any text into one line of this width. It is cut in the middle, since names differ at their ends."""
     text = "".join(c if c.isprintable() or c in "\u200c\u200d" else "�" for c in text)
-    most = max(6, int(inches * 72 / (points * 0.56)))
-    return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
+    return fonts.shortened(text, lambda cut: fonts.width(cut, points, bold=bold) <= inches)
 
 
 def write(figure: Figure, path: Path) -> Path:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), fonts.quiet():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # characters missing in the font are drawn as boxes
         data = _svg(figure) if path.suffix.lower() == ".svg" else _png(figure)
     return write_bytes(path, data)

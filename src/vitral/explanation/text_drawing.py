@@ -48,7 +48,7 @@ def save_text(text: ReadText, maps: Sequence[Heatmap], values: dict[str, Any], p
     foot = _foot(drawn[0].method, len(maps) - len(drawn))
     whole = max(columns * (panel + GAP) - GAP, 4.2)
     sheet = Sheet(whole + 2 * MARGIN, 2 * MARGIN + _HEAD + tall + GAP + rows * cell + len(foot) * LINE)
-    sheet.text(MARGIN, MARGIN, fit(f"{text.text} {text.confidence:.1%}", whole, 11), 11, weight="bold")
+    sheet.text(MARGIN, MARGIN, fit(f"{text.text} {text.confidence:.1%}", whole, 11, bold=True), 11, weight="bold")
     where = f"{Path(text.name).name or 'image'} · the network sees {width} × {height}"
     sheet.text(MARGIN, MARGIN + 1.3 * LINE, fit(where, whole, 8.5), 8.5, MUTED)
     top = MARGIN + _HEAD
@@ -57,7 +57,9 @@ def save_text(text: ReadText, maps: Sequence[Heatmap], values: dict[str, Any], p
     for number, one in enumerate(drawn):
         left, above = MARGIN + number % columns * (panel + GAP), top + number // columns * cell
         label = _SPACE if one.label.isspace() else one.label
-        sheet.text(left, above, fit(f"{number + 1}. {label}  {one.probability:.1%}", panel, 9), 9, weight="bold")
+        sheet.text(
+            left, above, fit(f"{number + 1}. {label}  {one.probability:.1%}", panel, 9, bold=True), 9, weight="bold"
+        )
         sheet.image(left, above + LINE, panel, np.asarray(overlay(one)))
     for number, (line, color) in enumerate(foot):
         sheet.text(MARGIN, sheet.height - MARGIN - (len(foot) - number) * LINE, fit(line, whole, 8), 8, color)

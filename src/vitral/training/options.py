@@ -194,6 +194,9 @@ class Run:
     # Execution
     device: str = option("auto", "auto, cpu, cuda or mps")
     precision: str = option("auto", "auto, bf16 or fp32")
+    threads: int | None = option(
+        None, "CPU threads (default: as many as gain enough in trial steps, at most OMP_NUM_THREADS)"
+    )
     compile: bool | None = option(None, "compile with torch.compile (default: if it saves time in this run)")
     plain: bool = option(False, "torch's own operators only, without vitral's kernels: slower, for comparison")
     graphs: bool | None = option(None, "on a GPU, replay steps as a captured CUDA graph (default: if possible)")

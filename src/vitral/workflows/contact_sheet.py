@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vitral import fonts
 from vitral.atomic import replacing
 from vitral.data.dataset import shown
 from vitral.errors import UsageError
@@ -33,19 +34,20 @@ def contact_sheet(cells: Sequence[tuple[np.ndarray, str]], path: Path) -> None:
     columns = min(len(cells), _COLUMNS)
     tall = _CELL + _GAP + _LINE * max(1 + text.count("\n") for _, text in cells)
     size = (columns * (_CELL + _GAP) + _GAP, -(-len(cells) // columns) * tall + _GAP)
-    sheet, font = Image.new("RGB", size, "white"), ImageFont.load_default(12)
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     for number, (pixels, text) in enumerate(cells):
         left, top = _GAP + number % columns * (_CELL + _GAP), _GAP + number // columns * tall
         image = enlarged(pixels, _CELL)
         sheet.paste(image, (left + (_CELL - image.width) // 2, top + _CELL - image.height))
         for row, line in enumerate(text.split("\n")):
+            font = fonts.pillow_font(line, 12)
             draw.text((left, top + _CELL + 2 + row * _LINE), _fitted(draw, shown(line), font), _INK, font)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
 
 
-def _fitted(draw: ImageDraw.ImageDraw, line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _fitted(draw: ImageDraw.ImageDraw, line: str, font: ImageFont.FreeTypeFont) -> str:
     """Truncate a line at the start: the end of a path identifies the file."""
     if draw.textlength(line, font) <= _CELL:
         return line

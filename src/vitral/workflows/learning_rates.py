@@ -13,7 +13,7 @@ from rich.console import Console
 
 from vitral.console import flag
 from vitral.data.loader import Batch, Batches
-from vitral.device import global_generators, seed_everything
+from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.distributed.environment import launched
 from vitral.errors import TrainingError, UsageError
 from vitral.training.optimizers import OptimizerSet, train_mode
@@ -94,7 +94,8 @@ def find_lr(given: Mapping[str, Any], console: Console) -> RangeTest:
         raise UsageError("there is no learning rate to find", why=why, hint="leave out --find-lr")
     job, every = _readable_batches(job, console)
     try:
-        with global_generators(), out_of_memory_reported(job.run, job.config, by_steps=True):
+        reported = out_of_memory_reported(job.run, job.config, by_steps=True)
+        with global_generators(), cpu_threads(job.run.threads), reported:
             return range_test(job, every["train"], console)
     finally:
         for batches in every.values():

@@ -17,7 +17,7 @@ from vitral.data.groups import near_sets, with_near
 from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import Labeling
 from vitral.data.validate import drop_unopened, readable, sample_unreadable
-from vitral.device import Machine, choose
+from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import UsageError, unknown
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
@@ -51,6 +51,7 @@ from vitral.workflows.plan_network import (
 )
 from vitral.workflows.plan_pack import choose_plain_patches, pack_images
 from vitral.workflows.plan_ranks import choose_strategy, share_batches
+from vitral.workflows.plan_threads import choose_threads
 from vitral.workflows.run_data import cuts_validation, load_run_data, split_for
 from vitral.workflows.tasks import TASKS
 from vitral.workflows.throughput import epochs_within
@@ -64,9 +65,10 @@ def plan_run(options: dict[str, Any]) -> Job:
     skip, most = given.get("bad_images") == "skip", given.get("max_bad")
     dataset, unreadable = check_images(load_given(given, machine), skip, labeled, most)
     draft = draft_run(given, dataset, machine)
-    job = resolve(draft)
+    job = choose_threads(resolve(draft))
     if job.run.minutes is not None:
-        job = _fit_time(job, draft)
+        with cpu_threads(job.run.threads):
+            job = _fit_time(job, draft)
     return dataclasses.replace(job, unreadable=unreadable)
 
 
@@ -170,10 +172,14 @@ def _fit_time(job: Job, draft: Draft) -> Job:
     plan = find_recipe(draft.given)(stats, draft.machine)
     if plan.run.epochs > epochs:  # a recipe with a fixed number of epochs
         plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, epochs=epochs))
-    again = dataclasses.replace(draft, stats=stats, recipe=plan, run=plan.run, init=job.init, teacher=job.teacher)
+    run = dataclasses.replace(plan.run, threads=job.run.threads)
+    again = dataclasses.replace(draft, stats=stats, recipe=plan, run=run, init=job.init, teacher=job.teacher)
+    threads = [choice for choice in job.plan.choices if choice.name == "threads"]
     job = resolve(again)
     why = measured if job.run.epochs == epochs else f"{measured}; the recipe limits them to {job.run.epochs}"
-    choices = {choice.name: choice for choice in (*job.plan.choices, Choice("epochs", str(job.run.epochs), why))}
+    choices = {
+        choice.name: choice for choice in (*job.plan.choices, *threads, Choice("epochs", str(job.run.epochs), why))
+    }
     most = find_recipe(draft.given)(dataclasses.replace(draft.stats, epochs=_ANY_NUMBER), draft.machine).run.epochs
     return dataclasses.replace(
         job, plan=dataclasses.replace(job.plan, choices=tuple(choices.values()), most_epochs=most)

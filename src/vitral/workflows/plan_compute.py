@@ -149,7 +149,7 @@ def report_consequences(draft: Draft) -> Draft:
     why = machine.reason
     if own_kernels:
         why = "; ".join(filter(None, (f"{why}, with vitral's kernels", cpu_library.compile_note())))
-    choices.append(Choice("precision", f"{machine.precision} on {machine.name}", why))
+    choices.append(Choice("precision", f"{machine.precision} on {machine.hardware}", why))
     return draft.change(*choices)
 
 

@@ -23,7 +23,7 @@ from vitral import bounded
 from vitral.console import stderr
 from vitral.data.dataset import some
 from vitral.data.loader import Batch, Batches
-from vitral.device import global_generators, seed_everything
+from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.errors import UsageError
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback, Epoch
@@ -128,7 +128,7 @@ def replay(
         last = as_planned(job.run, again)
         ended = dataclasses.replace(job, plan=dataclasses.replace(job.plan, run=last))
         at = _of_step(ended, batches, step) if step is not None else _of_image(ended, batches, epoch or 0, image or "")
-        with global_generators():
+        with global_generators(), cpu_threads(job.run.threads):
             return _replayed(job, batches, folder, again, *at, exact=exact)
     finally:
         for one in every.values():

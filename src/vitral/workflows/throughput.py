@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from vitral.data.canvas import on_canvas
 from vitral.data.loader import Batch, labels_on
+from vitral.device import cpu_threads
 from vitral.distributed.ranks import current
 from vitral.inference.own_sizes import network_logits
-from vitral.model import summarize
+from vitral.model import Network, summarize
 from vitral.pretraining.method import kept
 from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
@@ -80,6 +82,30 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
     Network, batch, augmentation, precision and device are the run's; `at_most` limits the batch.
     """
     run, machine = job.run, job.machine
+    with _trial(job, at_most) as (step, trial):
+
+        @torch.inference_mode()
+        def validate() -> None:
+            with machine.autocast():
+                network_logits(kept(trial.model), run.preprocessing, trial.batch.images).sum().item()
+
+        training = _median(step, WARM_UP + 1 if run.graphs else _FIRST)  # until the CUDA graph is captured
+        trial.model.eval()
+        count = len(trial.batch.indices)
+        return training / count, _median(validate) / count
+
+
+class _Trial(NamedTuple):
+    """A network with random weights, and a batch of noise."""
+
+    model: Network
+    batch: Batch
+
+
+@contextmanager
+def _trial(job: Job, at_most: int | None) -> Iterator[tuple[Callable[[], None], _Trial]]:
+    """A training step to repeat, in training mode."""
+    run, machine = job.run, job.machine
     if machine.device.type == "cpu":
         keep_freed_memory()
     with torch.random.fork_rng([machine.device] if machine.device.type == "cuda" else []):
@@ -91,16 +117,18 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
             loss, _ = learn(batch, NoMonitor(), lr=0.0)
             loss.item()  # waits for the device
 
-        @torch.inference_mode()
-        def validate() -> None:
-            with machine.autocast():
-                network_logits(kept(model), run.preprocessing, batch.images).sum().item()
-
-        first = WARM_UP + 1 if run.graphs else _FIRST  # until the CUDA graph is captured
         train_mode(model)
-        training = _median(step, first)
-        model.eval()
-        return training / len(batch.indices), _median(validate) / len(batch.indices)
+        yield step, _Trial(model, batch)
+
+
+def step_seconds(job: Job, threads: Sequence[int], at_most: int) -> list[float]:
+    """Return the median seconds of a training step with each number of CPU threads, of at most so many images."""
+    found = []
+    with _trial(job, at_most) as (step, _):
+        for count in threads:
+            with cpu_threads(count):
+                found.append(_median(step))
+    return found
 
 
 def _noise(job: Job, at_most: int | None) -> Batch:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from vitral.console import flag, stderr
 from vitral.data.validate import left_out
-from vitral.device import choose, global_generators, plain_modes
+from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
 from vitral.errors import Interrupted, RunError, UsageError, VitralError
@@ -92,7 +92,8 @@ def _start(
     plan = ranks.share(planned)
     job = jobs[0] if jobs else _reopened(plan)
     folder = RunFolder(job.run.out or "")
-    return run_job(job, folder, console, command(given), callbacks=callbacks, overwrite=overwrite)
+    with cpu_threads(job.run.threads):
+        return run_job(job, folder, console, command(given), callbacks=callbacks, overwrite=overwrite)
 
 
 def _reopened(plan: Plan) -> Job:
@@ -109,7 +110,8 @@ def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callbac
     folder, job = RunFolder(path), _reopened(plan)
     ranks.share(lambda: _check_teacher(job, folder))
     callbacks = [*_trackers(given.get("log", plan.run.log), console), *callbacks] if ranks.main else []
-    return run_job(job, folder, console, plan.command, callbacks=callbacks, resume=True)
+    with cpu_threads(job.run.threads):
+        return run_job(job, folder, console, plan.command, callbacks=callbacks, resume=True)
 
 
 def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path] | TrainedRun:

@@ -8,7 +8,7 @@ cached copy is used. Only weights and JSON are fetched, never code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,10 @@ def resolve(reference: str, *, cache_dir: str | Path | None = None) -> Fetched:
             raise
         if folder := _cached(repository, revision, cache_dir):
             return _fetched(reference, folder)
-        raise _not_reached(error, reference, repository) from error
+        copies = _copies(repository, cache_dir) if revision is None else []
+        if len(copies) == 1:
+            return _fetched(reference, copies[0])
+        raise _not_reached(error, reference, repository, [folder.name for folder in copies]) from error
 
 
 def _fetched(reference: str, folder: Path) -> Fetched:
@@ -126,6 +129,14 @@ def _cached(repository: str, revision: str | None, cache_dir: str | Path | None)
         return None
     folder = Path(found)
     return folder if _complete(folder) else None
+
+
+def _copies(repository: str, cache_dir: str | Path | None) -> list[Path]:
+    """Complete copies of any commit. A cache that was copied without its `refs` does not tell which one is newest."""
+    from huggingface_hub import constants
+
+    place = Path(cache_dir or constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots"
+    return [folder for folder in sorted(place.glob("*")) if _COMMIT.fullmatch(folder.name) and _complete(folder)]
 
 
 def _complete(folder: Path) -> bool:
@@ -203,11 +214,15 @@ def _no_weights(repository: str, names: list[str]) -> WeightsError:
     )
 
 
-def _not_reached(error: Exception, reference: str, repository: str) -> WeightsError:
+def _not_reached(error: Exception, reference: str, repository: str, commits: Sequence[str]) -> WeightsError:
     from huggingface_hub import constants
 
     reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached ({reason[:120]})"
+    if commits:
+        pinned = " or ".join(f"{reference}@{commit}" for commit in commits)
+        why = f"{offline}, and the cache does not tell which is the newest"
+        return WeightsError(f"{len(commits)} copies of {repository}", where=reference, why=why, hint=pinned)
     return WeightsError(
         f"could not fetch model.safetensors and config.json of {repository}",
         where=reference,

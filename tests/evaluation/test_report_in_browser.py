@@ -1,0 +1,47 @@
+"""Reports in a browser, with class names as people have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from browser import chromium, require_chromium
+from running import printed, train
+from vitral.cli.main import main
+
+pytestmark = [pytest.mark.real, pytest.mark.report]
+
+NAMES = (
+    "Donaudampfschifffahrtsgesellschaftskapitaene",
+    "猫" * 12,
+    "قطة منزلية قصيرة الشعر",
+    "a cat rather than a dog",
+    "x",
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    require_chromium()
+    with chromium() as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_no_report_is_wider_than_its_screen(make_images, tmp_path, capsys, browser, monkeypatch):
+    photos = make_images(dict.fromkeys(NAMES, 6))
+    run = train(photos, tmp_path / f"run-{NAMES[0]}", epochs=1, val_fraction=0.3)
+    pages = {
+        "report": run.folder / "report.html",
+        "evaluate": tmp_path / "evaluate.html",
+        "plan": tmp_path / "plans" / "photos.html",
+    }
+    assert main(["evaluate", str(run.folder), str(photos), "--split", "train", "--report", str(pages["evaluate"])]) == 0
+    monkeypatch.chdir(tmp_path)
+    printed(capsys, "train", str(photos), "--plan-only", "--report")
+    for width in (360, 1280):
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        for name, path in pages.items():
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+            page.screenshot(path=str(tmp_path / f"{name}-{width}.png"), full_page=True)
+        page.close()
