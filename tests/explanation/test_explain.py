@@ -12,6 +12,7 @@ from tiny import VARIANTS, network, random_images
 import vitral
 from images import noise
 from vitral.data.preprocessing import Preprocessing
+from vitral.device import choose
 from vitral.errors import ImageError, UsageError
 from vitral.explanation.methods import METHODS
 from vitral.inference.predictor import Predictor
@@ -24,7 +25,7 @@ CHEAP = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 2}, "smoothgrad
 
 @pytest.fixture
 def predictor() -> Predictor:
-    machine = vitral.load.__globals__["choose"]("cpu", "fp32")
+    machine = choose("cpu", "fp32")
     model = network(CONFIG).float()
     return Predictor(model, Preprocessing(CONFIG.image, 3), CLASSES, machine=machine, source="tiny")
 
@@ -60,7 +61,7 @@ def test_maps_of_very_wide_and_tall_images_are_drawn(size, tmp_path):
     """As of spectrograms."""
     config = dataclasses.replace(CONFIG, image_size=size, patch_size=4)
     model = network(config).float()
-    narrow = Predictor(model, Preprocessing(size, 3), CLASSES, machine=vitral.load.__globals__["choose"]("cpu", "fp32"))
+    narrow = Predictor(model, Preprocessing(size, 3), CLASSES, machine=choose("cpu", "fp32"))
     found = vitral.explain(narrow, noise(0, size), ["bee", "cat"], method="attention")
     for suffix in ("png", "svg"):
         assert found[0].save(tmp_path / f"one.{suffix}").stat().st_size > 1000

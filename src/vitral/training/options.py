@@ -304,7 +304,7 @@ _LIMITS: Mapping[_Range, tuple[str, ...]] = {
     _Range(1, MAX_SIDE): ("image_size", "start_size", "resize_size", "pack_min_size", "multiple", "patch_sizes"),
     _Range(1, 1_000_000): ("epochs", "early_stop", "batch_size", "accumulate", "lr_batch", "mlp_dim"),
     _Range(1, 100_000): ("dim", "heads", "decoder_dim"),
-    _Range(1, 1_000): ("depth", "decoder_depth"),
+    _Range(1, 1_000): ("depth", "decoder_depth", "threads"),
     _Range(0, 1_000_000): ("warmup", "clip"),
     _Range(0, 1_000): ("lr", "workers", "registers"),
     _Range(0, 100): ("local_crops", "ibot", "koleo", "weight_decay", "mixup", "cutmix", "layer_scale"),
@@ -331,8 +331,8 @@ never finish.
 
 _EXAMPLES = {
     "minutes": 30, "start_size": 128, "resize_size": (256, 256), "lr_batch": 256, "val_fraction": 0.1, "ema": 0.999,
-    "layer_decay": 0.75, "early_stop": 20, "workers": 2, "dim": 192, "depth": 12, "heads": 3, "mlp_dim": 768,
-    "split_seed": 0, "registers": 4, "layer_scale": 0.1, "head_bias_init": -10, "logit_scale": 10,
+    "layer_decay": 0.75, "early_stop": 20, "workers": 2, "threads": 2, "dim": 192, "depth": 12, "heads": 3,
+    "mlp_dim": 768, "split_seed": 0, "registers": 4, "layer_scale": 0.1, "head_bias_init": -10, "logit_scale": 10,
     "dropout": 0.1, "drop_path": 0.1, "patch_dropout": 0.5, "decoder_dim": 64, "pack_min_size": 64,
     "pack_drop": (0.5, 0.0), "patch_sizes": (8, 16, 32), "max_bad": 100,
 }  # fmt: skip

@@ -69,7 +69,7 @@ class _Planned(Machine):
     gpu: str = ""
 
     @property
-    def name(self) -> str:
+    def hardware(self) -> str:
         return self.gpu
 
     def with_precision(self, precision: str, dim: int | None = None) -> Machine:

@@ -34,7 +34,7 @@ def choose_threads(job: Job) -> Job:
     if job.machine.device.type != "cpu" or current().together:  # a launcher gives each rank its cores
         return job
     if job.run.threads is not None:
-        if not 1 <= job.run.threads <= cores():
+        if job.run.threads > cores():
             raise UsageError(f"--threads {job.run.threads} is not from 1 to {cores()}, the cores of this process")
         return job
     most = torch.get_num_threads()
