@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -102,7 +103,7 @@ def export_model(
     count = PROOF[precision] if images is None else images
     if count < LEAST:
         raise UsageError(f"a proof takes at least {LEAST} images", hint=f"--images {LEAST}")
-    predictor = model if isinstance(model, Predictor) else EXACT.load(model)
+    predictor = copy.copy(model) if isinstance(model, Predictor) else EXACT.load(model)
     folder = Path(out) if out is not None else folder_for(predictor.source, to, precision, with_preprocessing)
     _check_free(folder, overwrite)
     _check_network(predictor)

@@ -102,8 +102,9 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: Rotation | None, num_queries: int | None) -> Tensor:
         """Concatenated outputs of all heads, (B, N or num_queries, D), before the projection."""
-        if mask is None and rotation is None and num_queries is None and not self.qk_norm and self.observer is None:
-            # q, k and v reach attention unchanged, so they stay in one tensor.
+        direct = rotation is None and not self.qk_norm and self.observer is None and self.attends_as_written
+        if mask is None and num_queries is None and direct:
+            # q, k and v reach attention unchanged, so they stay in one tensor. Who edits `attend` edits this, too.
             qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)
             return kernels.qkv_attention(qkv, self.scale, self.dropout_p, self.training, self.backend)
         q, k, v = self.project(x, num_queries)
@@ -125,6 +126,11 @@ class Attention(nn.Module):
         kv = self.qkv.part(x, D, 3 * D).view(B, N, 2, self.heads, self.head_dim)
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
+    @property
+    def attends_as_written(self) -> bool:
+        """True unless a subclass, an instance or a patch of the class has another `attend`."""
+        return type(self).attend is _ATTEND and "attend" not in vars(self)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v, (B, heads, tokens, d).
 
@@ -139,6 +145,9 @@ class Attention(nn.Module):
     def dropout_p(self) -> float:
         """Dropout rate of attention weights, 0 outside training."""
         return self.attention_dropout if self.training else 0.0
+
+
+_ATTEND = Attention.attend
 
 
 def linear_activation(x: Tensor, layer: nn.Module, activation: Activation) -> Tensor:

@@ -131,7 +131,13 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         why = "it has a convolutional stem, which other libraries do not support"
         hint = "a network of patches alone: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
-    return writer(materialized(weights), path)
+    try:
+        return writer(materialized(weights), path)
+    except WeightsError as error:
+        if error.hint:
+            raise
+        hint = "--to native writes any network"
+        raise WeightsError(error.what, where=error.where, why=error.why, hint=hint) from error
 
 
 def materialized(weights: Weights) -> Weights:

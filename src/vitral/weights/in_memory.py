@@ -8,13 +8,15 @@ longer be that of the class. The module is not changed: its mode, hooks, device 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from vitral import kernels
 from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
@@ -63,7 +65,8 @@ def own_weights(module: Network) -> Weights:
     with _refusing(module):
         if type(module) not in (ViT, BiT, Foreign, EncoderDecoder):
             raise UnreadableError(f"{name_of(module)} is a subclass, and may compute something else")
-        _check_unmodified(module)
+        if changed := modification(module):
+            raise UnreadableError(changed)
     config = module.config
     half = (0.5,) * config.channels
     preprocessing = Preprocessing(config.image, config.channels, mean=half, std=half)
@@ -117,14 +120,35 @@ def _reader(module: nn.Module) -> _Reader:
 # ---------------------------------------------------------------- modified modules
 
 
-def _check_unmodified(module: nn.Module) -> None:
+def modification(network: nn.Module) -> str:
+    """Describe the first hook, replaced method, subclass, backend or parametrization in a network of vitral: kernels
+    that take its weights would compute something else. Empty if there is none.
+    """
+    for name, part in network.named_modules():
+        if not isinstance(network, Foreign) and _library(type(part)) not in ("vitral", "torch"):
+            return f"'{name}' is a {type(part).__name__} of {type(part).__module__}"
+        if isinstance(own := vars(part).get("backend"), types.FunctionType) and own not in _KNOWN_BACKENDS:
+            return f"the backend of '{name}' was replaced"
+        if is_parametrized(part):
+            return f"'{name}' is parametrized"
+    try:
+        _check_unmodified(network, ignored=("backend",))
+    except UnreadableError as reason:
+        return str(reason)
+    return ""
+
+
+_KNOWN_BACKENDS = (*kernels.REFERENCE, *kernels.REFERENCE.values())
+
+
+def _check_unmodified(module: nn.Module, ignored: Collection[str] = ()) -> None:
     """Refuse hooks, replaced methods, and parameters that are not plain tensors."""
     for name, part in module.named_modules():
         shown = f"'{name}'" if name else "the module"
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) not in _OBSERVERS for hook in hooks):
             raise UnreadableError(f"{shown} has a hook, which may change what it computes")
-        if replaced := next(_replaced(part), None):
+        if replaced := next((one for one in _replaced(part) if one not in ignored), None):
             raise UnreadableError(f"'{replaced}' of {shown} was replaced")
         for inner, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None and (type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) or tensor.is_quantized):
@@ -138,6 +162,9 @@ def _replaced(part: nn.Module) -> Iterator[str]:
     """List methods of the class that an instance or another library replaced."""
     for name in vars(part):
         if isinstance(getattr(type(part), name, None), types.FunctionType):
+            yield name
+    for name, function in vars(type(part)).items() if _library(type(part)) == "vitral" else ():
+        if isinstance(function, types.FunctionType) and function.__module__ != type(part).__module__:
             yield name
     home = getattr(type(part).forward, "__module__", "") or ""
     if home.partition(".")[0] not in (_library(type(part)), "torch"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -224,7 +225,7 @@ def _describe(
 def _load(model: str | Path | Predictor | nn.Module, options: InferenceOptions) -> tuple[Predictor, Machine]:
     """Return the predictor to evaluate, and the machine that it computes on. A predictor has its own options."""
     if isinstance(model, Predictor):
-        return model, model.machine
+        return copy.copy(model), model.machine  # whose outputs may be named here
     if options.precision == "int8" or options.merge or options.engine in ("openvino", "packed", "compiled"):
         predictor = options.load(model)
         return predictor, predictor.machine

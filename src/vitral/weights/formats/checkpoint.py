@@ -27,12 +27,14 @@ def write_checkpoint(kind: Format, weights: Weights, path: Path, key: str) -> Se
     config = weights.config
     if config.classes and getattr(config, "pool", "cls") != "cls":
         why = f"its head reads the mean of normalized patches; {kind.name}'s reads the class token"
-        raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
+        hint = "a network trained with --pool cls, or --to timm"
+        raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
     for name in ("image", "patch"):
         height, width = getattr(config, name, (0, 0))
         if height != width:
             why = f"its {name} size is {height}×{width}; {kind.name} supports squares only"
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
+            hint = f"--image-size {height} resizes the positions, or --to timm" if name == "image" else "--to timm"
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in translated(kind, weights).items()}
     file = path if path.suffix else path / "checkpoint.pth"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -101,6 +101,16 @@ ELSEWHERE: Mapping[str, Sequence[Any]] = {
 """Values that every format can write, unless its `fixed` lists other values for the field."""
 
 
+_TRAINED_SO = {
+    "activation": "a network trained with --activation {}", "position": "a network trained with --position {}",
+    "pool": "a network trained with --pool {}", "qk_norm": "a network trained without --qk-norm",
+    "layer_scale": "a network trained without --layer-scale", "registers": "a network trained without --registers",
+    "pre_logits": "a network trained without --pre-logits", "channels": "a network trained with --channels {}",
+    "cls_token": "a network trained with --cls-token", "stem": "a network of patches alone: --model S/16",
+}  # fmt: skip
+"""Field of the configuration → the words to type for a network that can be written."""
+
+
 def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
     """Translate weights to the names and layout of `kind`.
 
@@ -111,7 +121,8 @@ def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
         value = getattr(config, name, values[0])
         if value not in values:
             why = f"{name.replace('_', ' ')} is {value}; {kind.name} supports {' or '.join(map(str, values))}"
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=why)
+            hint = _TRAINED_SO[name].format(values[0]) if name in _TRAINED_SO else None
+            raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
     found: dict[str, Tensor] = {}
     for parameter, tensor in weights.state.items():
         match = kind.keymap.writing(parameter, config)

@@ -262,7 +262,8 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
         )
     if config.cls_token != (config.pool == "cls"):
         why = f"pooling is {config.pool} {'beside' if config.cls_token else 'without'} a class token"
-        raise WeightsError("this network cannot be written for jax", why=why)
+        hint = "a network trained with --pool cls --cls-token, or --to timm"
+        raise WeightsError("this network cannot be written for jax", why=why, hint=hint)
     patches = config.grid[0] * config.grid[1]
     if not config.cls_token and math.isqrt(patches - 1) ** 2 == patches - 1:
         # big_vision's `fix_old_checkpoints` removes the first entry of every table of a square and one.

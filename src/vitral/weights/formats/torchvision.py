@@ -76,7 +76,8 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
         height, width = getattr(config, name, (0, 0))
         if height != width:
             why = f"its {name} size is {height}×{width}; torchvision supports squares only"
-            raise WeightsError("this network cannot be written for torchvision", why=why)
+            hint = f"--image-size {height} resizes the positions, or --to timm" if name == "image" else "--to timm"
+            raise WeightsError("this network cannot be written for torchvision", why=why, hint=hint)
     file = path if path.suffix else path / "model.safetensors"
     write_plain(file, tensors)
     return [file]
