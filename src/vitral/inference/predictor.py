@@ -22,6 +22,7 @@ from vitral.inference import openvino
 from vitral.inference.built import Built, tensors_of
 from vitral.inference.calibration import Calibration, ranges_file, read_ranges
 from vitral.inference.casting import cast_copy, dtype_of
+from vitral.inference.changed import stepped_aside
 from vitral.inference.compiled import Compiled, unavailable_reason
 from vitral.inference.embedding import head_features, patch_tokens
 from vitral.inference.generation import only_generates, search_by
@@ -40,7 +41,7 @@ from vitral.kernels.cuda_graphs import Graphed
 from vitral.model import Foreign, Network, ViT
 from vitral.model.modes import evaluating
 from vitral.model.variants import name_of
-from vitral.weights.in_memory import modification, unwrapped
+from vitral.weights.in_memory import unwrapped
 from vitral.weights.load import locate, read
 from vitral.weights.native import assumed_output
 from vitral.weights.report import LoadReport
@@ -107,7 +108,7 @@ class Predictor(Described):
         self.merge, self.tta = merge, tta
         """Number of tokens merged in each block, and views of each image whose predictions are averaged."""
         own = only_plain(preprocessing, engine, bool(ranges), merge, tta)
-        changed = "" if own or engine in ("plain", "compiled") else self._changed(engine, bool(ranges))
+        changed = "" if own else stepped_aside(self.model, engine, bool(ranges), merge)
         self.engine = "plain" if own or changed else self._engine(engine, ranges, merge)
         """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
         `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. The last four call no
@@ -124,18 +125,6 @@ class Predictor(Described):
             require_classes(self.output, "averaging views", "--tta none")
         if merge or tta != "none" or self.engine == "openvino":
             self._network()  # raises now for unsupported options, not at the first call
-
-    def _changed(self, engine: Engine, integers: bool) -> str:
-        """Return a note if the network is not as its class is written, which kernels on its weights do not know of.
-        Raises `UsageError` if such an engine was requested.
-        """
-        if not (changed := modification(self.model)):
-            return ""
-        if engine != "auto" or integers or self.merge:
-            wanted = "int8" if integers else "merging" if self.merge else f"engine {engine}"
-            why = f"{changed}, which its kernels do not know of"
-            raise UsageError(f"{wanted} cannot compute this network", why=why, hint="--engine plain")
-        return f"{changed}: computed by the network itself, without faster engines"
 
     def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
         """Choose the engine in use for the requested one."""

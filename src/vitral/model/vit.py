@@ -102,8 +102,8 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: Rotation | None, num_queries: int | None) -> Tensor:
         """Concatenated outputs of all heads, (B, N or num_queries, D), before the projection."""
-        direct = rotation is None and not self.qk_norm and self.observer is None and self.attends_as_written
-        if mask is None and num_queries is None and direct:
+        plain = rotation is None and not self.qk_norm and getattr(self.attend, "__func__", None) is Attention._written
+        if plain and mask is None and num_queries is None and self.observer is None:
             # q, k and v reach attention unchanged, so they stay in one tensor. Who edits `attend` edits this, too.
             qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)
             return kernels.qkv_attention(qkv, self.scale, self.dropout_p, self.training, self.backend)
@@ -126,28 +126,19 @@ class Attention(nn.Module):
         kv = self.qkv.part(x, D, 3 * D).view(B, N, 2, self.heads, self.head_dim)
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
-    @property
-    def attends_as_written(self) -> bool:
-        """True unless a subclass, an instance or a patch of the class has another `attend`."""
-        return type(self).attend is _ATTEND and "attend" not in vars(self)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q kᵀ · scale) v, (B, heads, tokens, d).
-
-        `mask` is bool, True where a key counts, or values to add to the scores.
-        """
+        """softmax(q kᵀ · scale) v, (B, heads, tokens, d). `mask`: bool, True where a key counts, or added to scores."""
         out = self.backend(q, k, v, attn_mask=mask, dropout_p=self.dropout_p, scale=self.scale)
         if self.observer is not None:
             self.observer(q, k, v, mask, out)
         return out
 
+    _written = attend  # not that of a subclass, an instance or a patch
+
     @property
     def dropout_p(self) -> float:
         """Dropout rate of attention weights, 0 outside training."""
         return self.attention_dropout if self.training else 0.0
-
-
-_ATTEND = Attention.attend
 
 
 def linear_activation(x: Tensor, layer: nn.Module, activation: Activation) -> Tensor:
