@@ -30,6 +30,7 @@ from vitral.kernels.dense import linear
 __all__ = [
     "REFERENCE",
     "Linear",
+    "as_written",
     "attention",
     "linear",
     "linear_gelu",
@@ -127,6 +128,11 @@ def reference_ops(network: nn.Module) -> None:
     for module in network.modules():
         if (backend := getattr(module, "backend", None)) in REFERENCE:
             module.backend = REFERENCE[backend]
+
+
+def as_written(module: nn.Module, name: str, method: Callable[..., Any]) -> bool:
+    """True if a method of `module` is this one, not that of a subclass, an instance or a patch of the class."""
+    return getattr(type(module), name) is method and name not in vars(module)
 
 
 def untouched(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -102,7 +102,7 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: Rotation | None, num_queries: int | None) -> Tensor:
         """Concatenated outputs of all heads, (B, N or num_queries, D), before the projection."""
-        plain = rotation is None and not self.qk_norm and getattr(self.attend, "__func__", None) is Attention._written
+        plain = rotation is None and not self.qk_norm and kernels.as_written(self, "attend", Attention._written)
         if plain and mask is None and num_queries is None and self.observer is None:
             # q, k and v reach attention unchanged, so they stay in one tensor. Who edits `attend` edits this, too.
             qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)
