@@ -19,7 +19,7 @@ from PIL import Image
 from torch import nn
 
 import vitral
-from running import printed, recorded, train
+from running import recorded, train
 from vitral.data import load
 from vitral.errors import DataError, Interrupted
 from vitral.training.callbacks import Callback
@@ -72,7 +72,7 @@ def test_files_of_a_file_manager_are_no_classes(tmp_path):
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 6, "val": 2}
 
 
-def test_an_empty_folder_of_val_moves_no_class(tmp_path, capsys):
+def test_an_empty_folder_of_val_moves_no_class(tmp_path):
     """huggingface/pytorch-image-models#957, pytorch/vision#4925. Numbers that each split gives by itself move: accuracy
     falls to that of chance.
     """
@@ -81,7 +81,6 @@ def test_an_empty_folder_of_val_moves_no_class(tmp_path, capsys):
     (photos / "val/a").mkdir()
     run = train(photos, tmp_path / "run", epochs=12)
     assert run.result["val_accuracy"] == 1
-    assert "a" in " ".join(load(photos).notes) or printed(capsys, "data", "check", str(photos))[0].count("0") > 0
 
 
 def test_one_channel_of_published_weights_is_the_network_on_gray():
@@ -208,11 +207,11 @@ def test_mean_and_deviation_are_those_of_the_folder(tmp_path):
         nn.init.normal_(parameter, std=0.3)
     network.save_pretrained(tmp_path / "hf")
     mean, std = [0.1, 0.5, 0.9], [0.7, 0.2, 0.4]
-    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=mean, image_std=std)
-    processor.save_pretrained(tmp_path / "hf")
+    prepare = transformers.ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=mean, image_std=std)
+    prepare.save_pretrained(tmp_path / "hf")
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     with torch.no_grad():
-        inputs = processor(images=Image.fromarray(image), return_tensors="pt")
+        inputs = prepare(images=Image.fromarray(image), return_tensors="pt")
         wanted = network(**inputs).logits.softmax(1)[0].numpy()
     found = vitral.load(tmp_path / "hf", precision="fp32")(image)
     assert np.allclose(found.probabilities, wanted, atol=1e-5)

@@ -175,7 +175,7 @@ def test_heads_that_no_tensor_tells_are_those_of_the_published_network(architect
 
 
 def test_the_same_rule_with_other_rounding_is_measured():
-    """`--resize crop` rounds sides and offsets; processors of transformers and timm truncate some of them."""
+    """`--resize crop` rounds sides and offsets; transformers and timm truncate some of them."""
     for to in ("hf", "timm"):
         own = Preprocessing((96, 96), resize="crop")
         (warning,) = lost(dataclasses.replace(weights_of(), preprocessing=own), to)
@@ -185,3 +185,18 @@ def test_the_same_rule_with_other_rounding_is_measured():
         used = from_huggingface(to_huggingface(own)) if to == "hf" else from_timm(to_timm(own))
         assert (own.geometry(image).int() - used.geometry(image).int()).abs().max() > 0
         assert lost(dataclasses.replace(weights_of(), preprocessing=Preprocessing((96, 96))), to) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "to", "typed"),
+    [
+        ({"qk_norm": True}, "torchvision", "trained without --qk-norm"),
+        ({"pool": "mean", "cls_token": False}, "dino", "--pool cls"),
+        ({"image_size": (32, 16)}, "torchvision", "--image-size 32"),
+        ({"pool": "mean", "cls_token": True, "activation": "gelu-tanh"}, "jax", "--pool cls --cls-token"),
+    ],
+)
+def test_a_refusal_says_what_to_type(options, to, typed, tmp_path: Path):
+    with pytest.raises(WeightsError, match="cannot be written") as caught:
+        write(weights_of(**options), tmp_path / "out", to)
+    assert typed in caught.value.hint

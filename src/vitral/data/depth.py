@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,12 @@ class Depth:
 
     values: np.ndarray
     """Distinct ones, ascending."""
+
+    @classmethod
+    def of(cls, images: Iterable[np.ndarray | None]) -> Depth | None:
+        """Combine the `distinct_values` of images; None if none has more than 8 bits."""
+        deep = [values for values in images if values is not None]
+        return cls(np.unique(np.concatenate(deep))) if deep else None
 
     @property
     def range(self) -> Levels:
@@ -70,13 +78,15 @@ def depth_of(split: Split) -> Depth | None:
     """Return the values of up to 64 evenly spaced images, those that have more than 8 bits; None if none has."""
     found = []
     for index in np.linspace(0, len(split) - 1, min(len(split), _SAMPLED)).astype(int):
-        try:
-            values = deep_values(split.raw(int(index)))
-        except ImageError:  # another step reports it
-            continue
-        if values is not None:
-            found.append(np.unique(values))
-    return Depth(np.unique(np.concatenate(found))) if found else None
+        with contextlib.suppress(ImageError):  # another step reports it
+            found.append(distinct_values(split.raw(int(index))))
+    return Depth.of(found)
+
+
+def distinct_values(image: bytes | np.ndarray) -> np.ndarray | None:
+    """Return the distinct values of an image with more than 8 bits; None for any other. `ImageError` if unreadable."""
+    values = deep_values(image)
+    return None if values is None else np.unique(values)
 
 
 def _counted(grays: int) -> str:

@@ -129,10 +129,14 @@ def unavailable_reason() -> str:
 _LIMITED = "OpenVINO compiles no softmax where ONEDNN_MAX_CPU_ISA excludes instructions of the CPU"
 
 
+def _is_limited() -> bool:
+    return bool(os.environ.get("ONEDNN_MAX_CPU_ISA")) and bool(excluded_cpu_flags())
+
+
 @cache
 def _trial() -> tuple[int, str]:
     """Largest correct integer weight, and the reason if there is none."""
-    if os.environ.get("ONEDNN_MAX_CPU_ISA") and excluded_cpu_flags():
+    if _is_limited():
         return int8.EIGHT_BITS, _LIMITED
     with torch.autocast("cpu", enabled=False):  # the caller may be under one
         for most in (int8.EIGHT_BITS, int8.SEVEN_BITS):
@@ -174,7 +178,11 @@ def shared_core() -> Any:
     A core installs a signal stack in the thread that creates it, and removes it when it is destroyed. If two cores are
     destroyed in the order of their creation, or one in another thread, the thread keeps a dangling signal stack. Then
     the next signal (a loader worker has exited) is a segmentation fault.
+
+    Raises `UsageError` where ONEDNN_MAX_CPU_ISA is set: OpenVINO then fails to compile, or crashes.
     """
+    if _is_limited():
+        raise UsageError("OpenVINO is not available", why=_LIMITED, hint="unset ONEDNN_MAX_CPU_ISA, or another engine")
     return package().Core()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitral.data import DataSet
 from vitral.data.decode import probe
-from vitral.data.depth import Depth, depth_of
+from vitral.data.depth import Depth, distinct_values
 from vitral.errors import ImageError, RunError
 from vitral.folders import is_run
 from vitral.training.run_folder import RunFolder
@@ -80,7 +80,7 @@ def _reads_text(run: Path) -> bool:
 def dataset_stats(dataset: DataSet) -> DatasetStats:
     """Compute the statistics of a data set. Unreadable images are ignored here; another step reports them."""
     train = dataset["train"]
-    sizes, channels = [], Counter[int]()
+    sizes, channels, values = [], Counter[int](), []
     for index in np.linspace(0, len(train) - 1, min(len(train), _SAMPLED)).astype(int):
         try:
             raw = train.raw(int(index))
@@ -91,6 +91,7 @@ def dataset_stats(dataset: DataSet) -> DatasetStats:
             else:
                 sizes.append(raw.shape[:2])
                 channels[1 if raw.ndim == 2 or raw.shape[2] == 1 else 3] += 1
+            values.append(distinct_values(raw))
         except ImageError:
             continue
     height, width = np.median(sizes, axis=0).astype(int) if sizes else (224, 224)
@@ -102,6 +103,6 @@ def dataset_stats(dataset: DataSet) -> DatasetStats:
         uniform=len(set(sizes)) == 1,
         channels=1 if set(channels) == {1} else 3,
         imbalance=float(counts.max() / max(counts[counts > 0].min(), 1)),
-        depth=depth_of(train),
+        depth=Depth.of(values),
         sampled=len(sizes),
     )

@@ -82,29 +82,30 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
     Network, batch, augmentation, precision and device are the run's; `at_most` limits the batch.
     """
     run, machine = job.run, job.machine
-    with _trial(job, at_most) as (step, trial):
+    with _trial(job, at_most) as trial:
 
         @torch.inference_mode()
         def validate() -> None:
             with machine.autocast():
                 network_logits(kept(trial.model), run.preprocessing, trial.batch.images).sum().item()
 
-        training = _median(step, WARM_UP + 1 if run.graphs else _FIRST)  # until the CUDA graph is captured
+        training = _median(trial.step, WARM_UP + 1 if run.graphs else _FIRST)  # until the CUDA graph is captured
         trial.model.eval()
         count = len(trial.batch.indices)
         return training / count, _median(validate) / count
 
 
 class _Trial(NamedTuple):
-    """A network with random weights, and a batch of noise."""
+    """A training step to repeat, of a network with random weights and a batch of noise."""
 
+    step: Callable[[], None]
     model: Network
     batch: Batch
 
 
 @contextmanager
-def _trial(job: Job, at_most: int | None) -> Iterator[tuple[Callable[[], None], _Trial]]:
-    """A training step to repeat, in training mode."""
+def _trial(job: Job, at_most: int | None) -> Iterator[_Trial]:
+    """A trial of the run, in training mode."""
     run, machine = job.run, job.machine
     if machine.device.type == "cpu":
         keep_freed_memory()
@@ -118,16 +119,16 @@ def _trial(job: Job, at_most: int | None) -> Iterator[tuple[Callable[[], None], 
             loss.item()  # waits for the device
 
         train_mode(model)
-        yield step, _Trial(model, batch)
+        yield _Trial(step, model, batch)
 
 
 def step_seconds(job: Job, threads: Sequence[int], at_most: int) -> list[float]:
     """Return the median seconds of a training step with each number of CPU threads, of at most so many images."""
     found = []
-    with _trial(job, at_most) as (step, _):
+    with _trial(job, at_most) as trial:
         for count in threads:
             with cpu_threads(count):
-                found.append(_median(step))
+                found.append(_median(trial.step))
     return found
 
 

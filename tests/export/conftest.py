@@ -1,0 +1,13 @@
+"""Skips of tests that drive OpenVINO where it is not available."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitral.inference import openvino
+
+
+@pytest.fixture(autouse=True)
+def _available(request: pytest.FixtureRequest) -> None:
+    if "openvino" in request.node.name and openvino._is_limited():
+        pytest.skip(openvino._LIMITED)
