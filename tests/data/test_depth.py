@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -12,10 +13,11 @@ from PIL import Image
 
 import vitral
 from running import printed, train
-from vitral.data import load
+from vitral.data import DataSet, Split, load
 from vitral.data.decode import read_image
-from vitral.data.depth import Depth, depth_of
+from vitral.data.depth import Depth, depth_of, leveled
 from vitral.errors import DataError, ImageError, UsageError
+from vitral.inference.inputs import pixels_of
 from vitral.weights.preprocessing_configs import differences
 
 
@@ -132,6 +134,99 @@ def test_levels_travel_with_the_weights(scans, tmp_path, capsys):
     assert vitral.load(again.folder).preprocessing.levels == (992, 1108)
 
 
+@pytest.fixture
+def floats(tmp_path: Path) -> Path:
+    """Floats of 0 to 255 of which one image is nearly black, so that it alone would be read as 0 to 1."""
+    rng = np.random.default_rng(0)
+    for label, level in (("dark", 40), ("light", 200)):
+        for number in range(20):
+            values = (level + rng.uniform(-8, 8, (8, 8))).astype(np.float32)
+            saved(values, tmp_path / "floats" / label / f"{number}.tif")
+    saved(rng.uniform(0, 1, (8, 8)).astype(np.float32), tmp_path / "floats" / "dark" / "night.tif")
+    return tmp_path / "floats"
+
+
+def test_floats_of_a_set_have_one_range(floats, tmp_path, capsys):
+    night = floats / "dark" / "night.tif"
+    assert read_image(night).max() > 200, "alone it has the range 0 to 1"
+    assert leveled(load(floats))["train"].levels == (0, 255)
+    found = printed(capsys, "data", "check", str(floats))[0]
+    assert "0 is black, 255 white, for all images" in " ".join(found.split())
+    run = train(floats, tmp_path / "run", epochs=8, val_fraction=0.3)
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["run"]["levels"] == [0, 255]
+    assert "0 is black, 255 white, for all images" in json.dumps(config)
+    predictor = vitral.load(run.folder)
+    assert predictor.prepare(night).max() <= 1
+    assert predictor(night).label == "dark"
+    assert predictor(floats / "light" / "3.tif").label == "light"
+    assert vitral.evaluate(run.folder, str(floats), split="train").accuracy == 1
+
+
+def test_weights_without_levels_are_evaluated_with_one_range(floats, tmp_path):
+    colors = tmp_path / "colors"
+    for label, level in (("dark", 40), ("light", 200)):
+        for number in range(20):
+            saved(np.full((8, 8), level + number % 5, np.uint8), colors / label / f"{number}.png")
+    run = train(colors, tmp_path / "run", epochs=8)
+    assert vitral.load(run.folder).preprocessing.levels is None
+    assert vitral.evaluate(run.folder, str(floats)).accuracy == 1
+
+
+def test_values_that_do_not_belong_to_the_levels_of_floats_are_refused(tmp_path):
+    bright = saved(np.array([[0, 100, 200]], np.float32), tmp_path / "bright.tif")
+    with pytest.raises(ImageError, match="values from 0 to 200 in a set of 0 to 1"):
+        read_image(bright, levels=(0, 1))
+    assert read_image(bright, levels=(100, 300))[..., 0].tolist() == [[0, 0, 128]]
+    fractions = saved(np.array([[0, 0.5, 1]], np.float32), tmp_path / "fractions.tif")
+    with pytest.raises(ImageError, match="keep the values as they were stored"):
+        read_image(fractions, levels=(0, 4095))
+    deep = np.array([[0, 32768, 65535]], np.uint16)
+    assert read_image(deep, levels=(0, 1))[..., 0].tolist() == [[0, 128, 255]], "levels of floats are not of integers"
+    assert read_image(saved(deep, tmp_path / "deep.png"), levels=(0, 1))[..., 0].tolist() == [[0, 128, 255]]
+    with pytest.raises(ImageError, match="values from 0 to 65535 in a set of 0 to 255"):
+        read_image(deep, levels=(0, 255))
+
+
+def test_an_array_that_is_dark_or_of_the_other_range_is_refused():
+    values = np.array([[0, 0.5, 1]], np.float32)
+    assert pixels_of(values, channels=1)[..., 0].tolist() == [[0, 128, 255]]
+    with pytest.raises(ImageError, match="trained on floats of 0 to 255") as caught:
+        pixels_of(values, channels=1, levels=(0, 255))
+    assert caught.value.hint == "pass uint8"
+    assert pixels_of(values * 200, channels=1, levels=(0, 255))[..., 0].tolist() == [[0, 100, 200]]
+    assert pixels_of(values * 0, channels=1, levels=(0, 255)).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("high", "kind", "message", "hint"),
+    [(1200.0, np.float32, "neither 0 to 1 nor 0 to 255", "--levels 0 1200"),
+     (4000, np.uint16, "a set has one scale", "--levels BLACK WHITE")],
+)  # fmt: skip
+def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hint, tmp_path, capsys):
+    for label in "ab":
+        for number in range(4):
+            values = np.linspace(0, high, 64).reshape(8, 8).astype(kind)
+            if number or kind is np.float32:
+                saved(values, tmp_path / "set" / label / f"{number}.tif")
+            else:
+                saved((values / high).astype(np.float32), tmp_path / "set" / label / "0.tif")
+    with pytest.raises(DataError, match=message) as caught:
+        train(tmp_path / "set", tmp_path / "run")
+    assert hint in str(caught.value)
+    assert message in " ".join(printed(capsys, "data", "check", str(tmp_path / "set"), code=1)[0].split())
+
+
+@pytest.mark.parametrize(("high", "kind"), [(1200, np.float32), (200, np.int32)])
+def test_values_without_a_sure_range_are_trained_on_with_stated_levels(high, kind, tmp_path):
+    for label in "ab":
+        for number in range(4):
+            saved(np.linspace(0, high, 64).reshape(8, 8).astype(kind), tmp_path / "set" / label / f"{number}.tif")
+    run = train(tmp_path / "set", tmp_path / "run", levels=(0, high), epochs=1)
+    assert vitral.load(run.folder).preprocessing.levels == (0, high)
+    assert vitral.evaluate(run.folder, str(tmp_path / "set")).images == 8
+
+
 def test_other_levels_than_those_of_training_are_warned_of():
     trained = vitral.Preprocessing((8, 8), levels=(0, 4095))
     (found,) = differences(trained, vitral.Preprocessing((8, 8)))
@@ -143,3 +238,5 @@ def test_other_levels_than_those_of_training_are_warned_of():
 def test_levels_that_are_none_are_refused(levels):
     with pytest.raises(UsageError, match="black below white"):
         vitral.Preprocessing((8, 8), levels=levels)
+    with pytest.raises(UsageError, match="black below white"):
+        leveled(DataSet("none", (), {"train": Split([], np.zeros(0, np.int64), lambda _: b"")}, "none"), levels)

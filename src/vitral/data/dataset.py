@@ -74,7 +74,7 @@ class Split:
     groups: np.ndarray | None = None
     """(n,) int64: images of one number stay on one side of a cut, as those of a patient; None if all are apart."""
     levels: tuple[int, int] | None = None
-    """Integers of 16 bits and more that `image` shows as black and as white; None for 0 and 65535."""
+    """Values of more than 8 bits that `image` shows as black and as white; None for those of `vitral.data.pixels`."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.labels):
@@ -94,8 +94,8 @@ class Split:
         return Split(names, self.labels[index], fetch, groups, self.levels)
 
     def with_levels(self, levels: tuple[int, int] | None) -> Split:
-        """The same images with other levels, those of a network's preprocessing."""
-        return self if levels == self.levels else replace(self, levels=levels)
+        """The same images with the levels of a network's preprocessing; their own remain if it has none."""
+        return self if levels in (None, self.levels) else replace(self, levels=levels)
 
     def raw(self, index: int) -> bytes | np.ndarray:
         """Fetch an image, still encoded; `ImageError`, which names the image, if its file cannot be read."""

@@ -168,13 +168,13 @@ def describe(image: Image.Image) -> Probe:
 
 
 def deep_values(raw: bytes | np.ndarray) -> np.ndarray | None:
-    """Integers of a gray image with more than 8 bits, as stored; None for any other, and for a PGM that states another
-    white than 65535. `ImageError` if unreadable.
+    """Integers of a gray image with more than 8 bits, or floats, as stored; None for any other, and for a PGM that
+    states another white than 65535. `ImageError` if unreadable.
     """
     if isinstance(raw, np.ndarray):
-        return raw if raw.dtype == np.uint16 else None
+        return raw if raw.dtype == np.uint16 or raw.dtype.kind == "f" else None
     image = _open(raw, "image")
-    if not image.mode.startswith("I") or stated_maximum(image) not in (None, LEVELS[1]):
+    if not image.mode.startswith(("I", "F")) or stated_maximum(image) not in (None, LEVELS[1]):
         return None
     try:
         return np.asarray(image)
@@ -197,7 +197,7 @@ def read_image(
     where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps gray images gray and converts all others to RGB.
     Transparent pixels show `background`. 16 bits are scaled to 8. Floats are 0..1 or 0..255, an array of other
     integers is 0..255, a file of 32-bit integers is 0..65535; other values are refused (`vitral.data.pixels`). With
-    `levels`, integers of 16 and 32 bits in gray images are black at the first and white at the second. Of an
+    `levels`, floats and integers of 16 and 32 bits in gray images are black at the first and white at the second. Of an
     animation the first frame is read. With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of
     its size as long as it stays that large. A JPEG that would take more than `MAX_MEMORY` is always decoded smaller.
 

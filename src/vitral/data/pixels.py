@@ -7,13 +7,24 @@ from typing import cast
 import numpy as np
 from PIL import Image
 
+from vitral.errors import UsageError
+
 _STRIP = 1 << 20  # pixels that are converted at a time
 WHITE = (255, 255, 255)
 ORIENTATION = 0x0112  # EXIF tag 274
 Levels = tuple[int, int]
-"""Integers that are black and white."""
+"""Values that are black and white."""
 LEVELS = (0, 65535)
 """Those of 16 bits, unless others are stated."""
+FRACTIONS, BYTES = (0, 1), (0, 255)
+"""Those of floats: one of the two for a set, unless others are stated."""
+
+
+def check_levels(levels: object) -> None:
+    """Raise `UsageError` unless these are levels, or None."""
+    whole = isinstance(levels, tuple) and len(levels) == 2 and all(type(n) is int and abs(n) < 2**31 for n in levels)
+    if levels is not None and not (whole and levels[0] < levels[1]):  # type: ignore[index]  # a tuple
+        raise UsageError(f"levels {levels} are not two whole numbers, black below white")
 
 
 # EXIF 2.32, 4.6.4 A: the transpose that turns an image with this orientation upright.
@@ -58,6 +69,8 @@ def from_pillow(
     Raises `ValueError` for 16 bits in color with stated levels: Pillow keeps the upper 8 bits alone.
     """
     maximum = stated_maximum(image)
+    if levels == FRACTIONS and image.mode != "F":
+        levels = None  # those of floats
     if levels is not None:
         if _is_deep_color(image, maximum):
             raise ValueError("16 bits in color are read as 8: --levels is for gray images")
@@ -93,13 +106,12 @@ def _by_strips(
     """Convert a large image, `rows` at a time: only the image and the result are in memory as a whole."""
     width, height = image.size
     strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
-    scale = None
-    if image.mode == "F" or (image.mode == "I" and levels is None):
+    if image.mode in ("I", "F") and levels is None:
         limits = [_limits(np.asarray(image.crop((0, top, width, end)))) for top, end in strips]
-        scale = _scale_of_file(image, min(low for low, _ in limits), max(high for _, high in limits))
+        levels = _levels_of_file(image, min(low for low, _ in limits), max(high for _, high in limits))
     upright = stored = np.empty(0, np.uint8)
     for top, end in strips:
-        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, levels, scale)
+        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, levels)
         pixels = finish_pixels(np.asarray(strip), channels)
         if top == 0:
             sides = (width, height) if turn >= 5 else (height, width)
@@ -118,10 +130,8 @@ def _as_stored(upright: np.ndarray, orientation: int) -> np.ndarray:
     return upright.swapaxes(0, 1) if orientation >= 5 else upright
 
 
-def _to_gray_or_rgb(
-    image: Image.Image, background: tuple[int, int, int], levels: Levels | None, scale: float | None = None
-) -> Image.Image:
-    """Convert any mode to "L" or "RGB". The `scale` of 32-bit values is by default derived from this image."""
+def _to_gray_or_rgb(image: Image.Image, background: tuple[int, int, int], levels: Levels | None) -> Image.Image:
+    """Convert any mode to "L" or "RGB". The levels of 32-bit values are by default derived from this image."""
     mode = image.mode
     if mode in ("LA", "La", "PA", "RGBA", "RGBa") or ("transparency" in image.info and mode in ("1", "L", "P", "RGB")):
         return compose_alpha(image, background)
@@ -130,12 +140,10 @@ def _to_gray_or_rgb(
     if mode == "1":
         return image.convert("L")
     if mode.startswith("I;16"):
-        return Image.fromarray(to_uint8(np.asarray(image), levels))
+        return Image.fromarray(scaled(np.asarray(image), levels or LEVELS))
     if mode in ("I", "F"):
         values = np.asarray(image)
-        if mode == "I" and levels is not None:
-            return Image.fromarray(scaled_integers(values, levels))
-        return Image.fromarray(_scaled(values, scale or _scale_of_file(image, *_limits(values))))
+        return Image.fromarray(scaled(values, levels or _levels_of_file(image, *_limits(values))))
     if mode in ("P", "CMYK", "YCbCr", "HSV", "RGBX"):
         return image.convert("RGB")
     raise ValueError(f"pixel mode '{mode}' is not supported")
@@ -154,8 +162,8 @@ def compose_alpha(image: Image.Image, background: tuple[int, int, int]) -> Image
 
 
 def to_uint8(values: np.ndarray, levels: Levels | None = None) -> np.ndarray:
-    """An array as uint8: bool, 8 and 16 bits by their type, other integers as 0..255, floats as `float_scale` has it.
-    With `levels`, integers of 16 bits and more are black at the first and white at the second.
+    """An array as uint8: bool, 8 and 16 bits by their type, other integers as 0..255, floats as `float_levels` has it.
+    With `levels`, floats and integers of 16 bits and more are black at the first and white at the second.
 
     `ValueError` for values outside these ranges. A scale taken from each image's own limits would differ between
     images of one set.
@@ -164,15 +172,15 @@ def to_uint8(values: np.ndarray, levels: Levels | None = None) -> np.ndarray:
         return values
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * 255
-    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
-        return scaled_integers(values, levels or LEVELS)
-    if values.dtype.kind not in "iuf":
+    kind, width = values.dtype.kind, values.dtype.itemsize
+    if kind not in "iuf":
         raise ValueError(f"values of type {values.dtype} are not an image")
-    if values.dtype.kind != "f" and values.dtype.itemsize > 1 and levels is not None:
-        return scaled_integers(values, levels)
+    if kind == "f":
+        return scaled(values, levels or float_levels(*_limits(values)))
+    levels = None if levels == FRACTIONS else levels  # those of floats
+    if width > 1 and (levels is not None or (kind, width) == ("u", 2)):
+        return scaled(values, levels or LEVELS)
     low, high = _limits(values)
-    if values.dtype.kind == "f":
-        return _scaled(values, float_scale(low, high))
     if low < 0 or high > 255:
         raise ValueError(
             f"integers from {low:g} to {high:g}: 8 bits have 0 to 255; for 16 bits pass an array of uint16"
@@ -188,35 +196,52 @@ def scaled_integers(values: np.ndarray, levels: Levels) -> np.ndarray:
     return ((steps * 255 + (white - black) // 2) // (white - black)).astype(np.uint8)
 
 
-def float_scale(low: float, high: float) -> float:
-    """Factor from floats with these limits to 0..255; `ValueError` if they fit neither 0..1 nor 0..255.
+def scaled(values: np.ndarray, levels: Levels) -> np.ndarray:
+    """Floats, or integers of more than 8 bits, from black to white as 0..255; what is outside is black or white.
 
-    Resampling overshoots, so a margin on both sides is allowed, and clipped.
+    `ValueError` for values that do not belong to these levels: far outside those of floats, or 0..1 where other levels
+    count steps.
     """
-    if low >= -0.5 and high <= 1.5:
-        return 255.0
-    if low >= -45 and 2 <= high <= 300:
-        return 1.0
-    raise ValueError(
-        f"floats from {low:g} to {high:g}: neither 0 to 1 nor 0 to 255; scale them first, or save as uint16"
-    )
+    is_float = values.dtype.kind == "f"
+    if levels in (FRACTIONS, BYTES) or is_float:
+        low, high = _limits(values)
+        if levels in (FRACTIONS, BYTES) and not _fits(low, high, levels):
+            raise ValueError(f"values from {low:g} to {high:g} in a set of {levels[0]} to {levels[1]}; add --levels")
+        if levels not in (FRACTIONS, BYTES) and low < high and _fits(low, high, FRACTIONS):
+            why = f"floats from {low:g} to {high:g} where {levels[0]:,} is black and {levels[1]:,} white"
+            raise ValueError(f"{why}: keep the values as they were stored")
+    return _scaled_floats(values, levels) if is_float else scaled_integers(values, levels)
 
 
-def _scale_of_file(image: Image.Image, low: float, high: float) -> float:
-    """Factor from a file's 32-bit values with these limits to 0..255; `ValueError` if it is ambiguous."""
+def _scaled_floats(values: np.ndarray, levels: Levels) -> np.ndarray:
+    black, white = levels
+    return np.rint((_finite(values) - black) * 255 / (white - black)).clip(0, 255).astype(np.uint8)
+
+
+def float_levels(low: float, high: float) -> Levels:
+    """Levels of floats with these limits; `ValueError` if they fit neither 0..1 nor 0..255, or it is not sure which."""
+    if _fits(low, high, FRACTIONS):
+        return FRACTIONS
+    if high >= 2 and _fits(low, high, BYTES):
+        return BYTES
+    raise ValueError(f"floats from {low:g} to {high:g}: neither 0 to 1 nor 0 to 255; add --levels, or scale them first")
+
+
+def _fits(low: float, high: float, levels: Levels) -> bool:
+    """True with a margin, since resampling overshoots."""
+    return (low >= -0.5 and high <= 1.5) if levels == FRACTIONS else (low >= -45 and high <= 300)
+
+
+def _levels_of_file(image: Image.Image, low: float, high: float) -> Levels:
+    """Levels of a file's 32-bit values with these limits; `ValueError` if they are ambiguous."""
     if image.mode == "F":
-        return float_scale(low, high)
-    if image.format == "PPM":  # Pillow scales to 16 bits by the maximum stated in the file
-        return 1 / 257
-    if low < 0 or high > 65535 or 0 < high <= 255:
+        return float_levels(low, high)
+    # Pillow scales a PPM to 16 bits by the maximum stated in the file.
+    if image.format != "PPM" and (low < 0 or high > 65535 or 0 < high <= 255):
         raise ValueError(
             f"32-bit integers from {low:g} to {high:g} state no range: add --levels, or save as 8 or 16 bits"
         )
-    return 1 / 257
-
-
-def _scaled(values: np.ndarray, scale: float) -> np.ndarray:
-    return np.rint(_finite(values) * scale).clip(0, 255).astype(np.uint8)
+    return LEVELS
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

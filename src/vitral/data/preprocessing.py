@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.data.canvas import LEAST_WIDTH, on_canvas, sizes_on
+from vitral.data.pixels import check_levels
 from vitral.errors import UsageError, unknown
 from vitral.model.config_base import MAX_SIDE
 
@@ -56,7 +57,8 @@ class Preprocessing:
     `image_size` is cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With
     `resize_size`, images that already have `image_size` are resized, too; without it they are left alone. `center`
     rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
-    `levels` are the 16- and 32-bit integers that are black and white in gray images; None is 0 and 65535.
+    `levels` are the floats, or the 16- and 32-bit integers of gray images, that are black and white; None is 0 and
+    65535 for integers, and for floats 0 and 1 or 0 and 255, as each image's own values have it.
     """
 
     image_size: tuple[int, int]
@@ -89,8 +91,7 @@ class Preprocessing:
             raise UsageError(f"resize_size {self.resize_size} is not a height and a width of 1 to {MAX_SIDE} pixels")
         if isinstance(INTERPOLATIONS[self.interpolation], Image.Resampling) and not self.antialias:
             raise UsageError(f"there is no {self.interpolation} interpolation without antialias")
-        if self.levels is not None and not _are_levels(self.levels):
-            raise UsageError(f"levels {self.levels} are not two whole numbers, black below white")
+        check_levels(self.levels)
         if self.native:
             self._check_native()
 
@@ -263,11 +264,6 @@ def before_crop(image_size: tuple[int, int], crop_fraction: float) -> tuple[int,
 
 def _is_size(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and 0 < n <= MAX_SIDE for n in value)
-
-
-def _are_levels(value: object) -> bool:
-    whole = isinstance(value, tuple) and len(value) == 2 and all(type(n) is int and abs(n) < 2**31 for n in value)
-    return whole and value[0] < value[1]  # type: ignore[index]  # a tuple
 
 
 def _has_fast_uint8_resize() -> bool:

@@ -58,6 +58,9 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
     found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
     mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Defects never raise.
     """
+    depth = depth_of(next(iter(dataset.splits.values())))
+    levels, notes = depth.survey(dataset.source) if depth else (None, ())
+    dataset = replace(dataset, splits={name: split.with_levels(levels) for name, split in dataset.splits.items()})
     scans: dict[str, list[_Scan]] = {}
     with _bar(progress) as report:
         total, done = sum(map(len, dataset.splits.values())), 0
@@ -70,7 +73,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
     good = [one for ones in scans.values() for one in ones if not one.reason]
     sizes = _sizes(good)
     near, near_note = _near(dataset, scans, sizes, progress)
-    classes, depth = len(dataset.classes), depth_of(next(iter(dataset.splits.values())))
+    classes = len(dataset.classes)
     return DataCheck(
         name=dataset.name,
         source=dataset.source,
@@ -88,7 +91,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
-        notes=(*dataset.notes, *((depth.note(None),) if depth else ())),
+        notes=(*dataset.notes, *notes),
         unused=dataset.unused,
     )
 
@@ -107,7 +110,7 @@ def _scan_chunks(split: Split) -> Iterator[list[_Scan]]:
 def _scan(split: Split, index: int) -> _Scan:
     try:
         raw = split.raw(index)
-        pixels = read_image(raw, name=split.names[index])
+        pixels = read_image(raw, name=split.names[index], levels=split.levels)
     except ImageError as error:
         return _Scan(reason=error.why or "unreadable")
     height, width, channels = pixels.shape
@@ -194,7 +197,7 @@ def sample_unreadable(dataset: DataSet, seconds: float = 1.0) -> list[Unreadable
             try:
                 if isinstance(raw := split.raw(index), np.ndarray):
                     break  # raw pixels: there is nothing to decode
-                read_image(raw, name=split.names[index], at_least=_SMALL)
+                read_image(raw, name=split.names[index], at_least=_SMALL, levels=split.levels)
             except ImageError as error:
                 unreadable.append(Unreadable(name, index, error.name, error.why or ""))
     return unreadable

@@ -21,6 +21,7 @@ from vitral.data.archives import ARCHIVES
 from vitral.data.dataset import Split
 from vitral.data.decode import MAX_BYTES, read_image
 from vitral.data.files import Files
+from vitral.data.pixels import BYTES
 from vitral.errors import ImageError
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
 
@@ -185,6 +186,8 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     """
     if isinstance(image, ImageError):
         raise ImageError(name, image.why or "", hint=image.hint)
+    if levels == BYTES and isinstance(image, np.ndarray):
+        _check_scale(image, name)
     if isinstance(image, Record):
         image = image.split.raw(image.index)
     elif isinstance(image, Member):
@@ -197,6 +200,13 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
         kind = type(image).__name__
         raise ImageError(name, f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind} is no image", hint=ACCEPTED)
     return read_image(image, name=name, channels=channels, levels=levels)
+
+
+def _check_scale(image: np.ndarray, name: str) -> None:
+    """Raise `ImageError` for floats of 0 to 1 where floats of 0 to 255 were trained on: dark, or of the other range."""
+    if image.dtype.kind == "f" and image.size and 0 < (high := np.nan_to_num(image).max()) <= 1:
+        why = f"floats up to {high:g}, and the network was trained on floats of 0 to 255"
+        raise ImageError(name, why, hint="pass uint8")
 
 
 def _read_member(member: Member, name: str) -> bytes:

@@ -129,7 +129,8 @@ class Run:
     interpolation: str = option("bilinear", "interpolation: bilinear, bicubic, nearest, lanczos, box or hamming")
     antialias: bool = option(True, "antialias when downsampling")
     levels: tuple[int, int] | None = option(
-        None, "black and white of gray images with 16 bits and more: 0 4095 for 12 bits (default: 0 65535)"
+        None,
+        "black and white of floats and of gray images with 16 bits and more: 0 4095 for 12 bits (default: 0 65535)",
     )
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one per channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels, likewise")

@@ -19,6 +19,7 @@ from torch import nn
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
+from vitral.data.depth import leveled
 from vitral.data.findings import Unreadable
 from vitral.data.loader import Batches, Progress
 from vitral.data.parts import Part
@@ -185,6 +186,7 @@ def _evaluate(
     dataset, own = ranks.agree(lambda: data_for(predictor, data))
     chosen, described = ranks.agree(lambda: _describe(predictor, dataset, own, data))
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
+    dataset = ranks.agree(lambda: leveled(dataset, predictor.preprocessing.levels))
     skip = data.skip or (own is not None and left_out_bad(predictor))
     dataset = ranks.agree(lambda: in_classes_of(predictor, dataset))
     images, batches, unreadable = in_batches(predictor, dataset, chosen, skip=skip, progress=progress, ranks=ranks)

@@ -12,6 +12,7 @@ from typing import Any
 from vitral.console import flag
 from vitral.data import DataSet, load
 from vitral.data.dataset import natural
+from vitral.data.depth import leveled
 from vitral.data.fingerprint import Fingerprint
 from vitral.data.groups import near_sets, with_near
 from vitral.data.sources.unlabeled import load_images
@@ -98,16 +99,16 @@ def check_given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
-    """Load the named data, by default those of the recipe."""
+    """Load the named data, by default those of the recipe, with stated levels or those of floats."""
     start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
     name = given.get("data") or find_recipe(given)(_NO_STATS, machine).run.data
     if given.get("recipe") in METHODS:
-        return load_images(name, root=start.data_root)
+        return leveled(load_images(name, root=start.data_root), given.get("levels"))
     wanted = Labeling(
         given.get("task"), given.get("label_separator"), tuple(given.get("targets", ())),
         given.get("class_folders", "auto"),
     )  # fmt: skip
-    return load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS))
+    return leveled(load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS)), given.get("levels"))
 
 
 def default_folder(given: Mapping[str, Any], dataset: DataSet) -> str:
@@ -216,13 +217,21 @@ def report_source(draft: Draft) -> Draft:
 
 
 def report_depth(draft: Draft) -> Draft:
-    """Add a line on images of more than 8 bits. Raises `DataError` if almost nothing is left of them."""
-    levels = draft.run.levels
-    if draft.stats.depth is None:
+    """Add a line on images of more than 8 bits, and the levels of floats. Raises `DataError` if almost nothing is left
+    of them, or if floats have no sure range.
+    """
+    levels, depth = draft.run.levels, draft.stats.depth
+    if depth is None:
         why = "no sampled image is gray with more than 8 bits: it changes nothing"
-        return draft if levels is None else draft.change(Choice("levels", format_value(levels), why))
-    draft.stats.depth.check(levels, draft.whole.source)
-    return draft.change(Choice("depth", "8 bits", draft.stats.depth.note(levels)))
+        return draft if levels is None else draft.change(Choice("levels", _range(levels), why))
+    if levels is None and (levels := depth.levels_of_floats(draft.whole.source)) is not None:
+        return draft.change(Choice("levels", _range(levels), depth.note(levels)), levels=levels)
+    depth.check(levels, draft.whole.source)
+    return draft.change(Choice("depth", "8 bits", depth.note(levels)))
+
+
+def _range(levels: tuple[int, int]) -> str:
+    return f"{levels[0]:,} to {levels[1]:,}"
 
 
 def check_recipe(draft: Draft) -> Draft:
