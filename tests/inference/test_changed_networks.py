@@ -13,6 +13,8 @@ from torch.nn.utils import parametrize
 
 import vitral
 from vitral.errors import UsageError, WeightsError
+from vitral.inference.compiled import unavailable_reason
+from vitral.inference.int8 import observe
 from vitral.model.vit import MLP, Attention, Block
 
 SIZES: dict[str, Any] = {
@@ -92,11 +94,14 @@ def predictor(model: nn.Module, **options: Any) -> vitral.Predictor:
 
 
 def logits(model: nn.Module) -> np.ndarray:
-    batch = vitral.Preprocessing((16, 16)).standardize(
+    with torch.no_grad():
+        return np.asarray(model(standardized()).softmax(1))
+
+
+def standardized() -> Tensor:
+    return vitral.Preprocessing((16, 16)).standardize(
         torch.stack([torch.from_numpy(i).permute(2, 0, 1) for i in IMAGES])
     )
-    with torch.no_grad():
-        return np.asarray(model(batch).softmax(1))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -158,3 +163,77 @@ def test_an_unchanged_network_has_its_engine():
     assert predictor(network()).note == predictor(network(), engine="auto").note
     assert "computed by the network itself" not in predictor(network()).note
     assert isinstance(network().blocks[0], Block)
+
+
+class Kept:
+    """A hook that keeps what it sees, as an object."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def keep(self, module: nn.Module, given: Any, output: Tensor) -> None:
+        self.seen.append(output.detach().float())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_a_hook_that_comes_after_the_first_call_sees_every_further_one(engine, precision):
+    found = predictor(network(), engine=engine, machine=vitral.device.choose("cpu", precision))
+    before, chosen = found.probabilities(IMAGES), found.engine
+    kept = Kept()
+    handle = found.model.blocks[0].register_forward_hook(kept.keep)
+    assert np.abs(found.probabilities(IMAGES) - before).max() < 0.04
+    assert [tuple(one.shape) for one in kept.seen] == [(3, 17, 32)]
+    assert found.engine == "plain"
+    found.probabilities(IMAGES)
+    assert len(kept.seen) == 2
+    handle.remove()
+    assert np.array_equal(found.probabilities(IMAGES), before)
+    assert found.engine == chosen
+    assert len(kept.seen) == 2
+
+
+def test_a_method_that_is_replaced_after_the_first_call_is_computed():
+    found = predictor(network())
+    found.probabilities(IMAGES)
+    method_of_an_instance(found.model)
+    assert np.abs(found.probabilities(IMAGES) - logits(found.model)).max() < 0.04
+    asked = predictor(network(), engine="packed")
+    asked.probabilities(IMAGES)
+    method_of_an_instance(asked.model)
+    with pytest.raises(UsageError, match="engine packed cannot compute this network"):
+        asked.probabilities(IMAGES)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_network_is_not_quantized(name):
+    plain, changed = network(), network()
+    ranges = observe(plain, [standardized()])
+    CHANGES[name](changed)
+    with pytest.raises(UsageError, match="int8 cannot compute this network"):
+        predictor(changed, ranges=ranges)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(unavailable_reason(torch.device("cpu"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_changed_network_is_compiled(name):
+    changed = network()
+    CHANGES[name](changed)
+    found = predictor(changed, engine="compiled", machine=vitral.device.choose("cpu", "fp32"))
+    assert found.engine == "compiled"
+    assert np.abs(found.probabilities(IMAGES) - logits(changed)).max() < 1e-5
+
+
+def test_hooks_of_vitral_itself_leave_the_engine_as_it_is():
+    """An explanation in another thread has hooks on the network for the length of a call."""
+    found = predictor(network(), engine="packed")
+    before = found.probabilities(IMAGES)
+
+    def observer(*_: Any) -> None:
+        return None
+
+    observer.__module__ = "vitral.explanation.capture"
+    found.model.blocks[0].register_forward_hook(observer)
+    assert np.array_equal(found.probabilities(IMAGES), before)
+    assert found.engine == "packed"

@@ -1,10 +1,12 @@
-"""A module that an engine built, kept while the network's tensors stay the same."""
+"""A module that an engine built, kept while the network stays the same."""
 
 from __future__ import annotations
 
 import operator
 
 from torch import Tensor, nn
+
+from vitral.weights.in_memory import foreign_hooks
 
 
 class Built:
@@ -21,6 +23,20 @@ class Built:
 
 def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+
+def structure_of(network: nn.Module) -> list[object]:
+    """Return what tells that a module was replaced, or got a hook, a method or a backend of its own, since an earlier
+    call.
+    """
+    found, modules = list[object](), [network]
+    while modules:
+        module = modules.pop()
+        own = vars(module)
+        hooks = foreign_hooks(module) if module._forward_hooks or module._forward_pre_hooks else ()
+        found += [type(module), len(own), own.get("backend"), *hooks]
+        modules += [m for m in module._modules.values() if m is not None]
+    return found
 
 
 def tensors_of(network: nn.Module) -> list[Tensor]:

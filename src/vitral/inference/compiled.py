@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitral.errors import UsageError, VitralError
 from vitral.folders import cache_folder
+from vitral.inference.casting import hooks_of
 
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # without a GPU it warns of CUDA_HOME
 
@@ -66,7 +67,7 @@ class Compiled(nn.Module):
         keep_code()
         self.frozen = next(network.parameters()).device.type == "cpu"
         # Compiled code is looked up by the identity of its parameters, so changed parameters must be other objects.
-        self.network: Any = torch.compile(copy.deepcopy(network) if self.frozen else network)
+        self.network: Any = torch.compile(copy.deepcopy(network, hooks_of(network)) if self.frozen else network)
         self.train(network.training)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from vitral.distributed.ranks import Ranks
 from vitral.distributed.tensors import has_shards
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference import openvino
-from vitral.inference.built import Built, tensors_of
+from vitral.inference.built import Built, structure_of, tensors_of
 from vitral.inference.calibration import Calibration, ranges_file, read_ranges
 from vitral.inference.casting import cast_copy, dtype_of
 from vitral.inference.changed import stepped_aside
@@ -52,6 +52,7 @@ Engine = Literal["auto", "plain", "packed", "compiled", "openvino"]
 """Implementations of the forward pass; `load` lists them. `auto` is the fastest of vitral's own on this machine; its
 results equal those of `plain` up to rounding.
 """
+_COMPILES = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
 
 
 class Predictor(Described):
@@ -81,8 +82,7 @@ class Predictor(Described):
         `model` is one of vitral's networks, which is moved to the device and to fp32 in place, or one of timm,
         torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default
         preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's.
-        `ranges` (`vitral.inference.int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of
-        `load`.
+        `ranges` (`int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of `load`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.
@@ -107,27 +107,31 @@ class Predictor(Described):
             raise unknown("engine", engine, get_args(Engine))
         self.merge, self.tta = merge, tta
         """Number of tokens merged in each block, and views of each image whose predictions are averaged."""
-        own = only_plain(preprocessing, engine, bool(ranges), merge, tta)
-        changed = "" if own else stepped_aside(self.model, engine, bool(ranges), merge)
-        self.engine = "plain" if own or changed else self._engine(engine, ranges, merge)
-        """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
-        `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. The last four call no
-        hooks.
-        """
-        compiles = "compiled by torch: the first call takes up to a minute, and once more with another batch size"
-        by_kernels = self.engine == "int8" or (self.engine == "packed" and self.dtype == torch.bfloat16)
-        uses_library = by_kernels and cpu.ready()
-        self.note = compiles if self.engine == "compiled" else cpu_library.compile_note() if uses_library else changed
-        """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
         self._requested, self.ranges = engine, ranges
         self._built: Built | None = None
+        self._choose_engine()
         if tta != "none":
             require_classes(self.output, "averaging views", "--tta none")
         if merge or tta != "none" or self.engine == "openvino":
             self._network()  # raises now for unsupported options, not at the first call
 
+    def _choose_engine(self) -> None:
+        """Choose the engine in use for the network as it is now."""
+        own = only_plain(self.preprocessing, self._requested, bool(self.ranges), self.merge, self.tta)
+        changed = "" if own else stepped_aside(self.model, self._requested, bool(self.ranges), self.merge)
+        self.engine = "plain" if own or changed else self._engine(self._requested, self.ranges, self.merge)
+        """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
+        `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. With a hook, or after
+        another change of what it computes, `model` itself computes.
+        """
+        by_kernels = self.engine == "int8" or (self.engine == "packed" and self.dtype == torch.bfloat16)
+        built = cpu_library.compile_note() if by_kernels and cpu.ready() else changed
+        self.note = _COMPILES if self.engine == "compiled" else built
+        """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
+        self._structure = structure_of(self.model)
+
     def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
-        """Choose the engine in use for the requested one."""
+        """Return the engine in use for the requested one."""
         if only_generates(self.model, engine, bool(ranges) or merge > 0 or self.tta != "none"):
             return "plain"
         if engine == "openvino":
@@ -263,9 +267,12 @@ class Predictor(Described):
 
     def _network(self) -> nn.Module:
         """Return the engine's module, rebuilt if `model` has changed since the last call."""
-        if self.engine == "plain" and not self.merge and self.tta == "none" and self.dtype == dtype_of(self.model):
+        if self._structure != structure_of(self.model):
+            self._choose_engine()
+            self._built = None
+        tensors, plain = tensors_of(self.model), self.engine == "plain" and not self.merge and self.tta == "none"
+        if plain and self.dtype == dtype_of(self.model):
             return self.model
-        tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
             self._built = Built(tensors, averaged(self._build(), self.tta))
         return self._built.network

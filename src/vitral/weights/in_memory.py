@@ -145,14 +145,22 @@ def _check_unmodified(module: nn.Module, ignored: Collection[str] = ()) -> None:
     """Refuse hooks, replaced methods, and parameters that are not plain tensors."""
     for name, part in module.named_modules():
         shown = f"'{name}'" if name else "the module"
-        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-        if any(getattr(hook, "__module__", None) not in _OBSERVERS for hook in hooks):
+        if foreign_hooks(part):
             raise UnreadableError(f"{shown} has a hook, which may change what it computes")
         if replaced := next((one for one in _replaced(part) if one not in ignored), None):
             raise UnreadableError(f"'{replaced}' of {shown} was replaced")
         for inner, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None and (type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) or tensor.is_quantized):
                 raise UnreadableError(f"'{inner}' of {shown} is a {type(tensor).__name__}")
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """List the hooks of a module, without those that only observe, such as those of vitral in another thread."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    homes = [str(getattr(hook, "__module__", "")) for hook in hooks]
+    return [
+        h for h, home in zip(hooks, homes, strict=True) if home not in _OBSERVERS and not home.startswith("vitral.")
+    ]
 
 
 _OBSERVERS = {"transformers.utils.output_capturing"}  # stay after `output_attentions=True`, and change nothing
