@@ -27,7 +27,8 @@ RESNET = of_config("resnet", BiTConfig(image_size=32, classes=5, layers=(1, 1)))
 INSTALLED = importlib.util.find_spec("openvino") is not None
 INTEGERS = not int8.unavailable_reason()
 LACKING = [name for name, there in [
-    ("int8", INTEGERS), ("openvino", INSTALLED), ("openvino-int8", INSTALLED and not openvino.unavailable_reason()),
+    ("int8", INTEGERS), ("openvino", INSTALLED and not openvino.limitation()),
+    ("openvino-int8", INSTALLED and not openvino.unavailable_reason()),
 ] if not there]  # fmt: skip
 HERE = tuple(name for name in ENGINES if name not in LACKING)
 
@@ -161,7 +162,7 @@ def test_an_engine_is_made_once_and_by_the_first_call(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INSTALLED, reason="OpenVINO is not installed")
+@pytest.mark.skipif("openvino" not in HERE, reason=openvino.limitation() or "OpenVINO is not installed")
 def test_what_openvino_keeps_for_others_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows, _ = measure.measure(case("openvino"), rounds=1)

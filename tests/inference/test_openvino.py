@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-import os
 import shutil
 import signal
 import sys
@@ -28,7 +27,6 @@ from vitral.inference.int8 import fake_quantized, has_fused_blocks, observe
 from vitral.inference.openvino import compiled
 from vitral.inference.predictor import Predictor
 from vitral.model import BiT, BiTConfig
-from vitral.system import excluded_cpu_flags
 from vitral.workflows.quantize import quantize
 
 SOME = (
@@ -59,8 +57,8 @@ class TestInstalled:
     def _installed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if importlib.util.find_spec("openvino") is None:
             pytest.skip("OpenVINO is not installed")
-        if os.environ.get("ONEDNN_MAX_CPU_ISA") and excluded_cpu_flags():
-            pytest.skip("OpenVINO compiles no softmax under ONEDNN_MAX_CPU_ISA")
+        if why := openvino.limitation():
+            pytest.skip(why)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     @pytest.fixture

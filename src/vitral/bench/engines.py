@@ -79,6 +79,8 @@ def _refusal(name: str, subject: ModelUnderTest, device: str) -> VitralError | N
             openvino.package()
         except MissingExtraError as error:
             return error
+        if why := openvino.limitation():
+            return UsageError(why, where=f"engine {name}", hint=hint)
         unavailable_reason = openvino.unavailable_reason
     if engine.integers and (why := unavailable_reason()):
         return UsageError(why, where=f"engine {name}", hint=hint)

@@ -126,18 +126,17 @@ def unavailable_reason() -> str:
     return _trial()[1]
 
 
-_LIMITED = "OpenVINO compiles no softmax where ONEDNN_MAX_CPU_ISA excludes instructions of the CPU"
-
-
-def _is_limited() -> bool:
-    return bool(os.environ.get("ONEDNN_MAX_CPU_ISA")) and bool(excluded_cpu_flags())
+def limitation() -> str:
+    """Reason why OpenVINO compiles nothing here, or crashes: a variable that it only half honors. Empty if it works."""
+    limited = bool(os.environ.get("ONEDNN_MAX_CPU_ISA")) and bool(excluded_cpu_flags())
+    return "OpenVINO compiles no softmax where ONEDNN_MAX_CPU_ISA excludes instructions of the CPU" * limited
 
 
 @cache
 def _trial() -> tuple[int, str]:
     """Largest correct integer weight, and the reason if there is none."""
-    if _is_limited():
-        return int8.EIGHT_BITS, _LIMITED
+    if why := limitation():
+        return int8.EIGHT_BITS, why
     with torch.autocast("cpu", enabled=False):  # the caller may be under one
         for most in (int8.EIGHT_BITS, int8.SEVEN_BITS):
             layer, x = int8.probe(most)
@@ -181,8 +180,8 @@ def shared_core() -> Any:
 
     Raises `UsageError` where ONEDNN_MAX_CPU_ISA is set: OpenVINO then fails to compile, or crashes.
     """
-    if _is_limited():
-        raise UsageError("OpenVINO is not available", why=_LIMITED, hint="unset ONEDNN_MAX_CPU_ISA, or another engine")
+    if why := limitation():
+        raise UsageError("OpenVINO is not available", why=why, hint="unset ONEDNN_MAX_CPU_ISA, or another engine")
     return package().Core()
 
 
