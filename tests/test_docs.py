@@ -36,7 +36,7 @@ from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
 from vitral.explanation import benchmark
-from vitral.inference import int8
+from vitral.inference import int8, openvino
 from vitral.model import ViT, ViTConfig
 from vitral.model.variants import config_fields
 from vitral.serving import server, workers
@@ -248,8 +248,9 @@ def type_in(command: str) -> None:
     except DataError:
         assert any(word in ABSENT or word.startswith(ABSENT[-1]) for word in words), command
         return
-    except UsageError as refused:  # integers, on a CPU that gets them wrong
-        if not (int8.unavailable_reason() and "int8 cannot be computed here" in str(refused)):
+    except UsageError as refused:  # integers, on a CPU that gets them wrong; OpenVINO, on one that is limited
+        limited = openvino.limitation() and "OpenVINO is not available" in str(refused)
+        if not limited and not (int8.unavailable_reason() and "int8 cannot be computed here" in str(refused)):
             raise
         return
     assert code == 0, command

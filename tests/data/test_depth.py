@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 import zlib
@@ -200,7 +201,7 @@ def test_an_array_that_is_dark_or_of_the_other_range_is_refused():
 
 @pytest.mark.parametrize(
     ("high", "kind", "message", "hint"),
-    [(1200.0, np.float32, "neither 0 to 1 nor 0 to 255", "--levels 0 1200"),
+    [(1200.0, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1200"),
      (4000, np.uint16, "a set has one scale", "--levels BLACK WHITE")],
 )  # fmt: skip
 def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hint, tmp_path, capsys):
@@ -232,6 +233,39 @@ def test_other_levels_than_those_of_training_are_warned_of():
     (found,) = differences(trained, vitral.Preprocessing((8, 8)))
     assert found == "levels of 16 bits: trained with 0 to 4,095, used with 0 to 65,535"
     assert vitral.Preprocessing.from_json(trained.to_json()) == trained
+
+
+def test_levels_of_floats_are_no_other_preprocessing_than_none():
+    plain = vitral.Preprocessing((8, 8))
+    assert differences(plain, dataclasses.replace(plain, levels=(0, 255))) == []
+    assert len(differences(dataclasses.replace(plain, levels=(0, 1)), dataclasses.replace(plain, levels=(0, 255)))) == 1
+
+
+@pytest.fixture
+def ambiguous(tmp_path: Path) -> Path:
+    """32-bit integers that state no range, of two classes."""
+    for label, level in (("dark", 40), ("light", 160)):
+        for number in range(8):
+            saved(np.full((8, 8), level + number, np.int32), tmp_path / "ambiguous" / label / f"{number}.tif")
+    return tmp_path / "ambiguous"
+
+
+def test_every_command_that_asks_for_levels_takes_them(ambiguous, tmp_path, capsys):
+    run = str(train(ambiguous, tmp_path / "run", levels=(0, 200), epochs=8).folder)
+    levels = ("--levels", "0", "200")
+    plain = str(tmp_path / "plain")
+    assert "others are stated" not in printed(capsys, "convert", run, f"{plain}-200", *levels)[0]
+    assert (
+        "trained with 0 to 200, used with 0 to 255" in printed(capsys, "convert", run, plain, "--levels", "0", "255")[0]
+    )
+    assert vitral.load(plain).preprocessing.levels == (0, 255)
+    image = str(ambiguous / "light" / "3.tif")
+    assert vitral.load(plain, levels=(0, 200)).prepare(image).max() == round(163 / 200 * 255)
+    assert "light" in printed(capsys, "predict", plain, image, *levels)[0]
+    assert "100" in printed(capsys, "evaluate", plain, str(ambiguous), *levels)[0]
+    assert "light" in "".join(printed(capsys, "explain", plain, image, "--out", str(tmp_path / "map.png"), *levels))
+    assert "add --levels" in printed(capsys, "data", "check", str(ambiguous), code=1)[0].replace("\n", " ")
+    assert "of 0 to 200 are" in " ".join(printed(capsys, "data", "check", str(ambiguous), *levels)[0].split())
 
 
 @pytest.mark.parametrize("levels", [(5, 5), (9, 2), (0, 1.5), (0,), 4095, (0, 2**31)])

@@ -9,5 +9,5 @@ from vitral.inference import openvino
 
 @pytest.fixture(autouse=True)
 def _available(request: pytest.FixtureRequest) -> None:
-    if "openvino" in request.node.name and (why := openvino.limitation()):
+    if "openvino" in request.node.nodeid.lower() and (why := openvino.limitation()):
         pytest.skip(why)

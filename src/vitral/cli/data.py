@@ -37,6 +37,9 @@ def data_check(
     sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
     device: Device = "auto",
     class_folders: ClassFolders = None,
+    levels: Annotated[
+        tuple[int, int] | None, Help("black and white of floats and of gray images with 16 bits and more")
+    ] = None,
     data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
@@ -56,7 +59,7 @@ def data_check(
     dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
     if labels:
         return _check_labels(dataset, init, folds, write, sheet, device, format)
-    report = check(dataset)
+    report = check(dataset, levels=levels)
     by_features = _near(dataset, report, init, device) if near else None
     if by_features is not None:
         report = dataclasses.replace(report, near=(*report.near, *by_features.pairs))

@@ -19,6 +19,7 @@ from vitral.cli.options import (
     Engine,
     Format,
     Help,
+    Levels,
     Merge,
     PatchSize,
     Precision,
@@ -74,6 +75,7 @@ def evaluate(
     patch_size: PatchSize = None,
     beams: Beams = 1,
     class_order: ClassOrder = None,
+    levels: Levels = None,
     format: Format = "text",
 ) -> int:
     """Evaluate a run or weights file on its own held-out images, or on other data with the same classes."""
@@ -101,7 +103,7 @@ def evaluate(
 
         check_options(unknown, known_share, merge, tta, precision)
     images = DataOptions(data, split, data_root, bad_images, label_separator, class_folders)
-    options = InferenceOptions(device, precision, engine, merge, tta, patch_size, beams, class_order)
+    options = InferenceOptions(device, precision, engine, merge, tta, patch_size, beams, class_order, levels)
     if few_shot is not None or knn is not None:
         if launched():
             why = "--few-shot and --knn are computed by one process"

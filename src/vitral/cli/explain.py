@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help
+from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help, Levels
 from vitral.cli.output import print_json, print_predictor_notes, print_text, say
 from vitral.console import stderr, stdout
 from vitral.errors import UsageError, VitralError
@@ -33,24 +33,28 @@ def explain(
     device: Device = "auto",
     precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
     class_order: ClassOrder = None,
+    levels: Levels = None,
     format: Format = "text",
 ) -> int:
     """Explain predictions with heat maps over images, and measure how faithful the maps are."""
     from vitral.explanation.files import explain_files, explain_options, files_for
-    from vitral.inference.predictor import load
+    from vitral.inference.options import InferenceOptions
     from vitral.inference.sources import find_images
     from vitral.training.run_folder import RunFolder
 
+    stated: dict[str, Any] = {
+        "device": device, "precision": precision, "class_order": class_order, "levels": levels,
+    }  # fmt: skip
     if benchmark is not None:
         if inputs or target or compare or check or out or layer is not None:
             why = "it explains the predicted class of images of its own data"
             raise UsageError("--benchmark only combines with --method, --images, --masks and --data-root", why=why)
-        predictor = load(run, device=device, precision=precision, class_order=class_order).cast()
+        predictor = InferenceOptions(**stated).load(run).cast()
         return _benchmark_methods(predictor, benchmark, data_root, method, images, masks, format)
     if masks is not None:
         raise UsageError("--masks requires --benchmark", hint="--benchmark DATA")
     paths = find_images(inputs, "explain")
-    predictor = load(run, device=device, precision=precision, class_order=class_order).cast()
+    predictor = InferenceOptions(**stated).load(run).cast()
     print_predictor_notes(predictor)
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))

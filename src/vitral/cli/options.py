@@ -119,4 +119,8 @@ ClassOrder = Annotated[
     str | None,
     Help("order of classes whose names the weights do not state: natural (2 before 10), text (torchvision), or a file"),
 ]
+Levels = Annotated[
+    tuple[int, int] | None,
+    Help("black and white of floats and of gray images with 16 bits and more (default: those of the weights)"),
+]
 Beams = Annotated[int, Help("for a network that reads text: texts that beam search keeps; 1 is greedy search")]

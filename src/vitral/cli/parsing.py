@@ -16,21 +16,21 @@ from vitral.errors import UsageError, unknown
 
 
 def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, Any]:
-    """Return the given values by parameter name, in the order of `options`."""
+    """Return the given values by parameter name, in the order of `options`. Of a repeated option the last counts."""
     options, hint = list(options), f"vitral {command} --help"
     named = {option.title: option for option in options if not option.is_positional}
     named |= {option.negation: option for option in named.values() if option.is_switch}
     typed: dict[str, Any] = {}
-    standing: list[int] = []  # indices of the words that belong to no option
+    free: list[int] = []  # indices of the words that belong to no option
     refused: dict[int, Option] = {}  # index of a word → the option before it, which could not take it
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
         if word == "--":
-            standing += range(at, len(words))
+            free += range(at, len(words))
             break
         if not _is_option(word):
-            standing.append(at - 1)
+            free.append(at - 1)
             continue
         name, equals, value = word.partition("=")
         option = named.get(name.replace("_", "-"))
@@ -49,7 +49,7 @@ def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict
         if len(values) < option.values.most:
             refused[at] = option
         typed[option.name] = _convert(option, values, hint)
-    typed |= _positional(command, options, words, standing, refused)
+    typed |= _positional(command, options, words, free, refused)
     return {option.name: typed[option.name] for option in options if option.name in typed}
 
 
@@ -82,10 +82,10 @@ def _continues(option: Option, values: Sequence[str], word: str) -> bool:
 
 
 def _positional(
-    command: str, options: Iterable[Option], words: Sequence[str], standing: Sequence[int], refused: dict[int, Option]
+    command: str, options: Iterable[Option], words: Sequence[str], free: Sequence[int], refused: dict[int, Option]
 ) -> dict[str, Any]:
     """Assign the words that belong to no option to the positional arguments, in order."""
-    hint, left = f"vitral {command} --help", list(standing)
+    hint, left = f"vitral {command} --help", list(free)
     typed: dict[str, Any] = {}
     missing: list[Option] = []
     for option in options:
@@ -106,7 +106,7 @@ def _positional(
 
 def _unexpected(words: Sequence[str], before: Option | None, hint: str) -> UsageError:
     """Return the error for unexpected words; `before` is the option before the first, which could not take it."""
-    if before and not before.is_switch:
+    if before and not before.is_switch:  # only an option with numbers leaves a word that it has room for
         return _not_a_number(before, words[0], hint)
     what = f"unexpected argument{'s' * (len(words) > 1)}: {', '.join(words)}"
     return UsageError(what, why=_no_value(before) if before else None, hint=hint)
@@ -138,22 +138,22 @@ def _not_a_number(option: Option, word: str, hint: str) -> UsageError:
     return UsageError(f"{option.title} takes {number}, not '{word}'", hint=hint)
 
 
-def _unknown_option(typed: str, command: str, options: Iterable[Option]) -> UsageError:
+def _unknown_option(word: str, command: str, options: Iterable[Option]) -> UsageError:
     """Return the error for an unknown option, with the nearest options of the command."""
-    name = typed.removeprefix("--").replace("-", "_")
+    name = word.removeprefix("--").replace("-", "_")
     before: list[str] = []
     for option in options:
         if option.is_positional:
             before.append(option.title)
-            if name == option.name or {name, option.name} == {"run", "model"}:
+            if name == option.name or {name, option.name} == {"run", "model"}:  # two words for one thing
                 hint = f"vitral {command} {' '.join(before)}"
-                return UsageError(f"{option.title} is positional: leave out {typed}", hint=hint)
-    if typed.startswith("--no-"):
+                return UsageError(f"{option.title} is positional: leave out {word}", hint=hint)
+    if word.startswith("--no-"):
         known, others = [option.negation for option in options if option.is_switch], {}
     else:
         known = [*(option.title for option in options if not option.is_positional), "--help"]
         others = {flag(other): flag(own) for other, own in _NAMES_ELSEWHERE.items() if flag(own) in known}
-    return unknown("option", typed, known, hint=f"vitral {command} --help", elsewhere=others)
+    return unknown("option", word, known, hint=f"vitral {command} --help", elsewhere=others)
 
 
 _NAMES_ELSEWHERE = {

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitral.cli.options import BadImages, DataRoot, Format, Help
+from vitral.cli.options import BadImages, DataRoot, Format, Help, Levels
 from vitral.cli.output import print_json, print_text, say
 from vitral.console import stderr, stdout, table
 
@@ -108,6 +108,7 @@ def convert(
     weights_key: Annotated[
         str | None, Help("prefix of the network in a file that holds several: teacher.backbone")
     ] = None,
+    levels: Levels = None,
     allow_non_finite: Annotated[bool, Help("read weights that hold NaN or an infinity, too")] = False,
     account: Annotated[bool, Help("show the status of every tensor")] = False,
     format: Format = "text",
@@ -118,7 +119,7 @@ def convert(
     result = convert(
         source, target, to, format=from_, heads=heads, like=like, scheme=scheme, new_head=new_head,
         image_size=image_size, patch_size=patch_size, channels=channels, classes=classes, weights_key=weights_key,
-        allow_non_finite=allow_non_finite,
+        levels=levels, allow_non_finite=allow_non_finite,
     )  # fmt: skip
     if format == "json":
         print_json(result.to_json())

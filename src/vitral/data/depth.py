@@ -11,7 +11,7 @@ import numpy as np
 
 from vitral.data.dataset import DataSet, Split
 from vitral.data.decode import deep_values
-from vitral.data.pixels import FRACTIONS, LEVELS, Levels, check_levels, float_levels, scaled_integers
+from vitral.data.pixels import FRACTIONS, LEVELS, UNSURE, Levels, check_levels, float_levels, scaled_integers
 from vitral.errors import DataError, ImageError
 
 _SAMPLED, _FEW = 64, 4
@@ -63,7 +63,7 @@ class Depth:
             return float_levels(low, high)
         except ValueError as error:
             hint = f"--levels {math.floor(low)} {math.ceil(high)}, or scale them first"
-            raise DataError(what, where=source, why="neither 0 to 1 nor 0 to 255", hint=hint) from error
+            raise DataError(what, where=source, why=UNSURE, hint=hint) from error
 
     def grays(self, levels: Levels | None) -> int:
         """Count the grays, of 256, that these values become."""
@@ -91,10 +91,12 @@ class Depth:
             return f"{note}; {self._hint}"
         return note
 
-    def survey(self, source: str) -> tuple[Levels | None, tuple[str, ...]]:
-        """Return the levels of a set that states none, and a note; or, in that, the reason why some must be stated."""
+    def survey(self, levels: Levels | None, source: str) -> tuple[Levels | None, tuple[str, ...]]:
+        """Return the levels of a set, by default those of floats, and a note: of what 8 bits keep, or on levels that
+        must be stated.
+        """
         try:
-            levels = self.levels_of_floats(source)
+            levels = levels or self.levels_of_floats(source)
         except DataError as error:
             return None, (f"{error.what}: {error.why}; {error.hint}",)
         return levels, (self.note(levels),)

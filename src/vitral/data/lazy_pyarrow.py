@@ -7,12 +7,12 @@ from typing import Any
 from vitral.errors import MissingExtraError
 
 
-def pyarrow(otherwise: str = "") -> Any:
-    """Import pyarrow; `otherwise` ends the hint of the `MissingExtraError` if it is not installed."""
+def pyarrow(instead: str = "") -> Any:
+    """Import pyarrow with its submodule `parquet`. Without it `MissingExtraError`, with a hint what to do `instead`."""
     try:
         import pyarrow
-        import pyarrow.parquet
+        import pyarrow.parquet  # `import pyarrow` alone leaves it out
     except ImportError as error:
-        hint = f"pip install 'vitral[parquet]'{otherwise}"
+        hint = ", or ".join(filter(None, ("pip install 'vitral[parquet]'", instead)))
         raise MissingExtraError("Parquet files need pyarrow", why=str(error), hint=hint) from error
     return pyarrow

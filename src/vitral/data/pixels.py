@@ -18,6 +18,7 @@ LEVELS = (0, 65535)
 """Those of 16 bits, unless others are stated."""
 FRACTIONS, BYTES = (0, 1), (0, 255)
 """Those of floats: one of the two for a set, unless others are stated."""
+UNSURE = "which are not surely 0 to 1 or 0 to 255"
 
 
 def check_levels(levels: object) -> None:
@@ -224,7 +225,7 @@ def float_levels(low: float, high: float) -> Levels:
         return FRACTIONS
     if high >= 2 and _fits(low, high, BYTES):
         return BYTES
-    raise ValueError(f"floats from {low:g} to {high:g}: neither 0 to 1 nor 0 to 255; add --levels, or scale them first")
+    raise ValueError(f"floats from {low:g} to {high:g}, {UNSURE}: add --levels, or scale them first")
 
 
 def _fits(low: float, high: float, levels: Levels) -> bool:

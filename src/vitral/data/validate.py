@@ -26,6 +26,7 @@ from vitral.data.files import UNOPENED
 from vitral.data.findings import SKIP_HINT, DataCheck, NearPair, Place, Sizes, Unreadable
 from vitral.data.lazy_torchvision import preload
 from vitral.data.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
+from vitral.data.pixels import check_levels
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.threads import pool
 
@@ -51,15 +52,17 @@ class _Scan(NamedTuple):
     reason: str = ""
 
 
-def check(dataset: DataSet, progress: OnProgress | None = None) -> DataCheck:
+def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
     """Decode every image of every split once, in threads, and report defects.
 
     `progress` is called as images are done; None shows a bar on standard error if that is a terminal. Duplicates are
     found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
-    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Defects never raise.
+    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. `levels` are those
+    of `vitral.train`. Defects never raise.
     """
     depth = depth_of(next(iter(dataset.splits.values())))
-    levels, notes = depth.survey(dataset.source) if depth else (None, ())
+    check_levels(levels)
+    levels, notes = depth.survey(levels, dataset.source) if depth else (levels, ())
     dataset = replace(dataset, splits={name: split.with_levels(levels) for name, split in dataset.splits.items()})
     scans: dict[str, list[_Scan]] = {}
     with _bar(progress) as report:

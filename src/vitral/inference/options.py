@@ -24,6 +24,8 @@ class InferenceOptions:
     beams: int = 1
     class_order: str | None = None
     """Order of classes whose names the weights do not state (`vitral.weights.load.read`)."""
+    levels: tuple[int, int] | None = None
+    """Black and white of images with more than 8 bits; None: those of the weights."""
 
     def load(self, model: str | Path | nn.Module) -> Predictor:
         """Load a predictor of `model` with these options."""

@@ -26,13 +26,17 @@ def network_logits(
 def refuse_own_sizes(preprocessing: Preprocessing, command: str, source: str = "") -> None:
     """Raise `UsageError` for a network of images of their own sizes, which `command` does not support yet."""
     if preprocessing.native:
-        why = "its network takes images of their own sizes, packed into sequences (--pack)"
         hint = "vitral predict, or vitral evaluate"
-        raise UsageError(f"vitral {command} does not support this run", where=source or None, why=why, hint=hint)
+        raise UsageError(f"vitral {command} does not support this run", where=source or None, why=_WHY, hint=hint)
+
+
+_WHY = "its network takes images of their own sizes, packed into sequences (--pack)"
 
 
 def only_plain(preprocessing: Preprocessing, engine: str, int8: bool, merge: int, tta: str) -> bool:
-    """True for images of their own sizes, which only the plain engine computes. Raises `UsageError` for others."""
+    """True for images of their own sizes, which only the plain engine computes. Raises `UsageError` for other options
+    with them.
+    """
     if not preprocessing.native:
         return False
     asked = {
@@ -40,6 +44,5 @@ def only_plain(preprocessing: Preprocessing, engine: str, int8: bool, merge: int
         f"--tta {tta}": tta != "none",
     }  # fmt: skip
     if bad := [name for name, on in asked.items() if on]:
-        why = "its network takes images of their own sizes, packed into sequences (--pack)"
-        raise UsageError(f"this run does not support {bad[0]}", why=why, hint="leave it out")
+        raise UsageError(f"this run does not support {bad[0]}", why=_WHY, hint="leave it out")
     return True

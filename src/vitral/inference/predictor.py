@@ -406,11 +406,11 @@ def load(
 
     `options` adapt the weights, or state facts that a file lacks (`vitral.weights.load.read`):
 
-    - `image_size`, `patch_size`, `channels`, and `classes` with `new_head`: new values;
-    - `scheme`: the interpolation of positions;
+    - `image_size`, `patch_size`, `channels`, `classes` with `new_head`: new values; `scheme`: resizing of positions;
     - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture;
     - `weights_key`: the prefix of the network in a file that holds several;
-    - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states.
+    - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states;
+    - `levels`: black and white of images with more than 8 bits (`vitral.Preprocessing`).
 
     The status of each tensor, and each assumption, is in the predictor's `account`.
 

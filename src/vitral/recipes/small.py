@@ -130,7 +130,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(stats: DatasetStats, gpu: bool) -> _Shape:
-    """Choose image size, network and training geometry: 16 to 64 patches, or 196 on a GPU."""
+    """Choose image size, network and training geometry: some 16 to 150 patches, or 196 of photographs on a GPU."""
     if gpu:
         size = "Mini" if _deep(stats) else "S" if stats.images >= 5_000 else "Ti"
     else:

@@ -23,7 +23,7 @@ from vitral.weights import labels, native
 from vitral.weights.formats import FORMATS, detect, has_format
 from vitral.weights.formats.format import Format
 from vitral.weights.native import Weights
-from vitral.weights.preprocessing_configs import from_timm
+from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
 from vitral.weights.read.references import DEMO, holds_weights, is_demo
 from vitral.weights.read.source import Source, non_finite, open_source
@@ -69,6 +69,7 @@ def read(
     new_head: bool = False,
     weights_key: str | None = None,
     class_order: str | None = None,
+    levels: tuple[int, int] | None = None,
     allow_non_finite: bool = False,
     **changes: Any,
 ) -> Loaded:
@@ -80,6 +81,7 @@ def read(
     `scheme`, by default that of the weights' origin. `format`, `heads` and `like` (`timm:NAME`, an architecture) state
     what no file states. `weights_key` is the prefix of the network in a file that holds several,
     `class_order` the order of classes whose names the weights do not state: `natural`, `text`, or a file of names.
+    `levels` are black and white of images with more than 8 bits (`vitral.Preprocessing`).
 
     Raises `WeightsError` for weights that are damaged, unknown or do not fit, for `format`, `heads` or `like` that
     contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
@@ -90,7 +92,8 @@ def read(
     wanted = {name: value for name, value in changes.items() if value is not None}
     if isinstance(reference, nn.Module):
         _refuse_stated("a network in memory", weights_key, class_order)
-        return fit(_from_memory(reference, format, heads, like), scheme=scheme, new_head=new_head, **wanted)
+        found = _from_memory(reference, format, heads, like)
+        return fit(_at_levels(found, levels), scheme=scheme, new_head=new_head, **wanted)
     path, notes, pinned = locate(reference)
     source = open_source(path)
     source = dataclasses.replace(source, where=str(reference))
@@ -103,7 +106,13 @@ def read(
     loaded.account.notes[:0] = [*notes, *source.notes]
     if not native.known_finite(source.metadata):
         _check_finite(loaded, allow_non_finite)
-    return fit(loaded, scheme=scheme, new_head=new_head, **wanted)
+    return fit(_at_levels(loaded, levels), scheme=scheme, new_head=new_head, **wanted)
+
+
+def _at_levels(loaded: Loaded, levels: tuple[int, int] | None) -> Loaded:
+    preprocessing, notes = with_levels(loaded.weights.preprocessing, levels)
+    loaded.account.notes += notes
+    return dataclasses.replace(loaded, weights=dataclasses.replace(loaded.weights, preprocessing=preprocessing))
 
 
 def _refuse_stated(where: str, weights_key: str | None, class_order: str | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vitral.data.pixels import LEVELS
+from vitral.data.pixels import BYTES, FRACTIONS, LEVELS
 from vitral.data.preprocessing import INTERPOLATIONS, Center, Preprocessing, Resize, before_crop
 from vitral.errors import UsageError, WeightsError
 
@@ -297,6 +297,14 @@ def _huggingface_scaling(
 # ---------------------------------------------------------------- differences
 
 
+def with_levels(trained: Preprocessing, levels: tuple[int, int] | None) -> tuple[Preprocessing, list[str]]:
+    """Return the preprocessing with stated levels, if any, and a warning if others were trained with."""
+    if levels in (None, trained.levels):
+        return trained, []
+    used = dataclasses.replace(trained, levels=levels)
+    return used, [] if trained.levels is None else [f"WARNING {one}" for one in differences(trained, used)]
+
+
 def differences(trained: Preprocessing, used: Preprocessing) -> list[str]:
     """Describe how preprocessing differs from that of training; empty if it is the same.
 
@@ -311,7 +319,7 @@ def differences(trained: Preprocessing, used: Preprocessing) -> list[str]:
             found.append(f"{name} of the pixels: trained with {_formatted(one)}, used with {_formatted(other)}")
     if (one := _rule(trained)) != (other := _rule(used)):
         found.append(f"resize: trained with {one}, used with {other}")
-    if trained.levels != used.levels:
+    if trained.levels != used.levels and not (trained.levels is None and used.levels in (FRACTIONS, BYTES)):
         one, other = ("{:,} to {:,}".format(*(each or LEVELS)) for each in (trained.levels, used.levels))
         found.append(f"levels of 16 bits: trained with {one}, used with {other}")
     if trained.interpolation != used.interpolation:

@@ -162,7 +162,7 @@ def text(name: str) -> str:
 
 def pyarrow() -> Any:
     """Import pyarrow. Raises `MissingExtraError` if it is not installed."""
-    return lazy_pyarrow.pyarrow(", or write .csv or .jsonl")
+    return lazy_pyarrow.pyarrow("write .csv or .jsonl")
 
 
 FORMATS: dict[str, type[Format]] = {".csv": Csv, ".jsonl": JsonLines, ".parquet": Parquet}
