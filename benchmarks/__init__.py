@@ -24,6 +24,7 @@ PROGRAMS: dict[str, str] = {
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",
     "pretraining": "Images without labels, then few labels",
+    "tasks": "Several labels, a number, networks of other libraries",
     "fewer": "Fewer operations for the same accuracy",
     "scaling": "Strategies of several ranks: overhead with one rank",
     "kills": "Ranks killed at random times",
