@@ -164,7 +164,7 @@ def test_floats_of_a_set_have_one_range(floats, tmp_path, capsys):
     assert vitral.evaluate(run.folder, str(floats), split="train").accuracy == 1
 
 
-def test_weights_without_levels_are_evaluated_with_one_range(floats, tmp_path):
+def test_weights_without_levels_are_evaluated_with_one_range(floats, tmp_path, capsys):
     colors = tmp_path / "colors"
     for label, level in (("dark", 40), ("light", 200)):
         for number in range(20):
@@ -172,6 +172,8 @@ def test_weights_without_levels_are_evaluated_with_one_range(floats, tmp_path):
     run = train(colors, tmp_path / "run", epochs=8)
     assert vitral.load(run.folder).preprocessing.levels is None
     assert vitral.evaluate(run.folder, str(floats)).accuracy == 1
+    neighbors = printed(capsys, "evaluate", str(run.folder), str(floats), "--knn", "3", "--cache", str(tmp_path / "c"))
+    assert "100" in neighbors[0]
 
 
 def test_values_that_do_not_belong_to_the_levels_of_floats_are_refused(tmp_path):
@@ -182,6 +184,7 @@ def test_values_that_do_not_belong_to_the_levels_of_floats_are_refused(tmp_path)
     fractions = saved(np.array([[0, 0.5, 1]], np.float32), tmp_path / "fractions.tif")
     with pytest.raises(ImageError, match="keep the values as they were stored"):
         read_image(fractions, levels=(0, 4095))
+    assert read_image(fractions, levels=(-1, 1))[..., 0].tolist() == [[128, 191, 255]]
     deep = np.array([[0, 32768, 65535]], np.uint16)
     assert read_image(deep, levels=(0, 1))[..., 0].tolist() == [[0, 128, 255]], "levels of floats are not of integers"
     assert read_image(saved(deep, tmp_path / "deep.png"), levels=(0, 1))[..., 0].tolist() == [[0, 128, 255]]

@@ -17,6 +17,7 @@ import torch
 from vitral.errors import WeightsError
 from vitral.weights.read import zip_entries
 from vitral.weights.read.npz import read_npz
+from vitral.weights.read.zip_entries import list_entries
 
 ARRAYS = {
     "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel": np.random.default_rng(0).normal(size=(5, 7)),
@@ -134,3 +135,16 @@ def test_random_damage_is_an_error_or_harmless(tmp_path, seed):
     Path(path).write_bytes(content[: len(content) - int(random.integers(3)) * 10])
     with contextlib.suppress(WeightsError):
         read_npz(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_flipped_bit_is_found(tmp_path, save):
+    path = tmp_path / "x.npz"
+    save(path, a=np.arange(500.0), b=np.ones((30, 40), np.float32))
+    whole, (first, *_) = path.read_bytes(), list_entries(path)
+    at = first.offset + first.stored // 2
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    with pytest.raises(WeightsError, match="damaged or hostile"):
+        read_npz(path)
+    path.write_bytes(whole)
+    assert set(read_npz(path)[0]) == {"a", "b"}

@@ -90,6 +90,20 @@ def test_networks_that_the_tensors_cannot_tell_apart_are_refused(tmp_path: Path)
     assert read(path, like="vit_base_patch16_clip_224").weights.config.activation == "gelu"
 
 
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_a_bare_file_of_transformers_clip_is_refused_and_read_with_its_config(activation: str, tmp_path: Path):
+    sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 1, "image_size": 32}
+    config = transformers.CLIPVisionConfig(**sizes, patch_size=16, num_attention_heads=12, hidden_act=activation)
+    transformers.CLIPVisionModel(config).save_pretrained(tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "config.aside")
+    with pytest.raises(WeightsError, match="cannot determine the arithmetic") as caught:
+        read(tmp_path / "model.safetensors")
+    assert "LAION's, gelu" in caught.value.why
+    assert "config.json" in caught.value.hint
+    (tmp_path / "config.aside").rename(tmp_path / "config.json")
+    assert read(tmp_path).weights.config.activation == activation.replace("_", "-")
+
+
 def test_a_name_that_is_not_that_of_the_tensors_is_refused(tmp_path: Path):
     path = bare(timm.create_model("vit_base_patch16_clip_224", **CLIP), tmp_path / "clip.safetensors")
     with pytest.raises(WeightsError, match="not weights of"):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import hostile
 import numpy as np
@@ -251,6 +252,43 @@ def test_strange_configurations(tmp_path, text):
     source = open_source(tmp_path / "model.safetensors")  # there it may be anybody's
     assert source.config is None
     assert "ignored config.json beside it" in source.notes[0]
+
+
+def hostile_files(folder: Path) -> list[Path]:
+    """Weights with very many tensors, with deep or endless metadata, and folders whose config is hostile."""
+    many = {f"t{i}": hostile.entry(0, 0, [0]) for i in range(200_000)}
+    deep = {"__metadata__": {"vitral": "[" * 2_000_000 + "]" * 2_000_000}, "a": hostile.entry(0, 4, [1])}
+    long = {"__metadata__": {"vitral": "x" * 50_000_000}, "a": hostile.entry(0, 4, [1])}
+    found = [
+        hostile.safetensors(folder / f"{name}.safetensors", header, bytes(4))
+        for name, header in (("many", many), ("deep", deep), ("long", long))
+    ]
+    nan = '{"model_type": "vit", "hidden_size": NaN, "num_attention_heads": NaN, "layer_norm_eps": Infinity}'
+    for name, text in (("nan", nan), ("nested", '{"model_type": ' * 100_000), ("wide", '{"hidden_size": 1e999}')):
+        (folder / name).mkdir()
+        save_file({"embeddings.cls_token": torch.zeros(1, 1, 4)}, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(text)
+        found.append(folder / name)
+    return found
+
+
+@pytest.mark.slow
+def test_hostile_weights_are_refused_soon_and_in_little_memory(tmp_path):
+    code = (
+        "import resource, sys, time; from vitral.errors import VitralError; from vitral.weights.load import read\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "for path in sys.argv[1:]:\n"
+        "    began, before = time.process_time(), peak()\n"
+        "    try:\n"
+        "        read(path); print('read')\n"
+        "    except VitralError:\n"
+        "        print(time.process_time() - began, peak() - before)"
+    )
+    files = hostile_files(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, *files], check=True, capture_output=True, text=True)
+    measured = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert len(measured) == len(files)
+    assert all(seconds < 5 and mebibytes < 1024 for seconds, mebibytes in measured), measured
 
 
 # ---- numbers

@@ -26,6 +26,7 @@ from vitral.weights.read import sandbox, unpickle
 from vitral.weights.read.safetensors_mmap import read_safetensors
 from vitral.weights.read.source import open_source
 from vitral.weights.read.unpickle import STAND_INS, UNWANTED, WRAPPERS, read_pickle
+from vitral.weights.read.zip_entries import list_entries
 
 needs_sandbox = pytest.mark.skipif(
     platform.system() != "Linux" or platform.machine() not in sandbox.MACHINES, reason="tests the sandbox of Linux"
@@ -320,6 +321,24 @@ def test_what_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Windows")
     with pytest.raises(WeightsError, match=r"there is no sandbox(.|\n)*convert it to safetensors elsewhere"):
         read_pickle(good)
+
+
+def test_a_flipped_bit_is_found_and_missing_checksums_are_allowed(tmp_path):
+    path = tmp_path / "x.pth"
+    torch.save({"a": torch.ones(300), "b": torch.zeros(5)}, path)
+    whole = path.read_bytes()
+    entry = max(list_entries(path), key=lambda one: one.size)
+    at = entry.offset + 40
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    with pytest.raises(WeightsError, match="do not have the checksum"):
+        read_pickle(path)
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.ones(300)}, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert read_pickle(path)[0]["a"].sum() == 300
 
 
 @pytest.mark.slow

@@ -42,19 +42,17 @@ def explain(
     from vitral.inference.sources import find_images
     from vitral.training.run_folder import RunFolder
 
-    stated: dict[str, Any] = {
-        "device": device, "precision": precision, "class_order": class_order, "levels": levels,
-    }  # fmt: skip
+    options = InferenceOptions(device, precision, class_order=class_order, levels=levels)
     if benchmark is not None:
         if inputs or target or compare or check or out or layer is not None:
             why = "it explains the predicted class of images of its own data"
             raise UsageError("--benchmark only combines with --method, --images, --masks and --data-root", why=why)
-        predictor = InferenceOptions(**stated).load(run).cast()
+        predictor = options.load(run).cast()
         return _benchmark_methods(predictor, benchmark, data_root, method, images, masks, format)
     if masks is not None:
         raise UsageError("--masks requires --benchmark", hint="--benchmark DATA")
     paths = find_images(inputs, "explain")
-    predictor = InferenceOptions(**stated).load(run).cast()
+    predictor = options.load(run).cast()
     print_predictor_notes(predictor)
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
@@ -85,6 +83,7 @@ def _benchmark_methods(
 ) -> int:
     """Compare all methods, or measure one, on the test split of `data`, else on val, else on train."""
     from vitral.data import load as load_data
+    from vitral.data.depth import leveled
     from vitral.data.sources import planted
     from vitral.explanation.benchmark import MaskOf, benchmark
     from vitral.explanation.masks import masks_from
@@ -94,6 +93,7 @@ def _benchmark_methods(
 
     require_classes(predictor.output, "explain --benchmark", "vitral explain RUN IMAGE")
     dataset = in_classes_of(predictor, load_data(data, root=data_root))
+    dataset = leveled(dataset, predictor.preprocessing.levels)
     split = dataset[next(name for name in ("test", "val", "train") if name in dataset.splits)]
     truth: MaskOf | None = planted.masks_for(split) if planted.accepts(data) else None
     if masks is not None:

@@ -133,9 +133,9 @@ def leveled(dataset: DataSet, levels: Levels | None = None) -> DataSet:
     """
     check_levels(levels)
     first = next(iter(dataset.splits.values()))
-    if levels is None and first.levels is None and Depth.of(_sampled(first, _FEW)) is not None:
-        depth = depth_of(first)
-        levels = depth.levels_of_floats(dataset.source) if depth else None
+    few = Depth.of(_sampled(first, _FEW)) if levels is None and first.levels is None else None
+    if few and few.floats and (depth := depth_of(first)):
+        levels = depth.levels_of_floats(dataset.source)
     splits = {name: split.with_levels(levels) for name, split in dataset.splits.items()}
     return dataset if levels is None else replace(dataset, splits=splits)
 

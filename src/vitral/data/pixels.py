@@ -200,15 +200,16 @@ def scaled_integers(values: np.ndarray, levels: Levels) -> np.ndarray:
 def scaled(values: np.ndarray, levels: Levels) -> np.ndarray:
     """Floats, or integers of more than 8 bits, from black to white as 0..255; what is outside is black or white.
 
-    `ValueError` for values that do not belong to these levels: far outside those of floats, or 0..1 where other levels
-    count steps.
+    `ValueError` for values that do not belong to these levels: far outside those of floats, or floats of 0..1 where
+    other levels count steps.
     """
     is_float = values.dtype.kind == "f"
     if levels in (FRACTIONS, BYTES) or is_float:
         low, high = _limits(values)
         if levels in (FRACTIONS, BYTES) and not _fits(low, high, levels):
             raise ValueError(f"values from {low:g} to {high:g} in a set of {levels[0]} to {levels[1]}; add --levels")
-        if levels not in (FRACTIONS, BYTES) and low < high and _fits(low, high, FRACTIONS):
+        counted = levels[1] - levels[0] > 32  # else fractions may be meant
+        if levels != BYTES and counted and low < high and _fits(low, high, FRACTIONS):
             why = f"floats from {low:g} to {high:g} where {levels[0]:,} is black and {levels[1]:,} white"
             raise ValueError(f"{why}: keep the values as they were stored")
     return _scaled_floats(values, levels) if is_float else scaled_integers(values, levels)

@@ -20,6 +20,7 @@ from vitral.atomic import replacing_folder, write_text
 from vitral.bounded import parse
 from vitral.data import DataSet
 from vitral.data.dataset import SPLITS
+from vitral.data.depth import leveled
 from vitral.data.loader import Progress
 from vitral.digest import check, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
@@ -273,7 +274,7 @@ def _data(predictor: Predictor, options: DataOptions) -> DataSet | None:
     if options.data is None and not RunFolder(predictor.source).is_run():
         return None
     dataset, _ = data_for(predictor, options, "export")
-    return in_classes_of(predictor, dataset)
+    return leveled(in_classes_of(predictor, dataset), predictor.preprocessing.levels)
 
 
 def _job(

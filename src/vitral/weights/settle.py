@@ -199,7 +199,10 @@ def _released(
     source: Source,
     image_size: Size,
 ) -> tuple[ModelConfig, Architecture | None, Assumption | None]:
-    """Settle a bare file of another family, whose code has one arithmetic and known sizes."""
+    """Settle a bare file of another family, whose published networks have one arithmetic and known sizes."""
+    if kind.undecided:
+        hint = "put the config.json of its repository beside the file"
+        raise WeightsError("cannot determine the arithmetic", where=source.where, why=kind.undecided, hint=hint)
     config = infer(_with_heads(kind.heads, facts, state), state, source.where, image_size)
     fields = _unproven(config, {"heads": facts.get("heads")})
     return config, None, Assumption(fields, f"{kind.name}'s published networks", tuple(one.name for one in fitting))

@@ -24,6 +24,7 @@ from vitral._version import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data.dataset import some
+from vitral.data.depth import leveled
 from vitral.data.files import file_numbers
 from vitral.data.findings import SKIP_HINT
 from vitral.data.loader import Batches, Progress
@@ -272,6 +273,7 @@ def evaluate_features(
         machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
     require_classes(predictor.output, "features", f"vitral evaluate {predictor.source}")
     dataset, own = data_for(model, data)
+    dataset = leveled(dataset, predictor.preprocessing.levels)
     require_one_class(dataset.targets, dataset.source, "an evaluation of features")
     dataset.targets.check(dataset.classes, dataset.source)
     dataset, measured, cut_notes = _two_sides(dataset, data.split)

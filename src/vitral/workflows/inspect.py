@@ -17,6 +17,7 @@ from vitral.atomic import write_text
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.dataset import some
+from vitral.data.depth import leveled
 from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, plain_modes, seeded
 from vitral.errors import DataError, ImageError, UsageError, VitralError
@@ -177,7 +178,7 @@ def _images(subject: _Subject, data: DataOptions | Tensor, count: int) -> _Image
         if dataset is None:
             return _Images(None, notes=notes)
     else:
-        dataset = load_data(data.data, root=data.data_root)
+        dataset = leveled(load_data(data.data, root=data.data_root), subject.preprocessing.levels)
     chosen = data.split or next(name for name in ("val", "test", "train") if name in dataset.splits)
     return _sample(subject.preprocessing, dataset[chosen], count, f"{chosen} images of {dataset.source}")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from vitral.console import table
 from vitral.data import Split
 from vitral.data.dataset import SPLITS
+from vitral.data.depth import leveled
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.inference.calibration import Calibration, ranges_file, write_ranges
@@ -124,7 +125,7 @@ def quantize(
     require_classes(exact.output, "vitral quantize", instead)
     int8_engine(exact.model, where=model, hint=instead)  # refuse an unsupported network before reading images
     named, own = data_for(model, data, "quantize")
-    dataset = in_classes_of(exact, named)
+    dataset = leveled(in_classes_of(exact, named), exact.preprocessing.levels)
     skip = data.skip or (own is not None and left_out_bad(exact))
     first, last = (next(name for name in order if name in dataset.splits) for order in (SPLITS, SPLITS[::-1]))
     changed = own.check_split(last) if own else ""

@@ -60,6 +60,8 @@ class Format:
     """True if a file beside the tensors states what shapes cannot determine."""
     heads: Mapping[tuple[int, int], int] = field(default_factory=lambda: HEADS)
     """Width and MLP width → heads of the family's published networks, for files that do not state them."""
+    undecided: str = ""
+    """Reason why published networks of this format differ in their arithmetic, so that a file alone is refused."""
     architectures: bool = False
     """True if the names are timm's, so that a file without a config is looked up among timm's architectures."""
     any_of: tuple[str, ...] = ()

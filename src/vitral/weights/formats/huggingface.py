@@ -483,8 +483,9 @@ _CLIP_FIXED = {
     **_BARE_MEAN, "cls_token": (True,), "cls_position": (True,), "norm_pre": (True,), "patch_bias": (False,),
     "qkv_bias": (True,),
 }  # fmt: skip
+_TWO_GELUS = "OpenAI's CLIP computes quick_gelu and others, such as LAION's, gelu: no tensor shows which"
 CLIP = _format(
-    "hf-clip", CLIP_RULES, ("clip_vision_model",), _CLS, heads=CLIP_HEADS,
+    "hf-clip", CLIP_RULES, ("clip_vision_model",), _CLS, heads=CLIP_HEADS, undecided=_TWO_GELUS,
     required=("*pre_layrnorm.weight", "*post_layernorm.weight", "*embeddings.class_embedding"),
     ignored={
         **_TEXT, **_POSITION_IDS, "text_projection.weight": "the text tower",
@@ -494,7 +495,7 @@ CLIP = _format(
 )  # fmt: skip
 CLIP_CLASSIFIER = _format(
     "hf-clip-classifier", CLIP_CLASSIFIER_RULES, ("clip_vision_model",), {"cls_position": True, "pool": "mean"},
-    heads=CLIP_HEADS,
+    heads=CLIP_HEADS, undecided=_TWO_GELUS,
     required=("classifier.weight", "*pre_layrnorm.weight", "*embeddings.class_embedding"),
     ignored={**_POSITION_IDS, "vision_model.post_layernorm.*": "the classifier reads the mean of patches without it"},
     fixed={**_CLIP_FIXED, "pool": ("mean",), "final_norm": ("none",)},

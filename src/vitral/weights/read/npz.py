@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitral.errors import WeightsError
 from vitral.weights.read.safetensors_mmap import MOST_TENSORS, printable
-from vitral.weights.read.zip_entries import ZipEntry, list_entries
+from vitral.weights.read.zip_entries import ZipEntry, check_sums, list_entries
 
 LONGEST_HEADER = 10_000
 _STEP = 2**24
@@ -33,14 +33,15 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
     Stored entries are views of one private mapping of the file: changing a tensor does not change the file. They may
     begin at any byte, because zip aligns nothing. Deflated entries are unpacked after their size is checked. Two-byte
-    `void` elements are JAX's bfloat16. Checksums of stored entries are not computed: that would read the whole file.
-    Raises `WeightsError` for objects (pickles), structures, and headers that contradict the size of their entry.
+    `void` elements are JAX's bfloat16. Raises `WeightsError` for objects (pickles), structures, headers that contradict
+    the size of their entry, and bytes that contradict its checksum.
     """
     found = list_entries(path)
     if len(found) > MOST_TENSORS:
         raise WeightsError("too many arrays", where=path, why=f"{len(found):,}; at most {MOST_TENSORS:,} are read")
     if not found:
         raise WeightsError("no arrays in this archive", where=path)
+    check_sums(path, found)
     whole = np.memmap(path, dtype=np.uint8, mode="c")
     tensors: dict[str, Tensor] = {}
     notes = []

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitral import bounded
 from vitral.errors import WeightsError
 from vitral.weights.read.safetensors_mmap import printable, read_safetensors
-from vitral.weights.read.zip_entries import list_entries
+from vitral.weights.read.zip_entries import check_sums, list_entries
 
 WRAPPERS = (
     "state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher", "model", "state_dict", "model_state_dict",
@@ -95,6 +95,7 @@ def _check_outside(path: Path) -> bool:
     if compressed is not None:
         why = f"'{compressed}' is compressed, which torch.save never does"
         raise WeightsError("damaged or hostile archive", where=path, why=why)
+    check_sums(path, found)
     return True
 
 
