@@ -277,3 +277,10 @@ def test_levels_that_are_none_are_refused(levels):
         vitral.Preprocessing((8, 8), levels=levels)
     with pytest.raises(UsageError, match="black below white"):
         leveled(DataSet("none", (), {"train": Split([], np.zeros(0, np.int64), lambda _: b"")}, "none"), levels)
+
+
+def test_the_plan_shows_levels_as_a_range(scans, tmp_path):
+    run = train(scans, tmp_path / "run", levels=(992, 1108), epochs=1)
+    plan = json.loads((run.folder / "config.json").read_text())["plan"]
+    assert "992 to 1,108" in json.dumps(plan)
+    assert "992×1108" not in json.dumps(plan, ensure_ascii=False)

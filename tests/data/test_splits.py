@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.model_selection import StratifiedShuffleSplit
@@ -8,6 +10,8 @@ from vitral.data import DataSet, Split, load
 from vitral.data.dataset import Numbered, Pixels
 from vitral.data.splits import subset, with_validation
 from vitral.errors import DataError, UsageError
+from vitral.training.options import Run
+from vitral.workflows.run_data import split_for
 
 
 def made(counts: dict[str, list[int]]) -> DataSet:
@@ -135,3 +139,23 @@ def test_stratified_shares_are_nested_and_have_every_class(seed: int) -> None:
 def test_impossible_subsets_are_refused(train: float, val: float) -> None:
     with pytest.raises(UsageError):
         subset(made({"train": [5, 5]}), train, val)
+
+
+def grouped(groups: list[int]) -> DataSet:
+    """Twenty images of two classes, in these groups."""
+    dataset = made({"train": [10, 10]})
+    labels = np.repeat([0, 1], 10)
+    return replace(dataset, splits={"train": replace(dataset["train"], labels=labels, groups=np.array(groups))})
+
+
+def test_a_class_that_no_group_brings_into_validation_is_named() -> None:
+    dataset = grouped([*range(10), *[99] * 10])
+    cut, choices = split_for(Run(val_fraction=0.2), dataset)
+    assert per_class(cut["val"], 2)[1] == 0
+    assert "none of '1'" in next(one.reason for one in choices if one.name == "validation")
+
+
+def test_groups_that_are_too_large_are_named_as_the_cause() -> None:
+    with pytest.raises(DataError, match="or of near-duplicates") as caught:
+        with_validation(grouped([0] * 10 + [1] * 10))
+    assert "vitral data check made counts near-duplicates" in str(caught.value.hint)

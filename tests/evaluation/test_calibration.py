@@ -90,6 +90,11 @@ def test_too_few_images_for_a_coverage_are_refused() -> None:
     with pytest.raises(UsageError, match="19 validation images"):
         output.covering(0.95)
     assert dataclasses.replace(output, scores=(0.1,) * 19).covering(0.95).threshold == 0.1
+    for count in (1, 2, 6, 18, 50):
+        few = dataclasses.replace(output, scores=(0.1,) * count)
+        with pytest.raises(UsageError) as caught:
+            few.covering(0.999)
+        assert few.covering(float(str(caught.value.hint).split()[1])).threshold == 0.1, "the hint works"
     with pytest.raises(UsageError, match="they have none"):
         Classes(NAMES).covering(0.9)
     for wrong in (0.0, 1.0, 1.5):

@@ -37,7 +37,7 @@ def near_sets(split: Split) -> Sets:
     """Sets of near-duplicates. None in a large split, in shards, in bare pixels, and among small images."""
     if not 1 < len(split) <= FEW or split.shard_numbers() is not None or not isinstance(_first(split), bytes):
         return ()
-    hashed = hashlib.blake2b(f"{_FORMAT}".encode(), digest_size=20)
+    hashed = hashlib.blake2b(f"{_FORMAT} {split.levels or ''}".encode(), digest_size=20)
     for index in range(len(split)):
         hashed.update(f"{split.identity(index)}\0".encode(errors="surrogateescape"))
     cached = cache_folder("near") / f"{hashed.hexdigest()}.json"

@@ -57,8 +57,10 @@ def with_validation(dataset: DataSet, fraction: float | None = None, seed: int =
             raise DataError(
                 "cannot cut a validation split",
                 where=dataset.source,
-                why="the groups are too large: each holds all images of a class, or far more than the share",
-                hint="give a split column, a larger --val-fraction, or train without validation: --val-fraction 0",
+                why="groups, of a column `group` or of near-duplicates, stay on one side, and each holds all images of "
+                "a class, or far more than the share",
+                hint=f"vitral data check {dataset.source} counts near-duplicates; give a split column, a larger "
+                "--val-fraction, or train without validation: --val-fraction 0",
             )
     parts = {"train": train.select(first), "val": train.select(second)}
     return replace(dataset, splits=in_order({**dataset.splits, **parts}))

@@ -201,7 +201,8 @@ def resolve(draft: Draft) -> Job:
 def state_given(draft: Draft) -> Draft:
     """Add a line for each option stated by the user."""
     names = [name for name in draft.given if name not in ("data", "data_root", "out", "recipe")]
-    return draft.change(*(Choice(n.replace("_", " "), format_value(draft.given[n]), "requested") for n in names))
+    shown = {n: _range(draft.given[n]) if n == "levels" else format_value(draft.given[n]) for n in names}
+    return draft.change(*(Choice(n.replace("_", " "), value, "requested") for n, value in shown.items()))
 
 
 def take_split(draft: Draft) -> Draft:

@@ -58,6 +58,8 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
         )
         if groups := count_groups(dataset["train"]) + count_groups(dataset["val"]):
             why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
+        if missing := _absent(dataset, "val"):
+            why += f"; none of {some([repr(name) for name in missing])}"
         if counts["val"] < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION}"
         reasons.append(Choice("validation", f"{counts['val']:,} images", why))
@@ -72,12 +74,19 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
     return dataset, (*reasons, *_absent_classes(run, dataset))
 
 
+def _absent(dataset: DataSet, split: str) -> list[str]:
+    """List the classes without an image in a split; none for tasks without classes."""
+    if dataset.targets.task != "class":
+        return []
+    counts = dataset.targets.counts(dataset[split].labels, len(dataset.classes))
+    return [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+
+
 def _absent_classes(run: Run, dataset: DataSet) -> list[Choice]:
     """Warn of classes without a training image, which the network cannot learn."""
     if dataset.targets.task != "class" or run.recipe in METHODS:
         return []
-    counts = dataset.targets.counts(dataset["train"].labels, len(dataset.classes))
-    absent = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+    absent = _absent(dataset, "train")
     if not absent:
         return []
     way = "a larger --train-share, or --stratified" if run.train_share < 1 else "add images, or remove the class"

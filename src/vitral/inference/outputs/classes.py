@@ -95,7 +95,7 @@ class Classes:
         if not count or rank > count:
             fewest = math.ceil(round(coverage / (1 - coverage), 9))
             why = f"they have {count:,}" if count else "they have none: train with a validation split"
-            hint = "--coverage 0.9" if count else "vitral train DATA"
+            hint = f"--coverage {math.floor(100 * count / (count + 1)) / 100:g}" if count else "vitral train DATA"
             raise UsageError(f"{coverage:.4g} needs weights with {fewest:,} validation images", why=why, hint=hint)
         return replace(self, threshold=self.scores[rank - 1])
 
