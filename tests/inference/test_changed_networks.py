@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,24 @@ def test_hooks_of_vitral_itself_leave_the_engine_as_it_is():
     found.model.blocks[0].register_forward_hook(observer)
     assert np.array_equal(found.probabilities(IMAGES), before)
     assert found.engine == "packed"
+
+
+def methods() -> list[tuple[str, str]]:
+    """List each module of a network by name with each method of its class that computes."""
+    hidden = {"__init__", "extra_repr", "reset_parameters"}
+    return [
+        (name, one)
+        for name, part in network().named_modules()
+        if type(part).__module__.startswith("vitral") and "blocks.1" not in name
+        for one, function in vars(type(part)).items()
+        if isinstance(function, FunctionType) and one not in hidden
+    ]
+
+
+@pytest.mark.parametrize(("part", "name"), methods())
+def test_no_method_of_the_network_is_replaced_unseen(part, name):
+    changed = network()
+    module = changed.get_submodule(part)
+    own = getattr(module, name)
+    setattr(module, name, lambda *given, **options: own(*given, **options))
+    assert "computed by the network itself" in predictor(changed).note

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from vitral.errors import UsageError
 from vitral.model import ViT
 from vitral.model.vit import Observer
+from vitral.weights.in_memory import replaced_product
 
 Layer = int | Literal["pool", "input"]
 """The number of a block, from 0, or `POOL` or `INPUT`."""
@@ -122,8 +123,8 @@ def capture(
     `prune_last_block`: allow the last block to compute only the tokens that the head reads, and their rows of
     attention. By default it computes every token.
 
-    Raises `UsageError` for a compiled or exported model, one without attention, invalid layers, `explicit` without
-    `reduce`, and `reduce` with `backward`.
+    Raises `UsageError` for a compiled or exported model, one without attention, attention that its user changed,
+    invalid layers, `explicit` without `reduce`, and `reduce` with `backward`.
     """
     network = require_vit(model)
     if explicit and reduce is None:
@@ -141,6 +142,7 @@ def capture(
             parts.append((POOL, network.attn_pool))
         if attention or graph or reduce or backward:
             for layer, part in parts:
+                check_product(part)
                 if backward:
                     override(undo, part, "backend", partial(_backward_backend, captured, layer, backward))
                 elif reduce and explicit:
@@ -172,6 +174,16 @@ def require_vit(model: nn.Module) -> ViT:
             hint="methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise",
         )  # fmt: skip
     return model
+
+
+def check_product(attention: nn.Module, *, any_backend: bool = False) -> None:
+    """Raise `UsageError` for attention that its user changed: softmax(q kᵀ) would be that of another network.
+
+    `any_backend`: allow a backend of the user's.
+    """
+    if changed := replaced_product(attention, any_backend=any_backend):
+        hint = "methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise"
+        raise UsageError("cannot look into this attention", why=f"{changed}, so it is not softmax(q kᵀ)", hint=hint)
 
 
 def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.explanation.capture import override, wide
+from vitral.explanation.capture import check_product, override, wide
 from vitral.model import ViT
 from vitral.model.config import Activation
 from vitral.model.vit import MLP, Attention, AttentionPool
@@ -43,6 +43,7 @@ def libra_backward(model: nn.Module) -> Iterator[None]:
             elif isinstance(module, MLP):
                 override(undo, module, "backend", _activation)
             elif isinstance(module, Attention | AttentionPool):
+                check_product(module, any_backend=True)  # which runs below, with q and k constant
                 override(undo, module, "backend", partial(_attention, module.backend))
             elif isinstance(module, ViT):
                 override(undo, module, "tanh", _tanh)

@@ -138,6 +138,18 @@ def modification(network: nn.Module) -> str:
     return ""
 
 
+def replaced_product(attention: nn.Module, *, any_backend: bool = False) -> str:
+    """Describe how the product of an attention was replaced: it is then not softmax(q kᵀ) v. Empty if it was not, or by
+    `any_backend` alone.
+    """
+    kind, own = type(attention), vars(attention).get("backend")
+    if _library(kind) != "vitral":
+        return f"it is a {kind.__name__} of {kind.__module__}"
+    if isinstance(own, types.FunctionType) and own not in _KNOWN_BACKENDS and not any_backend:
+        return "its backend was replaced"
+    return next((f"its '{name}' was replaced" for name in _replaced(attention) if name != "backend"), "")
+
+
 _KNOWN_BACKENDS = (*kernels.REFERENCE, *kernels.REFERENCE.values())
 
 
