@@ -112,7 +112,7 @@ def _numbers(options: Options) -> Table:
 
 def _beside(title: str, name: str, figures: Mapping[str, tuple[float, float]]) -> Table:
     rows = [{"what": what, "own": own, "theirs": theirs} for what, (own, theirs) in figures.items()]
-    columns = {"what": "on 2,000 test images", "own": "vitral|.4f", "theirs": "scikit-learn|.4f"}
+    columns = {"what": f"on {TESTED:,} test images", "own": "vitral|.4f", "theirs": "scikit-learn|.4f"}
     return Table(title, columns, rows, name=name)
 
 

@@ -28,15 +28,20 @@ def saved(values: np.ndarray, path: Path) -> Path:
     return path
 
 
+def two_classes(folder: Path, levels: dict[str, int], suffix: str, kind: type[np.generic]) -> Path:
+    """Twenty noisy images of each class around its level."""
+    rng = np.random.default_rng(0)
+    for label, level in levels.items():
+        for number in range(20):
+            noise = rng.uniform(-8, 8, (8, 8)) if kind is np.float32 else rng.integers(-8, 9, (8, 8))
+            saved((level + noise).astype(kind), folder / label / f"{number}.{suffix}")
+    return folder
+
+
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
     """12-bit values in 16-bit files, of two classes that differ by less than half a gray of 65,535."""
-    rng = np.random.default_rng(0)
-    for label, level in (("air", 1000), ("bone", 1100)):
-        for number in range(20):
-            values = (level + rng.integers(-8, 9, (8, 8))).astype(np.uint16)
-            saved(values, tmp_path / "scans" / label / f"{number}.png")
-    return tmp_path / "scans"
+    return two_classes(tmp_path / "scans", {"air": 1000, "bone": 1100}, "png", np.uint16)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +143,9 @@ def test_levels_travel_with_the_weights(scans, tmp_path, capsys):
 @pytest.fixture
 def floats(tmp_path: Path) -> Path:
     """Floats of 0 to 255 of which one image is nearly black, so that it alone would be read as 0 to 1."""
-    rng = np.random.default_rng(0)
-    for label, level in (("dark", 40), ("light", 200)):
-        for number in range(20):
-            values = (level + rng.uniform(-8, 8, (8, 8))).astype(np.float32)
-            saved(values, tmp_path / "floats" / label / f"{number}.tif")
-    saved(rng.uniform(0, 1, (8, 8)).astype(np.float32), tmp_path / "floats" / "dark" / "night.tif")
-    return tmp_path / "floats"
+    folder = two_classes(tmp_path / "floats", {"dark": 40, "light": 200}, "tif", np.float32)
+    saved(np.random.default_rng(1).uniform(0, 1, (8, 8)).astype(np.float32), folder / "dark" / "night.tif")
+    return folder
 
 
 def test_floats_of_a_set_have_one_range(floats, tmp_path, capsys):

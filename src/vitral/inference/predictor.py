@@ -270,9 +270,9 @@ class Predictor(Described):
         if self._structure != structure_of(self.model):
             self._choose_engine()
             self._built = None
-        tensors, plain = tensors_of(self.model), self.engine == "plain" and not self.merge and self.tta == "none"
-        if plain and self.dtype == dtype_of(self.model):
+        if self.engine == "plain" and not self.merge and self.tta == "none" and self.dtype == dtype_of(self.model):
             return self.model
+        tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
             self._built = Built(tensors, averaged(self._build(), self.tta))
         return self._built.network
