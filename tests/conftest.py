@@ -81,7 +81,7 @@ def same_surroundings() -> Iterator[None]:
 
 
 def _surroundings() -> dict[str, object]:
-    set_by_libraries = ("PYTEST_CURRENT_TEST", "KMP_", "_TORCHINDUCTOR_", "TORCHINDUCTOR_", "RAY_")
+    set_by_libraries = ("PYTEST_CURRENT_TEST", "KMP_", "_TORCHINDUCTOR_", "TORCHINDUCTOR_", "TRITON_", "RAY_")
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(set_by_libraries)},
         "working directory": os.getcwd(),

@@ -87,6 +87,23 @@ def test_a_rank_that_is_only_slow_is_not_lost(monkeypatch):
     assert watcher.missing() == ""
 
 
+def test_rank_0_keeps_the_store_until_another_rank_has_named_the_lost_one(monkeypatch):
+    """Rank 2 is dead; rank 1 notices it a little later than rank 0 does, and asks the store that rank 0 has."""
+    began = time.monotonic()
+    monkeypatch.setattr(heartbeat, "DIAGNOSIS", 0.2)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
+    watcher: Any = object.__new__(heartbeat.Heartbeat)
+    watcher.everyone = [1, 2]
+
+    def beats(_: object) -> dict[int, str]:
+        now = time.monotonic()
+        return {1: f"{now}|rank 1" if now < began + 0.6 else heartbeat.ENDED, 2: "0|rank 2"}
+
+    watcher._beats = beats
+    watcher.wait_for_others()
+    assert 0.6 <= time.monotonic() - began < 3 * heartbeat.DIAGNOSIS + heartbeat.GRACE
+
+
 @pytest.mark.slow
 def test_the_first_rank_is_killed(photos, tmp_path, monkeypatch, capfd):
     """With it goes torch's store: nobody can tell who prints the error."""

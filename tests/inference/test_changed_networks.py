@@ -111,10 +111,10 @@ def test_the_changed_network_is_predicted(name, precision):
     changed, plain = network(), network()
     CHANGES[name](changed)
     wanted, before = logits(changed), logits(plain)
-    assert np.abs(wanted - before).max() > 0.05, "the change shows"
+    assert np.abs(wanted - before).max() > 0.03, "the change shows"
     machine = vitral.device.choose("cpu", precision)
     found = predictor(changed, machine=machine)
-    assert np.abs(found.probabilities(IMAGES) - wanted).max() < (1e-5 if precision == "fp32" else 0.04)
+    assert np.abs(found.probabilities(IMAGES) - wanted).max() < (1e-5 if precision == "fp32" else 0.025)
     assert found.engine == "plain"
     assert "computed by the network itself" in found.note
 

@@ -108,8 +108,16 @@ class Heartbeat(threading.Thread):
             self.store.set(_VERDICT, f"rank {self.number} on {self.host}")
 
     def wait_for_others(self) -> None:
-        """Wait until all other ranks have ended, some seconds at most."""
-        self.missing()
+        """Wait until every other rank has ended, or is silent: one that looks for a lost rank asks the store here."""
+        seen, until = _Seen(), time.monotonic() + 3 * DIAGNOSIS + GRACE
+        while time.monotonic() < until:
+            try:
+                beats = self._beats(self.everyone)
+            except Exception:  # of a store whose process has ended
+                return
+            if {*seen.silent(beats, DIAGNOSIS), ENDED} >= {*beats.values()}:
+                return
+            time.sleep(BEAT / 2)
 
     def close(self) -> None:
         """Stop, and tell the others that this rank ends by itself."""

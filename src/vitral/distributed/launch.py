@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from vitral.errors import RankError, UsageError
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 """Signals that the launcher passes on to the ranks, which save and stop."""
 GRACE = 300
-"""Seconds that ranks have to save after a signal, before they are killed."""
-
+"""Seconds that ranks have to save after a signal, before they are killed; before torch 2.12 torch's own 30."""
 
 RESUME = "--resume goes on from the last checkpoint"
 
@@ -35,10 +36,12 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
     environment = dict(os.environ)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks print for themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, signals_to_handle=",".join(SIGNALS),
-        shutdown_timeout=GRACE,
+        **grace,
     )  # fmt: skip
     try:
         elastic_launch(config, sys.executable)("-m", "vitral", *words)
