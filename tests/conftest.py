@@ -92,6 +92,10 @@ def _surroundings() -> dict[str, object]:
     }
 
 
+ENDING_WITH_US = "resource_tracker", "_inductor/compile_worker"
+"""Python's and torch's own child processes, which end with their parent."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_company() -> Iterator[None]:
     """A process of tests ends without child processes, and without threads that would keep it."""
@@ -99,7 +103,7 @@ def no_company() -> Iterator[None]:
     tasks = Path("/proc/self/task").glob("*/children") if Path("/proc/self/task").is_dir() else ()
     children = {pid: Path("/proc", pid, "cmdline") for task in tasks for pid in task.read_text().split()}
     words = {pid: file.read_bytes().replace(b"\0", b" ").decode() for pid, file in children.items() if file.exists()}
-    left = {pid: word for pid, word in words.items() if "resource_tracker" not in word}  # Python's, ends with us
+    left = {pid: word for pid, word in words.items() if not any(own in word for own in ENDING_WITH_US)}
     assert not left, f"child processes are left: {left}"
     gc.collect()  # generators that nobody finished have threads
     until, threads = time.monotonic() + 10, [threading.main_thread()]

@@ -95,7 +95,7 @@ def of_pretraining(method: str) -> Callable[..., vitral.TrainedRun]:
 
 RUNS: dict[str, tuple[Callable[..., vitral.TrainedRun], float]] = {
     "one class": (trained, 0.02), "labels": (of_labels, 0.02), "numbers": (of_numbers, 0.05), "text": (of_text, 0.05),
-    "another library": (of_timm, 0.05), "patch sizes": (of_shared_patches, 0.02), "packed": (of_packed_images, 0.02),
+    "another library": (of_timm, 0.1), "patch sizes": (of_shared_patches, 0.02), "packed": (of_packed_images, 0.02),
     "mae": (of_pretraining("mae"), 0.2), "mpp": (of_pretraining("mpp"), 0.2),
 }  # fmt: skip
 """Kinds of runs, and by how much of itself the loss of a GPU may differ: masks are drawn by its own generator."""

@@ -253,3 +253,77 @@ def test_the_stopwatch_runs_while_torch_compiles():
         assert 0 < first == watch.seconds()
         double(torch.zeros(2, 2))
         assert watch.seconds() > first, "another shape is compiled, too"
+    after = watch.seconds()
+    nn.Linear(3, 3).compile(backend="eager")
+    assert watch.seconds() == after
+    assert Stopwatch().seconds() == 0.0
+
+
+def test_code_is_kept_in_vitrals_cache_by_default(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "vitral/compiled")
+
+
+@pytest.mark.slow
+def test_a_run_reports_its_compile_time(make_images: MakeImages, tmp_path: Path, monkeypatch, capsys):
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: original(module, backend="eager", **how))
+    monkeypatch.setattr(plan_compute, "unavailable_reason", lambda device: None)
+    photos = make_images({"a": 12, "b": 12})
+    plain, run = (
+        vitral.train(str(photos), **{**TINY, "epochs": 2, "ema": 0.9}, out=str(tmp_path / str(on)), compile=on)
+        for on in (False, True)
+    )
+    assert capsys.readouterr().err.count("compiled in") == 1
+    assert "compile_seconds" not in plain.result
+    assert 0 < run.result["compile_seconds"] < run.result["seconds"]
+    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["compile_seconds"] == run.result["compile_seconds"]
+    assert "compile_seconds" not in metrics[1]
+    assert metrics[0]["images_per_second"] > metrics[0]["images_seen"] / metrics[0]["seconds"]
+    assert same_bits(weights_of(plain.folder), weights_of(run.folder)), "the backend changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.unavailable_reason(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_code_is_loaded_from_the_cache(monkeypatch, tmp_path: Path):
+    """Simulates another process by dropping torch's state in memory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    found = []
+    for _ in range(2):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+        CompiledObjective(OBJECTIVE, model)(model, a_batch(TINY_SHAPE))[0].backward()
+        found.append(dict(torch._dynamo.utils.counters["aot_autograd"] | torch._dynamo.utils.counters["inductor"]))
+    assert (tmp_path / "vitral/compiled").is_dir()
+    assert sum(n for name, n in found[0].items() if name.endswith("cache_miss")) > 0
+    assert sum(n for name, n in found[1].items() if name.endswith("cache_miss")) == 0
+    assert sum(n for name, n in found[1].items() if name.endswith("cache_hit")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.unavailable_reason(torch.device("cpu")) is not None, reason="needs a C++ compiler")
+def test_compiled_code_equals_the_network():
+    """With torch's own compiler, forward and backward, in fp32, up to the order of sums."""
+    model, batch = network(config("mu/4", image_size=8, classes=3, depth=2)), a_batch(TINY_SHAPE)
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.1)  # a zero head would hide all layers before it
+    found = []
+    for objective in (OBJECTIVE, CompiledObjective(OBJECTIVE, model)):
+        model.zero_grad()
+        loss, metrics = objective(model, batch)
+        loss.backward()
+        found.append((loss.detach(), metrics["train_accuracy"], [p.grad.clone() for p in model.parameters()]))
+    (loss, right, gradients), (compiled_loss, compiled_right, compiled_gradients) = found
+    torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
+    assert right == compiled_right
+    for ours, theirs in zip(gradients, compiled_gradients, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-6)
+    assert any(not torch.equal(a, b) for a, b in zip(gradients, compiled_gradients, strict=True)), "it was compiled"
