@@ -34,9 +34,15 @@ def no_report(monkeypatch) -> None:
     monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
 
 
-def ended(photos: Path, out: Path, count: int, capfd: pytest.CaptureFixture[str]) -> tuple[list[int], str]:
+WIDE: dict[str, Any] = {"dim": 192, "mlp_dim": 768}
+"""Gradients that are exchanged in several pieces, whose order shows in the bits of a sum over three ranks."""
+
+
+def ended(
+    photos: Path, out: Path, count: int, capfd: pytest.CaptureFixture[str], **options: object
+) -> tuple[list[int], str]:
     """Run ranks that a fault ends; return their exit codes and their messages."""
-    found = on_ranks(count, lambda: main(command(photos, out)))
+    found = on_ranks(count, lambda: main(command(photos, out, **options)))
     printed = capfd.readouterr().err
     assert printed.count("error: ") == 1, printed
     assert "Traceback" not in printed
@@ -58,7 +64,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(rank, photos, tmp_path, monk
             os.kill(os.getpid(), signal.SIGKILL)
 
         at_step(7, rank, kill, patched)
-        found, printed = ended(photos, out, 3, capfd)
+        found, printed = ended(photos, out, 3, capfd, **WIDE)
         seconds = time.time() - killed.stat().st_mtime
     assert found[rank] == -signal.SIGKILL
     assert set(found) == {-signal.SIGKILL, 2}
@@ -66,8 +72,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(rank, photos, tmp_path, monk
     assert "epoch 2, step 7" in printed
     assert "--resume" in printed
     assert seconds < 30
-    assert on_ranks(3, lambda: main(command(photos, out, "--resume"))) == [0] * 3
-    assert on_ranks(3, lambda: main(command(photos, tmp_path / "whole"))) == [0] * 3
+    assert on_ranks(3, lambda: main(command(photos, out, "--resume", **WIDE))) == [0] * 3
+    assert on_ranks(3, lambda: main(command(photos, tmp_path / "whole", **WIDE))) == [0] * 3
     assert same_bits(weights_of(out), weights_of(tmp_path / "whole"))
 
 

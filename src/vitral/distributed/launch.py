@@ -16,7 +16,7 @@ from vitral.errors import RankError, UsageError
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 """Signals that the launcher passes on to the ranks, which save and stop."""
 GRACE = 300
-"""Seconds that ranks have to save after a signal, before they are killed; before torch 2.12 torch's own 30."""
+"""Seconds that ranks have to save after a signal, before they are killed. In torch 2.11 it is 30, and cannot be set."""
 
 RESUME = "--resume goes on from the last checkpoint"
 

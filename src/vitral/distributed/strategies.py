@@ -56,7 +56,10 @@ class Ddp(Strategy):
             share_norms(model)
         # the gradient of a token of one image is a view of a larger tensor, which is as good as its own
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        unused = getattr(model, "may_leave_unused", False)
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        # Otherwise torch rearranges gradients after its first step, and a run that goes on has a first step again: from
+        # three ranks on the order in which they are added would differ, and with it the bits.
+        unused = getattr(model, "may_leave_unused", False) or ranks.count > 2
         called = _Called(model)
         super().__init__(DistributedDataParallel(called, find_unused_parameters=unused, **self.options), ranks)
 
