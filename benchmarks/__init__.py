@@ -9,30 +9,22 @@ from __future__ import annotations
 PROGRAMS: dict[str, str] = {
     "write_up_loop": "MNIST by the write-up's own loop and by ours",
     "peers": "Vision Transformers beside timm, transformers, torchvision and vit-pytorch",
-    "decode": "From JPEG to pixels of one size",
-    "datapath": "From files to batches: decoding, the cache, cropping",
     "sharded_reading": "Images in shards beside images in files; opening an index",
     "predicting": "From files to a table of predictions",
     "serving": "Predictions over HTTP beside other servers",
-    "loading": "From a file of weights to a network",
-    "attention": "Attention written out and fused",
-    "merging": "Token merging: speed and accuracy",
-    "precision": "Training in fp32 and in bf16, small networks",
-    "explaining": "Maps of what an answer rests on: time, memory, a planted truth",
     "duplicates": "Near-duplicates: planted copies found, time of the search",
     "labels": "Wrong labels: flips found in a ranking",
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",
     "pretraining": "Images without labels, then few labels",
     "tasks": "Several labels, a number, networks of other libraries",
-    "fewer": "Fewer operations for the same accuracy",
     "scaling": "Strategies of several ranks: overhead with one rank",
     "kills": "Ranks killed at random times",
     "trust": "Damage: fuzzed inputs, flipped bits, kills, full disks",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""
 
-USUAL = ("write_up_loop", "peers", "decode", "loading", "attention", "precision")
+USUAL = ("write_up_loop", "peers")
 """Default programs of `python -m benchmarks`."""
 
 SEEDS = {"photographs": 3, "pretraining": 3}

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import vitral
-from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
 from vitral.training.run_folder import RunFolder
@@ -40,7 +39,6 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "cifar10-60-minutes": ({"data": "cifar10", "minutes": 60}, "cifar10.tar"),  # as many epochs as fit here
     "cifar10-minutes": ({"data": "cifar10", "minutes": 2.5}, "cifar10.tar"),  # for a GPU
 }
-CURVES = ("mnist", "cifar10", "cifar10-hour", "cifar10-minutes")
 _SHIFTS: list[dict[str, Any]] = [{"tta": "shifts"}]
 _VIEWS: list[dict[str, Any]] = [{"tta": "mirror"}, {"tta": "both"}]
 _INTEGERS: list[dict[str, Any]] = [{"precision": "int8"}]
@@ -49,14 +47,13 @@ OTHERWISE = {
     "cifar10-60-minutes": _VIEWS, "cifar10-minutes": _VIEWS,
 }  # fmt: skip
 """Run → further options of `vitral evaluate RUN` on the test images; integers follow `vitral quantize RUN`."""
-IMAGES = ROOT / "docs" / "images"
 
 Result = Mapping[str, Any]
 History = Sequence[Mapping[str, Any]]
 
 
 def run(options: Options) -> list[Table]:
-    """Measure the named runs, by default all: a table each, and the curve of some."""
+    """Measure the named runs, by default all: two tables each."""
     tables = []
     for name in options.names or RUNS:
         if name not in RUNS:
@@ -66,8 +63,6 @@ def run(options: Options) -> list[Table]:
             continue
         runs = [_train(name, given, seed, options) for seed in range(options.seeds)]
         tables += [_figures(name, given, [result for result, _ in runs]), course(name, runs[0][1])]
-        if name in CURVES and not options.quick:
-            draw(IMAGES / f"{name}-curve.svg", command(given), [history for _, history in runs])
     return tables
 
 
@@ -170,26 +165,3 @@ def course(name: str, history: History, caption: str = "By seconds, seed 0") -> 
 
 def _known(line: Mapping[str, Any]) -> dict[str, Any]:
     return {key: line.get(key) for key in ("train_loss", "val_loss", "val_accuracy")}
-
-
-def draw(path: Path, title: str, histories: Sequence[History]) -> None:
-    """Plot validation accuracy by minutes, a line for each seed; the same histories give the same file."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "vitral", "font.size": 11}):
-        figure = Figure(figsize=(7, 4), layout="constrained", facecolor="white")
-        axes = figure.subplots()
-        for seed, history in enumerate(histories):
-            minutes, total = [], 0.0
-            for line in history:
-                total += line["seconds"]
-                minutes.append(total / 60)
-            accuracy = [100 * line["val_accuracy"] for line in history]
-            axes.plot(minutes, accuracy, marker=".", label=f"seed {seed}: {max(accuracy):.2f} %")
-        axes.set(title=title, xlabel="minutes", ylabel="validation accuracy, %")
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

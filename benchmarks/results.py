@@ -27,7 +27,7 @@ class Options:
     seeds: int = 1
     rounds: int | None = None  # alternating rounds (peers); default of the program if None
     data_root: Path = ROOT.parent / "shared" / "data"
-    keep: Path | None = None  # folder for whole runs (accuracy, fewer, photographs)
+    keep: Path | None = None  # folder for whole runs (accuracy, photographs)
 
     def data(self, name: str) -> Path | None:
         """Find a file or folder of the real data; print a line and return None if it is absent."""
@@ -47,6 +47,11 @@ class Table:
     rows: Sequence[Row]
     name: str = ""  # tables measured separately are saved separately: NAME-name.json
 
+    def json(self) -> str:
+        """Format as JSON with a line for each row."""
+        head = "".join(f"{_json(key)}: {_json(value)}, " for key, value in asdict(self).items() if key != "rows")
+        return "{" + head + '"rows": [\n' + ",\n".join(map(_json, self.rows)) + "\n]}"
+
     def markdown(self) -> str:
         """Format as a Markdown table."""
         headings = [heading.partition("|")[0] for heading in self.columns.values()]
@@ -54,6 +59,10 @@ class Table:
         lines = [headings, ["---:" if form else "---" for form in formats]]
         lines += [[_formatted(row.get(k), f) for k, f in zip(self.columns, formats, strict=True)] for row in self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _formatted(value: Any, form: str) -> str:
@@ -90,11 +99,15 @@ class Result:
         paths = []
         for name, path in self.paths(folder).items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            tables = [asdict(table) for table in self.tables if table.name == name]
-            text = json.dumps({**asdict(self), "tables": tables}, indent=1, ensure_ascii=False)
-            path.write_text(text + "\n", "utf-8")
+            path.write_text(self._text([table for table in self.tables if table.name == name]), "utf-8")
             paths.append(path)
         return paths
+
+    def _text(self, tables: Sequence[Table]) -> str:
+        """Format as JSON with a line for each field and each row."""
+        lines = [f"{_json(name)}: {_json(value)}" for name, value in asdict(self).items() if name != "tables"]
+        lines += ['"tables": [\n' + ",\n".join(table.json() for table in tables) + "\n]"]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def paths(self, folder: Path = FOLDER) -> dict[str, Path]:
         """Return the path for the tables of each name."""

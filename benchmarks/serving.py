@@ -20,6 +20,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,6 @@ import torch
 from PIL import Image
 
 import vitral
-from benchmarks.decode import SETS, photographs
 from benchmarks.load import Answer, closed_loop, multipart, open_loop, request
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
@@ -44,6 +44,7 @@ from vitral.serving.server import bind
 from vitral.weights import native
 from vitral.weights.native import Weights
 
+SETS = ("imagenet-samples.tar", "hymenoptera.tar")
 SIZE = (500, 375)
 BATCH, WAIT, QUEUE = 16, 0.002, 256
 CONNECTIONS = 32
@@ -271,8 +272,15 @@ def _weights(network: str, folder: Path) -> str:
 
 def _photographs(options: Options) -> list[bytes]:
     """Photographs, each scaled to the size."""
-    found = [one for name in SETS if (path := options.data(name)) for one in photographs(path)]
-    return [_encoded(Image.open(io.BytesIO(one)).convert("RGB").resize(SIZE), "JPEG") for one in found[:256]]
+    found = [image for name in SETS if (path := options.data(name)) for image in _photographs_of(path)]
+    return [_encoded(image.convert("RGB").resize(SIZE), "JPEG") for image in found[:256]]
+
+
+def _photographs_of(path: Path) -> Iterator[Image.Image]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.name.lower().endswith((".jpg", ".jpeg")) and (file := archive.extractfile(member)):
+                yield Image.open(io.BytesIO(file.read()))
 
 
 def _noise() -> list[bytes]:

@@ -15,27 +15,24 @@ import numpy as np
 import pytest
 import torch
 
-from vitral import train
 from vitral.bench.peers import Peer
 from vitral.data import Split
 from vitral.device import choose
-from vitral.workflows import features
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed; `python -m` finds it in the working folder
 
 from benchmarks import PROGRAMS, USUAL, photographs, results  # noqa: E402
 from benchmarks.__main__ import main, measure  # noqa: E402
-from benchmarks.accuracy import RUNS, draw  # noqa: E402
+from benchmarks.accuracy import RUNS  # noqa: E402
 from benchmarks.page import PAGE, pages  # noqa: E402
 from benchmarks.results import Options, Result, Table  # noqa: E402
 from benchmarks.summary import headlines, summary  # noqa: E402
 
-# What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits, fewer the
-# way that takes a run more than the others.
-PARTS = {"peers": ("torchvision",), "accuracy": ("digits",), "fewer": ("teacher",)}
+# What is small of a program: peers measures our network and torchvision's, accuracy one epoch of the digits.
+PARTS = {"peers": ("torchvision",), "accuracy": ("digits",)}
 
-LONG = ("peers", "trust", "serving", "explaining", "kills", "pretraining", "sharded_reading")
+LONG = ("peers", "trust", "serving", "kills", "pretraining", "sharded_reading")
 """Programs that a soak alone runs."""
 
 
@@ -75,32 +72,18 @@ def test_peers_measures_the_networks_that_are_named(tmp_path: Path) -> None:
     assert [path.name for path in result.save(tmp_path)] == ["peers-Ti-16@384.json", "peers.json"]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_a_frozen_backbone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "nowhere to be written")
-    computed, read = [], features.head_features
-    monkeypatch.setattr(features, "head_features", lambda *given: computed.append(1) or read(*given))
-    rows = measure("fewer", Options("", ("frozen",), quick=True)).tables[0].rows
-    assert len(computed) == 3, "two batches of training images, one of validation, and nothing again"
-    assert [row["way"] for row in rows] == ["all layers", "the head, by steps", "the head, on features", "again"]
-    assert rows[3]["accuracy"] == rows[2]["accuracy"]
-    assert rows[1]["typed"] == "`--freeze '[!h]*'`"
-    assert not Path("nowhere to be written").exists()
-
-
 def test_the_usual_programs_are_programs() -> None:
     assert set(USUAL) <= set(PROGRAMS)
     assert all(importlib.import_module(f"benchmarks.{name}").__doc__ for name in PROGRAMS)
 
 
 def test_pages_follow_from_the_files_alone(tmp_path: Path) -> None:
-    for program in ("decode", "attention"):
+    for program in ("duplicates", "labels"):
         _result(program).save(tmp_path)
     first = pages(tmp_path)
     assert first == pages(tmp_path)
     machine = next(text for path, text in first.items() if path.name == "README.md")
-    assert machine.index(PROGRAMS["decode"]) < machine.index(PROGRAMS["attention"]), "the order of the programs"
+    assert machine.index(PROGRAMS["duplicates"]) < machine.index(PROGRAMS["labels"]), "the order of the programs"
     assert "| torchvision | 3 | 1,234.5 |" in machine
     assert "| vitral | 3 | – |" in machine, "a missing figure is shown as such"
 
@@ -114,12 +97,12 @@ def test_a_new_measurement_replaces_the_old_one_and_no_other(tmp_path: Path) -> 
 
 
 def test_each_machine_has_its_own_page(tmp_path: Path) -> None:
-    here, there = _result("decode"), _result("decode")
+    here, there = _result("duplicates"), _result("duplicates")
     there = replace(there, machine={**there.machine, "gpu": "NVIDIA H200"})
-    assert here.save(tmp_path) == [tmp_path / "a-cpu-2-cores" / "decode.json"]
-    assert there.save(tmp_path) == [tmp_path / "nvidia-h200" / "decode.json"]
+    assert here.save(tmp_path) == [tmp_path / "a-cpu-2-cores" / "duplicates.json"]
+    assert there.save(tmp_path) == [tmp_path / "nvidia-h200" / "duplicates.json"]
     wider = replace(here, machine={**here.machine, "cores": 64})
-    assert wider.save(tmp_path) == [tmp_path / "a-cpu-64-cores" / "decode.json"]
+    assert wider.save(tmp_path) == [tmp_path / "a-cpu-64-cores" / "duplicates.json"]
     (tmp_path / "withdrawn.json").write_text('{"NVIDIA H200": "measured before a change"}')
     made = pages(tmp_path)
     assert len(made) == 4
@@ -199,7 +182,7 @@ def test_the_page_begins_with_whole_runs_too() -> None:
         "`vitral train mnist` | 1 | 99.00% | 99.00% | 99.00% | test, which chose the epoch | – | – | 1,234 | abc",
         "`vitral train mnist` | 2 | 98.00% | 98.00% | 98.00% | validation, which chose the epoch | – | – | 1,234 | abc",
     ]
-    assert summary([_result("decode")]) == ""
+    assert summary([_result("duplicates")]) == ""
 
 
 def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
@@ -241,14 +224,6 @@ def test_absent_data_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
 
 
-def test_merging_reports_command_and_accuracy_of_a_run(tmp_path: Path) -> None:
-    made = train("digits", epochs=1, model="mu/2", train_share=0.2, out=str(tmp_path / "a run"), quiet=True)
-    table = measure("merging", Options("", (str(made.folder),), quick=True)).tables[0]
-    assert table.caption.startswith("`vitral train digits --epochs 1 --model mu/2 --train-share 0.2`, 8×8 pixels")
-    assert all(0 <= row["accuracy"] <= 1 for row in table.rows)
-    assert str(tmp_path) not in table.caption
-
-
 @pytest.mark.slow
 def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
     options = Options("", ("digits",), quick=True, keep=tmp_path)
@@ -257,13 +232,6 @@ def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
     made = (tmp_path / "digits-0" / "metrics.jsonl").stat().st_mtime_ns
     assert accuracy.run(options) == first
     assert (tmp_path / "digits-0" / "metrics.jsonl").stat().st_mtime_ns == made
-
-
-def test_the_same_history_draws_the_same_curve(tmp_path: Path) -> None:
-    history = [{"seconds": 30.0, "val_accuracy": 0.5 + n / 10} for n in range(3)]
-    for name in ("a.svg", "b.svg"):
-        draw(tmp_path / name, "vitral train digits", [history])
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 @pytest.mark.parametrize(("seconds", "epochs"), [(1e9, 3), (0.0, 1)])

@@ -18,7 +18,7 @@ from vitral.system import cpu_flags, cpu_name, excluded_cpu_flags, memory_bytes
 Precision = Literal["fp32", "bf16"]
 
 
-# Below this width, casting to bf16 costs a CPU more than its matrix units save (benchmarks/precision.py).
+# Below this width, casting to bf16 costs a CPU more than its matrix units save (docs/log/training-speed.md).
 BF16_MIN_DIM_ON_CPU = 16
 
 

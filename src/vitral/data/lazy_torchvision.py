@@ -29,7 +29,7 @@ def torchvision() -> Any:
 
 def preload(images: int) -> None:
     """Import torchvision if decoding this many images may save as much time as the import takes: some 3 s, against
-    nearly a millisecond per photograph (docs/log/start-up.md, benchmarks/decode.py).
+    nearly a millisecond per photograph (docs/log/start-up.md).
     """
     if images >= _MANY:
         torchvision()

@@ -23,7 +23,7 @@ def attention(
 def explicit_is_faster(q: Tensor, k: Tensor) -> bool:
     """True for bf16 on a CPU and at most 2048 keys.
 
-    There the fused backward is 3 to 6 times slower at the sequence lengths of images (benchmarks/attention.py). Longer
+    There the fused backward is 3 to 6 times slower at the sequence lengths of images (docs/log/kernels.md). Longer
     sequences stay fused, since their scores would fill the memory.
     """
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 2048
