@@ -29,8 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "an operation for each image": {"augment": "trivialaugment", "batch_size": 9},
     "two operations for each image": {"augment": "randaugment", "batch_size": 9, "flip": True},
     "streamed crops": {"crop": "random-resized", "residency": "stream", "workers": 1},
-    "muon, growing images, no clipping": {
-        "optimizer": "muon", "start_size": 4, "position": "sincos", "clip": 0.0, "layer_scale": 0.1,
+    "muon, no clipping": {
+        "optimizer": "muon", "position": "sincos", "clip": 0.0, "layer_scale": 0.1,
     },
     "sgd": {"optimizer": "sgd", "lr": 0.05},
     "recomputed blocks": {"checkpointing": True, "dropout": 0.1},

@@ -73,14 +73,6 @@ def test_the_recipes_limit_holds():
     assert len(simulated(20, 10.0, lambda n: 1.0, most=None)) == 20
 
 
-def test_growing_images_are_taken_into_account():
-    """Images of a quarter of the pixels in the first half, so that a run computes 5/8 of them."""
-    run, history = Run(epochs=4, minutes=1.0, image_size=32), list[dict[str, Any]]()
-    history.append({"epoch": 1, "seconds": 1.0, "image_size": [16, 16]})
-    epochs = plan_again(run, history, 1000, growth=0.625)
-    assert epochs == pytest.approx(60 / (4 * 0.625), abs=1)
-
-
 # A run, with an injected clock
 
 

@@ -1,14 +1,12 @@
-"""Schedules: learning rate, and size of growing images."""
+"""The learning rate by the step."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 
 from vitral.training.options import Run
-from vitral.training.schedule import computed_share, image_size, learning_rate, sizes
+from vitral.training.schedule import learning_rate
 
 
 def rates(run: Run, steps: int = 20) -> np.ndarray:
@@ -50,37 +48,6 @@ def test_short_runs_and_long_warm_ups_stay_in_bounds(schedule):
 
 def test_scaled_with_the_batch():
     assert rates(Run(epochs=2, warmup=1.0, lr=1.0, lr_batch=256, batch_size=64)).max() == 0.25
-
-
-def test_images_grow_by_whole_patches_and_the_last_third_is_full():
-    run = Run(image_size=32, start_size=16, epochs=9)
-    found = [image_size(run, (4, 4), step, 10) for step in range(90)]
-    assert found == [(n, n) for n in (16, 20, 24, 28) for _ in range(15)] + [(32, 32)] * 30
-    assert computed_share(run, (4, 4)) == pytest.approx(sum(h * w for h, w in found) / 32**2 / 90)
-
-
-@pytest.mark.parametrize(("start", "full", "patch"), [((8, 24), (32, 48), (8, 4)), ((16, 4), (16, 32), (16, 4))])
-def test_oblong_images_grow_along_a_line(start, full, patch):
-    run = Run(image_size=full, start_size=start, epochs=7)
-    found = [image_size(run, patch, step, 13) for step in range(91)]
-    assert found[0] == start
-    assert set(found[61:]) == {full}, "the last third"
-    assert found == sorted(found), "no side shrinks"
-    assert all(side % p == 0 for size in found for side, p in zip(size, patch, strict=True))
-    for (a, b), (c, d) in itertools.pairwise(found):
-        assert (c - a) in (0, patch[0])
-        assert (d - b) in (0, patch[1])
-
-
-def test_the_full_size_stays():
-    assert {image_size(Run(image_size=8, start_size=8, epochs=2), (4, 4), step, 5) for step in range(10)} == {(8, 8)}
-    assert sizes(Run(image_size=8), (4, 4)) == [(8, 8)]
-    assert computed_share(Run(image_size=8), (4, 4)) == 1
-
-
-@pytest.mark.parametrize("steps", [3, 4, 5, 7])
-def test_runs_of_a_few_steps_end_at_full_size(steps):
-    assert image_size(Run(image_size=32, start_size=4, epochs=1), (4, 4), steps - 1, steps) == (32, 32)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])

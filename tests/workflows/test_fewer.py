@@ -32,30 +32,21 @@ def reported(job: Job) -> dict[str, tuple[str, str]]:
 
 def test_defaults_do_not_change_the_run(photos, tmp_path):
     plain = train(photos, tmp_path / "plain")
-    off = train(photos, tmp_path / "off", patch_dropout=0.0, start_size=8)
+    off = train(photos, tmp_path / "off", patch_dropout=0.0)
     assert same_bits(weights_of(plain.folder), weights_of(off.folder))
-    assert not {"image_size", "distill_loss"} & set(lines(plain)[0])
+    assert not {"distill_loss"} & set(lines(plain)[0])
     assert "teacher" not in json.loads((plain.folder / "config.json").read_text("utf-8"))
 
 
 def test_the_plan_reports_the_computed_share():
-    job = plan_run({"data": "digits", "model": "mu/2", "start_size": 4, "patch_dropout": 0.5, "device": "cpu"})
+    job = plan_run({"data": "digits", "model": "mu/2", "patch_dropout": 0.5, "device": "cpu"})
     found = reported(job)
-    assert found["start size"][0] == "4×4 to 8×8"
-    assert "60% of the pixels" in found["start size"][1]  # (2/3 × (16 + 36) / 2 + 64 / 3) / 64 = 0.604
     assert found["patch dropout"] == ("0.5", "training computes 8 of 16 patches, evaluation all of them")
     assert job.config.patch_dropout == 0.5
 
 
-def test_images_grow_and_the_metrics_record_it(photos, tmp_path):
-    run = train(photos, tmp_path / "run", start_size=4, epochs=6)
-    assert [line["image_size"] for line in lines(run)] == [[4, 4]] * 4 + [[8, 8]] * 2
-    assert native.read(run.folder / "model.safetensors").config.image == (8, 8)
-    assert not same_bits(weights_of(run.folder), weights_of(train(photos, tmp_path / "plain", epochs=6).folder))
-
-
 def test_initial_weights_can_be_trained_with_fewer_patches(trained, tmp_path):
-    options = {"init": str(trained.folder), "epochs": 1, "patch_dropout": 0.5, "start_size": (4, 8), "device": "cpu"}
+    options = {"init": str(trained.folder), "epochs": 1, "patch_dropout": 0.5, "device": "cpu"}
     run = vitral.train(trained.result["data"], out=str(tmp_path / "run"), quiet=True, **options)
     assert native.read(run.folder / "model.safetensors").config.patch_dropout == 0.5
 
@@ -63,10 +54,6 @@ def test_initial_weights_can_be_trained_with_fewer_patches(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"start_size": 3}, "cannot start at 3×3 pixels.*whole patches of 4×4 to 8×8.*--start-size 4"),
-        ({"start_size": 12}, "cannot start at 12×12.*--start-size 8"),
-        ({"start_size": (4, 6)}, "cannot start at 4×6"),
-        ({"start_size": 0}, "--start-size must be from 1 to 16,384"),
         ({"patch_dropout": 1.0}, "--patch-dropout must be from 0 to below 1, not 1.0"),
         ({"distill_weight": 0.3}, "--distill-weight requires a teacher"),
         ({"distill_weight": 1.5}, "--distill-weight must be from 0 to 1"),
@@ -80,14 +67,13 @@ def test_refusals(photos, options, expected):
     assert len(str(caught.value).splitlines()) <= 5
 
 
-@pytest.mark.parametrize("options", [{"start_size": 16}, {"patch_dropout": 0.5}])
-def test_a_resnet_has_no_patches(photos, options):
-    with pytest.raises(UsageError, match=r"for networks with patches|has no patch_dropout"):
-        plan_run({"data": str(photos), "model": "BiT-R50x1", "image_size": 32, **options})
+def test_a_resnet_has_no_patches(photos):
+    with pytest.raises(UsageError, match="has no patch_dropout"):
+        plan_run({"data": str(photos), "model": "BiT-R50x1", "image_size": 32, "patch_dropout": 0.5})
 
 
 def test_a_linear_probe_takes_no_steps_that_could_be_saved(photos):
-    for name, value in (("start_size", 4), ("patch_dropout", 0.5), ("teacher", "runs/x")):
+    for name, value in (("patch_dropout", 0.5), ("teacher", "runs/x")):
         with pytest.raises(UsageError, match="--recipe linear-probe does not support"):
             plan_run({"data": str(photos), "recipe": "linear-probe", name: value})
 
@@ -101,7 +87,7 @@ def test_a_teacher_of_other_classes_is_refused(photos, trained):
 
 def test_distillation_from_a_run(photos, tmp_path):
     teacher = train(photos, tmp_path / "teacher", image_size=16, channels=1, seed=4)
-    options = {"teacher": str(teacher.folder), "distill_weight": 0.9, "distill_temperature": 2.0, "start_size": 4}
+    options = {"teacher": str(teacher.folder), "distill_weight": 0.9, "distill_temperature": 2.0}
     found = reported(plan_run({"data": str(photos), **TINY, **options}))["teacher"]
     assert found[0].startswith("mu/4, ")
     assert "0.9 of the loss at temperature 2; at 16×16 it adds" in found[1]
@@ -125,7 +111,7 @@ def test_a_plain_run_has_a_plain_teacher(photos, trained, plain):
 @pytest.mark.slow
 def test_resuming_needs_the_same_teacher(photos, tmp_path, monkeypatch):
     teacher = train(photos, tmp_path / "teacher", seed=4)
-    options = {"teacher": str(teacher.folder), "ema": 0.9, "start_size": 4, "patch_dropout": 0.3, "flip": True}
+    options = {"teacher": str(teacher.folder), "ema": 0.9, "patch_dropout": 0.3, "flip": True}
     whole = train(photos, tmp_path / "whole", **options)
     with monkeypatch.context() as patched:
         patched.setattr(execute, "_validate", fails_in_second_epoch(execute._validate))

@@ -137,7 +137,6 @@ def test_stopped_and_resumed_is_bit_identical(shades, tmp_path, monkeypatch):
     [
         ({"patch_sizes": (8, 5)}, "no whole patches of 5"),
         ({"model": "C+mu/4"}, r"C\+mu/4"),
-        ({"start_size": 8}, "--start-size"),
         ({"compile": True}, "--compile"),
         ({"checkpointing": True}, "--checkpointing"),
         ({"pack": True}, "--pack does not support --patch-sizes"),

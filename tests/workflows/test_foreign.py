@@ -144,7 +144,6 @@ def test_a_file_alone_runs_no_code(photos, tmp_path, monkeypatch, capsys):
         ("own_nets:build", {"dim": 8}, "own_nets:build has no dim"),
         ("own_nets:build", {"checkpointing": True}, "--checkpointing is for vitral's own networks"),
         ("own_nets:build", {"layer_decay": 0.8}, "--layer-decay is for vitral's own networks"),
-        ("own_nets:build", {"start_size": 16}, "--start-size is for vitral's own networks"),
         ("own_nets:build", {"batch_size": 5}, "cannot normalize a batch of one image"),
     ],
 )

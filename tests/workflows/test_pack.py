@@ -107,7 +107,6 @@ def test_report_and_commands(oblong, packed_run, tmp_path, capsys):
     [
         ({"crop": "random-resized"}, "--crop"),
         ({"mixup": 0.2}, "--mixup"),
-        ({"start_size": 8}, "--start-size"),
         ({"resize": "crop"}, "--resize"),
         ({"compile": True}, "--compile"),
         ({"model": "C+mu/4"}, r"C\+mu/4"),

@@ -108,8 +108,3 @@ def test_compiling_is_decided_unless_it_is_given(drafted):
 def test_options_of_distillation_need_a_teacher(drafted):
     with pytest.raises(UsageError, match="requires a teacher"):
         plan_network.read_teacher(drafted("read_teacher", distill_weight=0.5))
-
-
-def test_images_grow_by_whole_patches(drafted):
-    with pytest.raises(UsageError, match="cannot start at"):
-        plan_compute.report_pruning(drafted("report_pruning", model="S/16", image_size=64, start_size=40))

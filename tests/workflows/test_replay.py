@@ -19,7 +19,7 @@ from vitral.workflows.replay import replay
 VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1, "erase": 0.5, "dropout": 0.2},
     "accumulated": {"accumulate": 2, "augment": "trivialaugment", "flip": True, "ema": 0.9, "sampling": "balanced"},
-    "growing and streamed": {"start_size": 4, "residency": "stream", "workers": 0, "crop": "random-resized"},
+    "streamed": {"residency": "stream", "workers": 0, "crop": "random-resized"},
     "stem": {"model": "C+mu/4", "crop": "shift", "class_weights": "balanced"},
 }
 

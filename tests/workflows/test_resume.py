@@ -27,7 +27,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.2, "drop_path": 0.3, "checkpointing": True},
     "fewer patches": {"patch_dropout": 0.5, "position": "rotary", "dim": 16},
     "stem": {"model": "C+mu/4", "optimizer": "muon", "ema": 0.8},
-    "growing": {"start_size": 4, "patch_dropout": 0.2},
     "accumulated": {"accumulate": 2, "clip": 0.1},
     "balanced": {"sampling": "balanced", "class_weights": "balanced"},
     "augmented": {"augment": "trivialaugment", "flip": True, "crop": "shift", "erase": 0.5},

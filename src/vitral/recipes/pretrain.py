@@ -21,7 +21,7 @@ from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
     "pre_logits", "logit_scale", "head_bias_init", "whiten", "erase", "mixup", "cutmix", "label_smoothing",
-    "class_weights", "sampling", "start_size", "layer_decay", "teacher", "distill_weight", "distill_temperature",
+    "class_weights", "sampling",  "layer_decay", "teacher", "distill_weight", "distill_temperature",
     "early_stop", "patch_dropout", "pack", "pack_min_size", "pack_drop", "multiple", "patch_sizes",
 )  # fmt: skip
 """Options without effect in pretraining; they are refused."""

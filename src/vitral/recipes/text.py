@@ -15,7 +15,7 @@ from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
     "teacher", "distill_weight", "distill_temperature", "mixup", "cutmix", "class_weights", "sampling",
-    "start_size", "whiten", "layer_decay", "compile", "graphs", "flip", "checkpointing", "pool",
+    "whiten", "layer_decay", "compile", "graphs", "flip", "checkpointing", "pool",
     "pack", "patch_sizes",
 )  # fmt: skip
 """Options without effect on text, or not yet supported."""

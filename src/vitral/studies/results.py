@@ -24,7 +24,6 @@ from vitral.studies.seeds import Mean, SeedDifference, mean_of, paired_differenc
 from vitral.studies.spans import corners
 from vitral.studies.study import Cell, Study, StudyFolder, shown
 from vitral.training.run_folder import RunFolder
-from vitral.training.schedule import computed_share
 from vitral.weights import native
 from vitral.workflows.saving import command
 
@@ -372,9 +371,7 @@ def _training_flops(run: RunFolder) -> float | None:
     seen = bounded.parse(lines[-1]).get("images_seen") if lines else None
     if seen is None:
         return None
-    config, options = native.read(run.weights).config, run.read_plan().run
-    patch = getattr(config, "patch", None)
-    return 3.0 * _forward_flops(config) * seen * (computed_share(options, patch) if patch else 1.0)
+    return 3.0 * _forward_flops(native.read(run.weights).config) * seen
 
 
 @lru_cache(64)

@@ -115,7 +115,6 @@ def fit(
     *,
     save: Callable[[State, bool, bool], None],
     listener: Callback,
-    size: Callable[[int], tuple[int, int]] | None = None,
     compiling: Callable[[], float] = lambda: 0.0,
     score: Score = best_accuracy,
     step: Step | None = None,
@@ -127,10 +126,9 @@ def fit(
     After each epoch, `plan_again(state)` may return another total number of epochs, which rank 0 decides. It is a field
     of the epoch's line, and the schedules follow it from there on.
 
-    With growing images, `size(step)` is their height and width, for the epoch's line. `step` replaces the default
-    `Step`, and `score` selects the best epoch. `compiling()` returns the seconds that torch's compiler has taken so
-    far, which `images_per_second` leaves out. `ranks` train together: each calls this function with its own part of
-    the batches.
+    `step` replaces the default `Step`, and `score` selects the best epoch. `compiling()` returns the seconds that
+    torch's compiler has taken so far, which `images_per_second` leaves out. `ranks` train together: each calls this
+    function with its own part of the batches.
 
     `save(state, best, must)` is called after each epoch, and when the user stops the run (`must`), which then raises
     `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
@@ -149,7 +147,7 @@ def fit(
             if stop or stopping.after_epoch():
                 save(state, False, True)
                 raise KeyboardInterrupt
-            line = _close_epoch(state, now, train, validate, size, waited, score)
+            line = _close_epoch(state, now, train, validate, waited, score)
             best = state.best is line
             if (epochs := ranks.share(lambda: plan_again(state))) is not None:
                 line["epochs"] = epochs
@@ -235,7 +233,6 @@ def _close_epoch(
     run: Run,
     train: Batches,
     validate: Callable[[nn.Module], dict[str, float]],
-    size: Callable[[int], tuple[int, int]] | None,
     waited: float,
     score: Score,
 ) -> Epoch:
@@ -255,7 +252,6 @@ def _close_epoch(
         **means,
         **measured,
         "lr": learning_rate(run, state.step - 1, steps),
-        **({"image_size": list(size(state.step - 1))} if size else {}),
         "images_per_second": images / max(training_seconds, 1e-9),
         "waited": min(1.0, waited / max(training_seconds, 1e-9)),
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),

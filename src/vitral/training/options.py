@@ -151,9 +151,6 @@ class Run:
     # Training
     epochs: int = option(100, "passes over the training images")
     minutes: float | None = option(None, "minutes for training and validation: the plan chooses as many epochs as fit")
-    start_size: int | tuple[int, int] | None = option(
-        None, "image size at the start of training; images grow to the full size in two thirds of the steps"
-    )
     batch_size: int = option(128, "images per micro-batch (per step, if --accumulate is 1)")
     accumulate: int = option(1, "micro-batches whose gradients are accumulated in a step")
     optimizer: str = option("adamw", "optimizer: adamw, adam, sgd or muon")
@@ -219,9 +216,8 @@ class Run:
         from vitral.training.optimizers import OPTIMIZERS
 
         _check_types(self)
-        for name in ("image_size", "start_size"):
-            if isinstance(size := getattr(self, name), int):
-                object.__setattr__(self, name, (size, size))
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for allowed, names in _LIMITS.items():
@@ -254,11 +250,6 @@ class Run:
         return self.image_size  # type: ignore[return-value]
 
     @property
-    def start(self) -> tuple[int, int]:
-        """Height and width in pixels at the start of training."""
-        return self.start_size or self.size  # type: ignore[return-value]
-
-    @property
     def preprocessing(self) -> Preprocessing:
         """Preprocessing of the network."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)}
@@ -278,8 +269,15 @@ class Run:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
-        """Read the form that `to_json` writes. The schema is closed: an unknown field raises `UsageError`."""
-        return cls(**checked_options(data))
+        """Read the form that `to_json` writes. The schema is closed: an unknown field raises `UsageError`, but for
+        options that there once were, at the value that turned them off.
+        """
+        kept = {name: value for name, value in data.items() if (name, value) not in _REMOVED}
+        return cls(**checked_options(kept))
+
+
+_REMOVED = [("start_size", None)]
+"""Options of earlier versions, and their values in runs that did not use them."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +300,7 @@ class _Range:
 
 
 _LIMITS: Mapping[_Range, tuple[str, ...]] = {
-    _Range(1, MAX_SIDE): ("image_size", "start_size", "resize_size", "pack_min_size", "multiple", "patch_sizes"),
+    _Range(1, MAX_SIDE): ("image_size", "resize_size", "pack_min_size", "multiple", "patch_sizes"),
     _Range(1, 1_000_000): ("epochs", "early_stop", "batch_size", "accumulate", "lr_batch", "mlp_dim"),
     _Range(1, 100_000): ("dim", "heads", "decoder_dim"),
     _Range(1, 1_000): ("depth", "decoder_depth", "threads"),
@@ -331,7 +329,7 @@ never finish.
 """
 
 _EXAMPLES = {
-    "minutes": 30, "start_size": 128, "resize_size": (256, 256), "lr_batch": 256, "val_fraction": 0.1, "ema": 0.999,
+    "minutes": 30, "resize_size": (256, 256), "lr_batch": 256, "val_fraction": 0.1, "ema": 0.999,
     "layer_decay": 0.75, "early_stop": 20, "workers": 2, "threads": 2, "dim": 192, "depth": 12, "heads": 3,
     "mlp_dim": 768, "split_seed": 0, "registers": 4, "layer_scale": 0.1, "head_bias_init": -10, "logit_scale": 10,
     "dropout": 0.1, "drop_path": 0.1, "patch_dropout": 0.5, "decoder_dim": 64, "pack_min_size": 64,

@@ -1,4 +1,4 @@
-"""Schedules as functions of the step: learning rate, and size of growing images."""
+"""The epochs of a run, and its learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -35,31 +35,3 @@ def learning_rate(run: Run, step: int, steps_per_epoch: int) -> float:
     done = min(1.0, (step - warmup) / max(run.epochs * steps_per_epoch - warmup, 1))
     fall = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}[run.schedule]
     return run.peak_lr * (run.min_lr + (1 - run.min_lr) * fall)
-
-
-def image_size(run: Run, patch: tuple[int, int], step: int, steps_per_epoch: int) -> tuple[int, int]:
-    """Height and width of training images: the growing `sizes` for equally many steps in the first two thirds of
-    training, the full size in the last third.
-    """
-    all_sizes = sizes(run, patch)
-    growing = len(all_sizes) - 1
-    return all_sizes[min(3 * step * growing // (2 * run.epochs * steps_per_epoch), growing)]
-
-
-def sizes(run: Run, patch: tuple[int, int]) -> list[tuple[int, int]]:
-    """Heights and widths from `run.start_size` to the full size; the side that grows more does so by one patch at a
-    time (EfficientNetV2's progressive learning, arXiv 2104.00298).
-    """
-    start, full = run.start, run.size
-    count = max((b - a) // p for a, b, p in zip(start, full, patch, strict=True))
-    growing = [
-        tuple(a + p * round((b - a) // p * k / count) for a, b, p in zip(start, full, patch, strict=True))
-        for k in range(count)
-    ]
-    return [*growing, full]  # type: ignore[list-item]  # each has two sides
-
-
-def computed_share(run: Run, patch: tuple[int, int]) -> float:
-    """Pixels computed in training, as a share of those at full size throughout."""
-    *growing, full = (height * width for height, width in sizes(run, patch))
-    return (2 / 3 * sum(growing) / len(growing) + full / 3) / full if growing else 1.0

@@ -27,10 +27,10 @@ _RECENT = 3
 """Last epochs that tell if a run will be late."""
 
 
-def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None, growth: float = 1.0) -> int | None:
+def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None) -> int | None:
     """Return the new total number of epochs after the last one in `history`; None to leave it.
 
-    `most` is the recipe's limit. With growing images, `growth` is the mean share of the pixels that a run computes.
+    `most` is the recipe's limit.
     """
     assert run.minutes is not None
     target, planned, epoch = 60 * run.minutes, planned_epochs(run, history), history[-1]["epoch"]
@@ -45,41 +45,35 @@ def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None, grow
     first, corrects = not measured(before, epoch - 1), before < CORRECTED * target <= spent
     # the first epoch takes longer: caches, memory, kernels
     unit = _epoch_seconds(run, (history[1:] or history) if first or corrects else history[-_RECENT:])
-    late = spent + unit * _left(run, history, planned, growth) - target
+    late = spent + unit * _left(run, history, planned) - target
     if not (first or late > unit or (corrects and abs(late) > WITHIN / 2 * target)):
         return None
     limit = (most or planned) if first or corrects else planned
-    epochs = max(epoch, min(_fitting(run, history, unit, growth), limit))
+    epochs = max(epoch, min(_fitting(run, history, unit), limit))
     return epochs if epochs != planned else None
 
 
 def _epoch_seconds(run: Run, lines: Sequence[Epoch]) -> float:
-    """Return the median seconds of an epoch at the full image size, without compiling."""
+    """Return the median seconds of an epoch, without compiling."""
     return max(
-        statistics.median((line["seconds"] - line.get("compile_seconds", 0.0)) / _size(run, line) for line in lines),
+        statistics.median((line["seconds"] - line.get("compile_seconds", 0.0)) for line in lines),
         1e-9,
     )
 
 
-def _size(run: Run, line: Epoch) -> float:
-    """Return the pixels of an epoch's images, as a share of the full size."""
-    return math.prod(line["image_size"]) / math.prod(run.size) if "image_size" in line else 1.0
+def _left(run: Run, history: Sequence[Epoch], epochs: int) -> float:
+    """Return how many of these epochs are left."""
+    return max(0, epochs - len(history))
 
 
-def _left(run: Run, history: Sequence[Epoch], epochs: int, growth: float) -> float:
-    """Return the work that is left of so many epochs, in epochs at the full size."""
-    return max(0.0, epochs * growth - sum(_size(run, line) for line in history))
-
-
-def _fitting(run: Run, history: Sequence[Epoch], unit: float, growth: float) -> int:
+def _fitting(run: Run, history: Sequence[Epoch], unit: float) -> int:
     """Return the total number of epochs that comes closest to the time without going beyond `WITHIN`."""
     assert run.minutes is not None
     target, spent = 60 * run.minutes, sum(line["seconds"] for line in history)
-    done = sum(_size(run, line) for line in history)
-    count = math.floor(((target - spent) / unit + done) / growth + 1e-9)
+    count = math.floor((target - spent) / unit + len(history) + 1e-9)
 
     def total(epochs: int) -> float:
-        return spent + unit * _left(run, history, epochs, growth)
+        return spent + unit * _left(run, history, epochs)
 
     more = target - total(count) > WITHIN * target and total(count + 1) <= (1 + WITHIN) * target
     return max(1, count + more)

@@ -70,15 +70,13 @@ def _some_images(job: Job) -> Tensor:
     return preprocessing.standardize(next(batches.epoch()).images)
 
 
-def objective_of(
-    job: Job, size: Callable[[], tuple[int, int]] | None = None, step: Callable[[], int] = lambda: 0
-) -> TwoPartObjective:
-    """Create the objective of a job; `size` returns the height and width of the next batch, `step` its step."""
+def objective_of(job: Job, step: Callable[[], int] = lambda: 0) -> TwoPartObjective:
+    """Create the objective of a job; `step` returns the step of the next batch."""
     run = job.run
     if run.recipe in METHODS:
         draw = METHODS[run.recipe].draw(run, job.config)  # type: ignore[arg-type]  # its check refuses a ResNet
         return Unlabeled(run.preprocessing, run.augmentation, draw)
-    objective = task_of(run.task).objective(job, size)
+    objective = task_of(run.task).objective(job)
     if run.patch_sizes:
         assert isinstance(job.config, ViTConfig)  # `flex_patches` refuses others
         return Flexible(objective, FlexibleViT(job.config, run.patch_sizes, plain=run.plain))

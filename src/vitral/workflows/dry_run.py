@@ -29,7 +29,6 @@ from vitral.pretraining.methods import METHODS
 from vitral.training.loop import Averaged
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.options import Run
-from vitral.training.schedule import computed_share
 from vitral.training.step import NoMonitor, Step
 from vitral.workflows.hardware import GPUS, LINK_SHARE, REACHED, REACHED_SOURCE, Gpu
 from vitral.workflows.job import Job
@@ -311,8 +310,7 @@ def _seconds(
 ) -> Seconds:  # fmt: skip
     gpu, images = cluster.gpu, run.step_batch / cluster.world
     peak = gpu.fp32 if run.precision == "fp32" else gpu.bf16
-    share = computed_share(run, job.config.patch) if run.start_size is not None else 1.0  # type: ignore[union-attr]
-    compute = images * _backward(run) * flops * share / (peak * REACHED[bool(run.compile)])
+    compute = images * _backward(run) * flops / (peak * REACHED[bool(run.compile)])
     communication = sum(link_seconds(one, cluster) for one in collectives)
     exposed = max(communication - compute, communication / depth)
     return Seconds(compute, communication, exposed, images / (decoded * gpu.cores))

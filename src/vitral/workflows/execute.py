@@ -32,7 +32,7 @@ from vitral.evaluation.saved import evaluation_of
 from vitral.inference.outputs import Output, output_of
 from vitral.inference.predictor import Predictor, gathered_logits, load
 from vitral.kernels import reference_ops
-from vitral.model import Network, ViT
+from vitral.model import Network
 from vitral.model.summary import summarize
 from vitral.pretraining.method import Following, Method
 from vitral.pretraining.methods import METHODS, command_of
@@ -47,7 +47,7 @@ from vitral.training.options import Run
 from vitral.training.plan import Choice
 from vitral.training.progress import RESIDENCY_HINT, ConsoleListener, counting
 from vitral.training.run_folder import RunFolder
-from vitral.training.schedule import as_planned, planned_epochs
+from vitral.training.schedule import planned_epochs
 from vitral.training.step import step_of
 from vitral.weights import native
 from vitral.weights.files import read_tensors
@@ -61,7 +61,7 @@ from vitral.workflows.memory import eval_batch_size, out_of_memory_reported
 from vitral.workflows.restore import restore
 from vitral.workflows.samples import training_samples
 from vitral.workflows.saving import Running, Saving, open_folder, save_metrics, save_weights, versions
-from vitral.workflows.schedules import planned_again, replanning, size_schedule
+from vitral.workflows.schedules import planned_again, replanning
 from vitral.workflows.tasks import task_of
 from vitral.workflows.tasks.task import Metrics
 from vitral.workflows.throughput import decoding_suffices
@@ -189,8 +189,7 @@ def _followed(running: Running) -> Iterator[Callable[[TrainedRun], TrainedRun]]:
 def _fit(running: Running) -> tuple[Choice, ...]:
     """Train in steps from the current state to the end."""
     job, state, run = running.job, running.state, running.job.run
-    size = size_schedule(job, running.batches["train"], lambda: as_planned(run, state.history))
-    objective: TwoPartObjective = objective_of(job, size and (lambda: size(state.step)), lambda: state.step)
+    objective: TwoPartObjective = objective_of(job, lambda: state.step)
     with ExitStack() as stack:
         watch = Stopwatch()
         if run.compile:
@@ -203,7 +202,7 @@ def _fit(running: Running) -> tuple[Choice, ...]:
         stack.callback(saving.keep_best)
         fit(
             state, run, job.machine, running.batches["train"], objective, _validation(running),
-            save=saving, listener=Callbacks([progress, running.callback]), size=size, compiling=watch.seconds,
+            save=saving, listener=Callbacks([progress, running.callback]), compiling=watch.seconds,
             step=step_of(
                 state.model, state.optimizer, objective, job.machine, run, _warn(running), running.strategy
             ), ranks=running.ranks, score=task_of(job.run.task).score, plan_again=replanning(running),
@@ -247,8 +246,6 @@ def _set_up(
     seed_everything(run.seed)
     model = initial_model(job)
     model.checkpointing = run.checkpointing
-    if isinstance(model, ViT):
-        model.any_size = run.start_size is not None
     averaged = Following(model) if isinstance(model, Method) else Averaged(model, run.ema) if run.ema else None
     strategy = strategy_of(model, ranks, run.strategy)
     if isinstance(averaged, Averaged):  # a method that follows its own steps is shared out already

@@ -14,11 +14,9 @@ from vitral.model import WRITE_UPS, Foreign, ForeignConfig, ViTConfig, network, 
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
 from vitral.training.compiling import should_compile
-from vitral.training.options import Run
 from vitral.training.plan import Choice
-from vitral.training.schedule import computed_share
 from vitral.training.step import can_capture
-from vitral.workflows.draft import Draft, format_value
+from vitral.workflows.draft import Draft
 from vitral.workflows.tasks import task_of
 
 SHIFTS_MIN_PARAMETERS = 20_000
@@ -60,7 +58,7 @@ def check_foreign(draft: Draft) -> Draft:
     run, config, given = draft.run, draft.config, draft.given
     if not isinstance(config, ForeignConfig):
         return draft
-    for name in ("checkpointing", "layer_decay", "start_size", "plain"):
+    for name in ("checkpointing", "layer_decay", "plain"):
         if given.get(name):
             why = f"{config.source} is used as it is"
             raise UsageError(f"{flag(name)} is for vitral's own networks", why=why, hint="leave it out")
@@ -159,32 +157,11 @@ def plan_task(draft: Draft) -> Draft:
 
 
 def report_pruning(draft: Draft) -> Draft:
-    """Report the share of pixels and patches that training computes."""
+    """Report the share of patches that training computes."""
     run, config, choices = draft.run, draft.config, []
     patch: tuple[int, int] | None = getattr(config, "patch", None)
-    if run.start_size is not None:
-        patch = _check_start(run, patch)
-        share = f"training computes {computed_share(run, patch):.0%} of the pixels"
-        why = f"grows by whole patches during two thirds of the steps; {share}"
-        choices.append(Choice("start size", f"{format_value(run.start)} to {format_value(run.size)}", why))
     if patch and (dropped := getattr(config, "patch_dropout", 0.0)):
         count = run.size[0] // patch[0] * (run.size[1] // patch[1])
         why = f"training computes {max(1, round(count * (1 - dropped)))} of {count} patches, evaluation all of them"
         choices.append(Choice("patch dropout", f"{dropped:g}", why))
     return draft.change(*choices)
-
-
-def _check_start(run: Run, patch: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the patch size by which images grow to their full size. Raises `UsageError` if they cannot."""
-    if patch is None:
-        why = f"images grow by whole patches, and {run.model} has none"
-        raise UsageError("--start-size is for networks with patches", why=why, hint="leave it out")
-    sides = list(zip(run.start, run.size, patch, strict=True))
-    if any(start % p or start > full for start, full, p in sides):
-        near = [min(max(1, round(start / p)) * p, full) for start, full, p in sides]
-        raise UsageError(
-            f"training cannot start at {format_value(run.start)} pixels",
-            why=f"images grow by whole patches of {format_value(patch)} to {format_value(run.size)}",
-            hint=f"--start-size {near[0] if near[0] == near[1] else f'{near[0]} {near[1]}'}",
-        )
-    return patch

@@ -12,7 +12,7 @@ from vitral.training.plan import Choice
 from vitral.workflows.draft import Draft
 
 _ALLOWED: dict[str, Any] = {
-    "start_size": None, "checkpointing": False, "whiten": False, "compile": False, "graphs": False, "pack": False,
+    "checkpointing": False, "whiten": False, "compile": False, "graphs": False, "pack": False,
 }  # fmt: skip
 """Options that a network of several patch sizes fixes, with their values."""
 

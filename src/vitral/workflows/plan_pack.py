@@ -17,7 +17,7 @@ PLAIN = {"C+Femto": "Pico", "C+Micro": "Nano"}
 """Networks of recipes with a convolutional stem, whose batch norms need images of one size → plain patches instead."""
 
 _ALLOWED: dict[str, Any] = {
-    "resize": "native", "resize_size": None, "crop": "none", "mixup": 0.0, "cutmix": 0.0, "start_size": None,
+    "resize": "native", "resize_size": None, "crop": "none", "mixup": 0.0, "cutmix": 0.0,
     "teacher": None, "patch_sizes": (), "drop_path": 0.0, "patch_dropout": 0.0,
     "whiten": False, "compile": False, "graphs": False,
 }  # fmt: skip

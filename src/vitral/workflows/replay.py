@@ -39,7 +39,6 @@ from vitral.workflows.execute import TRAINERS, _readable_batches
 from vitral.workflows.job import Job
 from vitral.workflows.plan import reopen
 from vitral.workflows.plan_network import teacher_of
-from vitral.workflows.schedules import size_schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +178,7 @@ def _replayed(
 ) -> Replayed:  # fmt: skip
     run, steps = job.run, _steps(job, batches)
     step = epoch * steps + number // run.accumulate
-    before = [line for line in again if line["epoch"] <= epoch]
-    size = size_schedule(job, batches, lambda: as_planned(run, before))
-    objective = objective_of(job, size and (lambda: size(step)))
+    objective = objective_of(job)
     if not isinstance(objective, Classification) and job.run.recipe not in METHODS:
         why = f"this run is of --task {job.run.task}"
         raise UsageError(
@@ -245,17 +242,14 @@ def _trained_up_to(job: Job, batches: Batches, again: Sequence[Epoch], count: in
     seed_everything(job.run.seed)
     model = initial_model(job)
     model.checkpointing = job.run.checkpointing
-    if hasattr(model, "any_size"):
-        model.any_size = job.run.start_size is not None
     if not count:
         return model
     state, numbers = State(model, OptimizerSet(model, job.run)), {line["epoch"]: line["epochs"] for line in again}
-    size = size_schedule(job, batches, lambda: as_planned(job.run, state.history))
-    objective = objective_of(job, size and (lambda: size(state.step)))
+    objective = objective_of(job)
     try:
         fit(
             state, job.run, job.machine, batches, objective, lambda model: {}, save=lambda *given: None,
-            listener=_StopAfter(count), size=size, plan_again=lambda state: numbers.get(state.epoch),
+            listener=_StopAfter(count), plan_again=lambda state: numbers.get(state.epoch),
         )  # fmt: skip
     except _Reached:
         return model

@@ -22,7 +22,6 @@ from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
 from vitral.system import keep_freed_memory
 from vitral.training.optimizers import OptimizerSet, train_mode
-from vitral.training.schedule import computed_share
 from vitral.training.step import WARM_UP, NoMonitor, step_of
 from vitral.workflows.build import initial_model, objective_of
 
@@ -46,11 +45,8 @@ def epochs_within(job: Job, minutes: float) -> tuple[int, str]:
     """
     training, validation = seconds_per_image(job)
     counts = {name: len(split) for name, split in job.dataset.splits.items()}
-    share = 1.0
-    if job.run.start_size is not None:
-        share = computed_share(job.run, job.config.patch)  # type: ignore[union-attr]  # a ResNet's images do not grow
     validated = counts.get("val", 0) if job.run.recipe not in METHODS else sum(map(len, monitored(job.dataset)))
-    epoch = (counts["train"] * share * training + validated * validation) / current().count
+    epoch = (counts["train"] * training + validated * validation) / current().count
     epochs = max(1, int(60 * minutes * (1 - RESERVED_SHARE) / epoch))
     why = f"an epoch takes {epoch:.3g} s here, measured over a few steps"
     if epoch > 60 * minutes:

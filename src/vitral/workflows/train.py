@@ -215,4 +215,4 @@ def _canonical(name: str, value: Any) -> Any:
         return Path(value)  # photos and photos/
     if name in ("mean", "std") and isinstance(value, (tuple, list)):
         return value[0] if len(set(value)) == 1 else tuple(value)
-    return (value, value) if name in ("image_size", "start_size") and isinstance(value, int) else value
+    return (value, value) if name == "image_size" and isinstance(value, int) else value

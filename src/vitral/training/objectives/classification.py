@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +13,7 @@ from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
 from vitral.training.distillation import Teacher
-from vitral.training.objectives.objective import at_size, augmented, share_of
+from vitral.training.objectives.objective import augmented, share_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +30,6 @@ class Classification:
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
     """(K,), on the device. The loss is the mean over images of weight times loss."""
-    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
-    """Height and width of the next batch for the network; None keeps the images' size."""
     teacher: Teacher | None = field(default=None, kw_only=True)
     """The loss is (1 - w) times cross-entropy plus w times the teacher's, which sees the same images at full size."""
 
@@ -46,7 +43,7 @@ class Classification:
         """
         images, labels = augmented(batch, self.preprocessing, self.augmentation, self.classes)
         teacher_logits = self.teacher(images) if self.teacher else None
-        return at_size(images, self.size), labels, teacher_logits
+        return images, labels, teacher_logits
 
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, teacher_logits: Tensor | None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
-from vitral.training.objectives.objective import at_size, augmented, share_of
+from vitral.training.objectives.objective import augmented, share_of
 
 MOST_WEIGHT = 100.0
 """Largest weight of a label's presence: a single image must not decide the gradient."""
@@ -33,8 +32,6 @@ class SeveralLabels:
     label_smoothing: float = 0.0
     presence_weights: Tensor | None = None
     """(K,), on the device: factor of the loss where a label is present."""
-    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
-    """Height and width of the next batch for the network; None keeps the images' size."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(model, *self.prepare(batch))
@@ -43,7 +40,7 @@ class SeveralLabels:
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return augmented, standardized images (B, C, H, W) fp32, and labels (B, K) fp32 from 0 to 1."""
         images, labels = augmented(batch, self.preprocessing, self.augmentation, self.labels)
-        return at_size(images, self.size), labels.float(), None
+        return images, labels.float(), None
 
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, _: Tensor | None

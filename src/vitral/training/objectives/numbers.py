@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
-from vitral.training.objectives.objective import at_size, augmented, share_of
+from vitral.training.objectives.objective import augmented, share_of
 
 Kind = Literal["mse", "huber"]
 
@@ -33,8 +32,6 @@ class NumberError:
     """(T,) float64 on the device (fp32 where it has no float64)."""
     deviation: Tensor
     kind: Kind = "mse"
-    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
-    """Height and width of the next batch for the network; None keeps the images' size."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(model, *self.prepare(batch))
@@ -44,7 +41,7 @@ class NumberError:
         """Return augmented, standardized images (B, C, H, W) fp32, and standardized numbers (B, T) fp32."""
         images, numbers = augmented(batch, self.preprocessing, self.augmentation, len(self.mean))
         standardized = ((numbers - self.mean) / self.deviation).float()
-        return at_size(images, self.size), standardized, None
+        return images, standardized, None
 
     def loss(
         self, model: nn.Module, images: Tensor, numbers: Tensor, _: Tensor | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.data.augmentation import Augmentation
@@ -38,13 +37,6 @@ def augmented(
     with without_autocast(batch.images.device), random.drawing(batch.rows):
         images = preprocessing.standardize(augmentation.pixels(batch.images))
         return augmentation.standardized(images, batch.labels, outputs)
-
-
-def at_size(images: Tensor, size: Callable[[], tuple[int, int]] | None) -> Tensor:
-    """Resize images (B, C, H, W) to the size that the schedule has for this batch; None keeps theirs."""
-    if size and (now := size()) != tuple(images.shape[2:]):
-        return F.interpolate(images, size=now, mode="bilinear", antialias=True)
-    return images
 
 
 def share_of(mean: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from vitral.data.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.data.preprocessing import Preprocessing
-from vitral.training.objectives.objective import at_size, augmented, share_of
+from vitral.training.objectives.objective import augmented, share_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +26,6 @@ class ReadingText:
     start: int
     padding: int
     label_smoothing: float = 0.0
-    size: Callable[[], tuple[int, int]] | None = field(default=None, kw_only=True)
-    """Height and width of the next batch for the network; None keeps the images' size."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(model, *self.prepare(batch))
@@ -37,7 +34,7 @@ class ReadingText:
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, None]:
         """Return augmented, standardized images (B, C, H, W) fp32, and tokens (B, length)."""
         images, tokens = augmented(batch, self.preprocessing, self.augmentation, 0)
-        return at_size(images, self.size), tokens, None
+        return images, tokens, None
 
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, teacher_logits: Tensor | None = None

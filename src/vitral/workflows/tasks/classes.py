@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,11 +47,11 @@ class ClassTask:
             return draft.change(Choice("class balance", "unchanged", why))
         return draft
 
-    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+    def objective(self, job: Job) -> TwoPartObjective:
         run = job.run
         return Classification(
             run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
-            size=size, teacher=_teacher(job),
+            teacher=_teacher(job),
         )  # fmt: skip
 
     def output(self, dataset: DataSet) -> Output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,13 +55,11 @@ class LabelsTask:
             choices.append(Choice("label balance", "unchanged", why))
         return draft.change(*choices)
 
-    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+    def objective(self, job: Job) -> TwoPartObjective:
         run, weights = job.run, None
         if run.class_weights == "balanced":
             weights = torch.from_numpy(presence_weights(job.dataset["train"].labels)).to(job.machine.device)
-        return SeveralLabels(
-            run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, weights, size=size
-        )
+        return SeveralLabels(run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, weights)
 
     def output(self, dataset: DataSet) -> Output:
         return Labels(dataset.classes, (THRESHOLD,) * len(dataset.classes))

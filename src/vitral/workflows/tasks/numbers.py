@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,11 +47,11 @@ class NumbersTask:
         }
         return draft.change(Choice("numbers", values, why), Choice("loss", draft.run.loss, errors[draft.run.loss]))
 
-    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+    def objective(self, job: Job) -> TwoPartObjective:
         run, output, device = job.run, self.output(job.dataset), job.machine.device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         mean, deviation = (torch.tensor(one, dtype=dtype, device=device) for one in (output.mean, output.deviation))
-        return NumberError(run.preprocessing, run.augmentation, mean, deviation, run.loss, size=size)
+        return NumberError(run.preprocessing, run.augmentation, mean, deviation, run.loss)
 
     def output(self, dataset: DataSet) -> Numbers:
         numbers = dataset["train"].labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ class Task(Protocol):
     def plan(self, draft: Draft) -> Draft:
         """Refuse options that this task does not support, and add its own choices."""
 
-    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+    def objective(self, job: Job) -> TwoPartObjective:
         """Return the loss of a job; `size` returns the height and width of the next batch."""
 
     def output(self, dataset: DataSet) -> Output:

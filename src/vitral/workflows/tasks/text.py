@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,9 +36,9 @@ class TextTask:
     def plan(self, draft: Draft) -> Draft:
         return draft
 
-    def objective(self, job: Job, size: Callable[[], tuple[int, int]] | None) -> TwoPartObjective:
+    def objective(self, job: Job) -> TwoPartObjective:
         run = job.run
-        return ReadingText(run.preprocessing, run.augmentation, START, PADDING, run.label_smoothing, size=size)
+        return ReadingText(run.preprocessing, run.augmentation, START, PADDING, run.label_smoothing)
 
     def output(self, dataset: DataSet) -> Output:
         return TextOutput(dataset.classes)
