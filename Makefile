@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all check format bench docs clean
+.PHONY: help env train-digits test test-all check format bench docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 env: $(STAMP)  ## make .venv with the tested versions; does nothing when up to date
 
@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
 	@touch $@
 
-demo: env  ## train on the embedded digits and show what to do next
-	@$(BIN)/vitral train digits --out runs/demo --overwrite
+train-digits: env  ## train on the embedded digits and show what to do next
+	@$(BIN)/vitral train digits --out runs/digits --overwrite
 
 test: env  ## the quick tests: every part and command, in minutes
 	@$(BIN)/python tools/run_tests.py quick
@@ -44,5 +44,5 @@ bench: env  ## measure beside timm, transformers, torchvision and vit-pytorch
 docs: env  ## build the site of the documentation in build/docs; a broken link fails
 	@$(BIN)/python tools/build_site.py build/docs
 
-clean:  ## remove the environment, caches, the site and runs/demo
-	rm -rf $(VENV) build/docs runs/demo .pytest_cache .mypy_cache .ruff_cache
+clean:  ## remove the environment, caches, the site and runs/digits
+	rm -rf $(VENV) build/docs runs/digits .pytest_cache .mypy_cache .ruff_cache

@@ -39,7 +39,6 @@ def photos(make_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 EVALUATED = {
     "skip": ["--bad-images", "skip"],
     "views": ["--bad-images", "skip", "--tta", "mirror"],
-    "merged": ["--bad-images", "skip", "--merge", "1"],
 }
 
 

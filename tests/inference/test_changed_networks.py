@@ -126,8 +126,6 @@ def test_an_engine_that_would_compute_another_network_is_refused(name):
     for engine in ("packed", "openvino"):
         with pytest.raises(UsageError, match=f"engine {engine} cannot compute this network"):
             predictor(changed, engine=engine)
-    with pytest.raises(UsageError, match="merging cannot compute this network"):
-        predictor(changed, merge=1)
 
 
 @pytest.mark.parametrize("name", CHANGES)

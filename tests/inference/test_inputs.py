@@ -251,12 +251,11 @@ def test_patch_tokens_average_to_pooled_features(name):
     assert np.allclose(tokens.mean(1), predictor.embed([noise(0, (40, 40))]), atol=1e-5)
 
 
-def test_features_of_merged_tokens_are_refused(trained):
-    for options in ({"merge": 1}, {"tta": "mirror"}):
-        predictor = vitral.load(trained.folder, device="cpu", precision="fp32", **options)
-        with pytest.raises(UsageError, match="plainly"):
-            predictor.embed([PIXELS])
-        assert predictor.plainly().embed([PIXELS]).shape[0] == 1
+def test_features_of_several_views_are_refused(trained):
+    predictor = vitral.load(trained.folder, device="cpu", precision="fp32", tta="mirror")
+    with pytest.raises(UsageError, match="plainly"):
+        predictor.embed([PIXELS])
+    assert predictor.plainly().embed([PIXELS]).shape[0] == 1
 
 
 def test_explain_takes_what_a_predictor_takes(predictor, folder):

@@ -66,15 +66,6 @@ class TestInstalled:
         if why := openvino.unavailable_reason():
             pytest.skip(why)
 
-    @pytest.mark.slow
-    @pytest.mark.usefixtures("_integers")
-    def test_comparisons_with_merged_int8_use_the_same_engine(self, trained, tmp_path):
-        run = shutil.copytree(trained.folder, tmp_path / "run")
-        quantize(run, images=4, judged=4)
-        merging = vitral.load(run, precision="int8", merge=1)
-        assert (merging.engine, merging.plainly().engine) == ("int8", "int8")
-        assert vitral.load(run, precision="int8").plainly().engine == _for_integers(merging)
-
     def test_changed_norms_are_compiled_anew(self):
         predictor = vitral.load("demo", engine="openvino")
         pixels = [noise(1, (32, 32), 3)]
@@ -210,9 +201,7 @@ class TestInstalled:
             plain.model.head.weight.mul_(-3)
         assert np.abs(fast.probabilities(files) - plain.probabilities(files)).max() < 1e-4
 
-    def test_refusals(self, trained):
-        with pytest.raises(UsageError, match="merges no tokens"):
-            vitral.load(trained.folder, engine="openvino", merge=2)
+    def test_refusals(self):
         model = moderate(VARIANTS["paper"]).float()
         preprocessing = vitral.Preprocessing(model.config.image)
         elsewhere = dataclasses.replace(FP32, device=torch.device("meta"))
@@ -239,4 +228,3 @@ class TestInstalled:
         engines = {name: vitral.load(run, precision="int8", engine=name).engine for name in ("auto", "packed")}
         expected = _for_integers(vitral.load(run))
         assert engines == {"auto": expected, "packed": "int8"}, "for integers it is chosen by itself"
-        assert vitral.load(run, precision="int8", merge=1).engine == "int8", "it merges no tokens"

@@ -232,8 +232,6 @@ def test_a_failing_or_missing_compiler_is_reported(trained, files, compiled_by, 
     )
     with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
         vitral.load(trained.folder, device="cpu", engine="compiled")
-    with pytest.raises(UsageError, match="merges no tokens"):
-        vitral.load(trained.folder, device="cpu", engine="compiled", merge=1)
 
 
 @pytest.mark.soak
@@ -253,23 +251,6 @@ def test_torchs_own_compiler_predicts_what_the_module_does(trained, files):
     after = fast.probabilities(files)
     assert np.allclose(after, plain.probabilities(files), atol=1e-5), "weights are constants in the compiled network"
     assert not np.allclose(after, before, atol=1e-3)
-
-
-def test_merging_is_off_by_default(trained, predictor, files):
-    assert predictor.merge == 0
-    same = vitral.load(trained.folder, device="cpu", precision="fp32", merge=0)
-    assert np.array_equal(same.probabilities(files), predictor.probabilities(files))
-    for precision in ("fp32", "bf16"):
-        merging = vitral.load(trained.folder, device="cpu", precision=precision, merge=1)
-        assert merging.merge == 1
-        found = merging.probabilities(files)
-        assert np.abs(found - predictor.probabilities(files)).max() > 1e-6
-        alone = np.concatenate([merging.probabilities([file]) for file in files])
-        assert np.allclose(found, alone, atol=0.02)
-        whole = merging.plainly().probabilities(files)
-        assert np.allclose(whole, predictor.probabilities(files), atol=1e-6 if precision == "fp32" else 0.03)
-    with pytest.raises(UsageError, match="-1 tokens cannot be merged"):
-        vitral.load(trained.folder, merge=-1)
 
 
 def test_predicting_does_not_draw_random_numbers(trained, files):
@@ -298,7 +279,7 @@ def test_changed_weights_are_used(trained, files):
     assert not np.array_equal(after, last)
 
 
-@pytest.mark.parametrize("options", [{}, {"merge": 1}, {"tta": "mirror"}])
+@pytest.mark.parametrize("options", [{}, {"tta": "mirror"}])
 def test_replaced_parts_are_used(trained, files, options):
     """Replaced values, parameters, buffers and modules change the predictions."""
     predictor = vitral.load(trained.folder, precision="bf16", **options)
@@ -336,10 +317,10 @@ def test_a_predictor_can_be_copied_and_sent(trained, files, copied):
     assert np.array_equal(copied(predictor).probabilities(files), wanted)
 
 
-def test_merging_and_views_do_not_change_norms_of_a_stem():
+def test_views_do_not_change_norms_of_a_stem():
     """Predictions are the same one by one, and no image changes a running mean."""
     for precision in ("fp32", "bf16"):
-        predictor = vitral.load("demo", device="cpu", precision=precision, merge=2, tta="mirror")
+        predictor = vitral.load("demo", device="cpu", precision=precision, tta="mirror")
         before = copy.deepcopy(predictor.model.state_dict())
         pixels = [noise(number, (32, 32), 3) for number in range(3)]
         together = predictor.probabilities(pixels)
@@ -414,8 +395,7 @@ def test_views_are_averaged_by_predictor_and_evaluate(trained, files):
     images = torch.stack([plain.prepare(file) for file in files])
     wanted = (plain.logits(images).softmax(1) + plain.logits(images.flip(-1)).softmax(1)) / 2
     assert np.abs(both.probabilities(files) - wanted.numpy()).max() < 1e-6
-    merged = vitral.load(trained.folder, precision="fp32", tta="mirror", merge=1)
-    assert merged.plainly().tta == "none"
+    assert both.plainly().tta == "none"
     measured = evaluate(trained.folder, precision="fp32", tta="mirror")
     assert measured.images > 0
     assert measured.loss != evaluate(trained.folder, precision="fp32").loss

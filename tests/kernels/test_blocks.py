@@ -18,7 +18,6 @@ from vitral.inference import int8, openvino
 from vitral.inference.int8 import observe, quantized
 from vitral.inference.packed import packed
 from vitral.inference.predictor import int8_engine
-from vitral.inference.tome import merged
 from vitral.kernels import cpu
 from vitral.model import ViT, ViTConfig, create
 
@@ -137,7 +136,7 @@ def test_a_batch_is_its_images_on_any_number_of_threads(by):
 
 
 @pytest.mark.parametrize("by", [packed, "integers"])
-def test_masks_and_merged_tokens(by):
+def test_masks(by):
     model, images = of({})
     mask = torch.ones(5, 64, dtype=torch.bool)
     mask[:, 7:] = False
@@ -147,7 +146,6 @@ def test_masks_and_merged_tokens(by):
     with torch.inference_mode():
         assert near(network(images, mask), model(images, mask), within)
         assert not near(network(images, mask), network(images), within)
-        assert near(merged(network, 6)(images), merged(model, 6)(images), 4 * within)
 
 
 @pytest.mark.parametrize("by", [packed, "integers"])

@@ -184,4 +184,4 @@ def test_a_network_for_text_is_summarized_with_its_longest_text():
     (text,) = predictor([np.zeros((8, 8, 3), np.uint8)])
     assert text.text == " ".join(one for one, _ in text.characters)
     with pytest.raises(UsageError, match="computed by its module"):
-        Predictor(network(config), merge=1)
+        Predictor(network(config), tta="mirror")

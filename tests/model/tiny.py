@@ -92,8 +92,6 @@ VARIANTS: dict[str, ViTConfig] = {
 
 KERNELS = {name: config for name, config in VARIANTS.items() if config.kernel_blocks}
 """Those whose blocks the packed and integer engines compute; the others keep the module itself."""
-MERGED = {name: config for name, config in VARIANTS.items() if config.rope is None}
-"""Those whose tokens can be merged."""
 
 
 def network(config: ViTConfig, seed: int = 0) -> ViT:

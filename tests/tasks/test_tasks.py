@@ -167,7 +167,6 @@ REFUSED = {
     "data check labels.csv": "data of --task labels",
     "convert RUN out --to timm": "cannot be written for timm",
     "evaluate RUN --tta mirror": "averaging views supports networks of one class",
-    "evaluate RUN --merge 1": "token merging supports networks of one class",
     "evaluate RUN --knn 3": "features supports networks of one class",
     "export RUN --to web": "a web page supports networks of one class",
     "export RUN --to onnx --precision int8": "a proof of int8 supports networks of one class",

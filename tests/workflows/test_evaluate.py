@@ -49,36 +49,24 @@ def test_its_own_test_images_by_default(trained):
     assert vitral.evaluate(vitral.load(trained.folder)).images == 12
 
 
-def test_merging_is_compared_with_the_plain_network(trained, capsys):
-    found = evaluate_images(trained.folder, OWN_DATA, dataclasses.replace(OPTIONS, merge=1))
+def test_views_are_compared_with_the_single_image(trained, capsys):
     plain = evaluate_images(trained.folder, OWN_DATA, OPTIONS)
     assert plain.comparison is None
-    assert (found.comparison.merged, found.comparison.views) == (1, 1)
-    assert found.comparison.accuracy == found.evaluation.accuracy
-    assert found.comparison.accuracy_without == plain.evaluation.accuracy
-    alike = found.probabilities.argmax(1) == plain.probabilities.argmax(1)
-    assert found.comparison.agree == alike.mean()
-    assert not np.array_equal(found.probabilities, plain.probabilities)
-    run = str(trained.folder)
-    assert main(["evaluate", run, "--merge", "1"]) == 0
-    assert "1 token merged in each block" in capsys.readouterr().out
-    assert main(["evaluate", run, "--merge", "2", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["beside"]["merged"] == 2
-    for words in (["--merge", "-1"], ["--knn", "3", "--merge", "1"], ["--engine", "quick"]):
-        assert main(["evaluate", run, *words]) == 2
-
-
-def test_views_are_compared_with_the_single_image(trained, capsys):
-    for views, merge in (("both", 0), ("shifts", 1)):
-        found = evaluate_images(trained.folder, OWN_DATA, dataclasses.replace(OPTIONS, tta=views, merge=merge))
-        plain = evaluate_images(trained.folder, OWN_DATA, OPTIONS)
-        assert (found.comparison.merged, found.comparison.views) == (merge, COUNTS[views])
+    for views in ("both", "shifts"):
+        found = evaluate_images(trained.folder, OWN_DATA, dataclasses.replace(OPTIONS, tta=views))
+        assert found.comparison.views == COUNTS[views]
         assert found.comparison.accuracy_without == plain.evaluation.accuracy
         assert found.comparison.accuracy == found.evaluation.accuracy
+        assert found.comparison.agree == np.mean(found.probabilities.argmax(1) == plain.probabilities.argmax(1))
         assert not np.array_equal(found.probabilities, plain.probabilities)
-    assert main(["evaluate", str(trained.folder), "--tta", "shifts", "--merge", "2"]) == 0
+    run = str(trained.folder)
+    assert main(["evaluate", run, "--tta", "shifts"]) == 0
     reported = capsys.readouterr().out
-    assert "2 tokens merged in each block and averaged over 3 views of each image: " in reported
+    assert "averaged over 3 views of each image: " in reported
+    assert main(["evaluate", run, "--tta", "shifts", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["beside"]["views"] == 3
+    for words in (["--knn", "3", "--tta", "shifts"], ["--engine", "quick"]):
+        assert main(["evaluate", run, *words]) == 2
     assert f"without {plain.evaluation.accuracy:.2%}" in reported
 
 
@@ -185,9 +173,9 @@ def test_the_requested_engine_computes(trained, precision, kind):
 def test_the_page_contains_its_command(trained, sky, tmp_path, capsys):
     page = tmp_path / "page.html"
     shutil.copy(sky / "day/0.png", sky / "night/wrong.png")  # a mistake to be looked at
-    words = [str(trained.folder), str(sky), "--tta", "shifts", "--merge", "1", "--precision", "fp32"]
+    words = [str(trained.folder), str(sky), "--tta", "shifts", "--precision", "fp32"]
     assert main(["evaluate", *words, "--report", str(page)]) == 0
-    command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --merge 1 --tta shifts --report {page}"
+    command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --tta shifts --report {page}"
     written = page.read_text("utf-8")
     assert command in written
     assert "Heat maps are of the single image" in written

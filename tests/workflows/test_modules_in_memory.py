@@ -54,7 +54,7 @@ def test_a_predictor_is_accepted(module: nn.Module):
     found = vitral.load(module)
     assert vitral.load(found) is found
     with pytest.raises(UsageError, match="loaded already"):
-        vitral.load(found, merge=2)
+        vitral.load(found, tta="mirror")
 
 
 def test_a_network_of_vitral():

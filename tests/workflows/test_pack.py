@@ -137,7 +137,6 @@ def test_commands_that_do_not_support_it_say_so(packed_run, oblong, tmp_path, ca
         ("embed", run, image, "--out", str(tmp_path / "features.npz")),
         ("replay", run, "--step", "1"),
         ("predict", run, image, "--engine", "packed"),
-        ("predict", run, image, "--merge", "1"),
         ("evaluate", run, "--tta", "mirror"),
     ):
         _, err = printed(capsys, *words, code=2)

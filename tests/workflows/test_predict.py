@@ -331,8 +331,10 @@ def test_other_options_are_refused(predictor, name):
 def test_another_model_and_other_images_are_refused(predictor, tmp_path, monkeypatch):
     stopped(predictor, "cut.csv")
     other = Predictor(predictor.model, predictor.preprocessing, ("x", "y"), machine=predictor.machine)
-    merging = Predictor(predictor.model, predictor.preprocessing, predictor.classes, machine=predictor.machine, merge=1)
-    for who, why in ((other, "model_hash"), (merging, "merge 0 then, 1 now")):
+    views = Predictor(
+        predictor.model, predictor.preprocessing, predictor.classes, machine=predictor.machine, tta="mirror"
+    )
+    for who, why in ((other, "model_hash"), (views, "tta none then, mirror now")):
         with pytest.raises(UsageError, match=why):
             write(who, "cut.csv", resume=True)
     with pytest.raises(UsageError, match="images 23 then, 11 now"):

@@ -234,7 +234,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_computed(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for words, why in (
-        ([strange, "--known-share", "1.5"], "between 0 and 1"), ([strange, "--merge", "1"], "--merge"),
+        ([strange, "--known-share", "1.5"], "between 0 and 1"), ([strange, "--tta", "mirror"], "--tta"),
         ([strange, "--knn", "3"], "--unknown goes without"), ([str(tmp_path / "empty")], "no images"),
         ([str(tmp_path / "absent")], "no such"),
     ):  # fmt: skip

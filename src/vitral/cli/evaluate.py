@@ -20,7 +20,6 @@ from vitral.cli.options import (
     Format,
     Help,
     Levels,
-    Merge,
     PatchSize,
     Precision,
     Tta,
@@ -70,7 +69,6 @@ def evaluate(
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",
-    merge: Merge = 0,
     tta: Tta = "none",
     patch_size: PatchSize = None,
     beams: Beams = 1,
@@ -101,9 +99,9 @@ def evaluate(
     if unknown is not None:
         from vitral.workflows.unknown import check_options
 
-        check_options(unknown, known_share, merge, tta, precision)
+        check_options(unknown, known_share, tta, precision)
     images = DataOptions(data, split, data_root, bad_images, label_separator, class_folders)
-    options = InferenceOptions(device, precision, engine, merge, tta, patch_size, beams, class_order, levels)
+    options = InferenceOptions(device, precision, engine, tta, patch_size, beams, class_order, levels)
     if few_shot is not None or knn is not None:
         if launched():
             why = "--few-shot and --knn are computed by one process"

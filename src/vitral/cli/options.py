@@ -108,7 +108,6 @@ ClassFolders = Annotated[
 # For every command that predicts.
 Precision = Annotated[str, Help("auto, bf16, fp32, or int8 after vitral quantize")]
 Engine = Annotated[str, Help("auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino")]
-Merge = Annotated[int, Help("tokens to merge in each block of a ViT (ToMe): faster, less accurate")]
 PatchSize = Annotated[
     int | None, Help("patch size in pixels, of those that the run was trained for (default: the network's own)")
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
-from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, Merge, PatchSize, Precision, Tta
+from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_prediction, print_predictor_notes, say
 from vitral.cli.ranks import AGAIN
 from vitral.console import command_line, progress, stderr
@@ -41,7 +41,6 @@ def predict(
             "on the workers of a Ray cluster"
         ),
     ] = "auto",
-    merge: Merge = 0,
     tta: Tta = "none",
     patch_size: PatchSize = None,
     beams: Beams = 1,
@@ -66,7 +65,7 @@ def predict(
         why = "its workers share out one table, in the place of ranks"
         raise UsageError("--engine ray goes with --out, and without --nproc", why=why, hint="--out predictions.csv")
     options = InferenceOptions(
-        device, precision, "auto" if cluster else engine, merge, tta, patch_size, beams, class_order, levels
+        device, precision, "auto" if cluster else engine, tta, patch_size, beams, class_order, levels
     )
     with joined(device, AGAIN["predict"]) as ranks:
         if out is None and ranks.together:

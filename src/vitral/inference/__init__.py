@@ -1,1 +1,1 @@
-"""Inference: the predictor, engines, int8, token merging, test-time augmentation."""
+"""Inference: the predictor, engines, int8, test-time augmentation."""

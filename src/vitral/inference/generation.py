@@ -82,7 +82,7 @@ def only_generates(network: nn.Module, engine: str, altered: bool) -> bool:
     if not isinstance(network, EncoderDecoder):
         return False
     if engine not in ("auto", "plain") or altered:
-        why = "no other engine, no int8, merged tokens or views generate text"
+        why = "no other engine, no int8 and no views generate text"
         raise UsageError("a network that reads text is computed by its module", why=why, hint="--engine plain")
     return True
 

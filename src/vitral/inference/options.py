@@ -17,7 +17,6 @@ class InferenceOptions:
     device: str = "auto"
     precision: str = "auto"
     engine: str = "auto"
-    merge: int = 0
     tta: str = "none"
     patch_size: int | None = None
     """None: the network's own."""

@@ -33,14 +33,14 @@ def refuse_own_sizes(preprocessing: Preprocessing, command: str, source: str = "
 _WHY = "its network takes images of their own sizes, packed into sequences (--pack)"
 
 
-def only_plain(preprocessing: Preprocessing, engine: str, int8: bool, merge: int, tta: str) -> bool:
+def only_plain(preprocessing: Preprocessing, engine: str, int8: bool, tta: str) -> bool:
     """True for images of their own sizes, which only the plain engine computes. Raises `UsageError` for other options
     with them.
     """
     if not preprocessing.native:
         return False
     asked = {
-        f"--engine {engine}": engine not in ("auto", "plain"), "--precision int8": int8, "--merge": merge > 0,
+        f"--engine {engine}": engine not in ("auto", "plain"), "--precision int8": int8,
         f"--tta {tta}": tta != "none",
     }  # fmt: skip
     if bad := [name for name, on in asked.items() if on]:

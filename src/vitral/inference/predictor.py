@@ -34,7 +34,6 @@ from vitral.inference.own_sizes import network_logits, only_plain
 from vitral.inference.packed import is_faster, packable, packed
 from vitral.inference.predictions import Prediction, Predictions
 from vitral.inference.stream import stream
-from vitral.inference.tome import merged
 from vitral.inference.tta import Views, averaged
 from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
@@ -73,7 +72,6 @@ class Predictor(Described):
         source: str = "",
         engine: Engine = "auto",
         ranges: Ranges | None = None,
-        merge: int = 0,
         tta: Views = "none",
         output: Output | None = None,
     ):
@@ -82,7 +80,7 @@ class Predictor(Described):
         `model` is one of vitral's networks, which is moved to the device and to fp32 in place, or one of timm,
         torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default
         preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's.
-        `ranges` (`int8.observe`) quantize the dense layers. `engine`, `merge` and `tta` are those of `load`.
+        `ranges` (`int8.observe`) quantize the dense layers. `engine` and `tta` are those of `load`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.
@@ -105,21 +103,21 @@ class Predictor(Described):
         """The way from logits to predictions, for the task of the network."""
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
-        self.merge, self.tta = merge, tta
-        """Number of tokens merged in each block, and views of each image whose predictions are averaged."""
+        self.tta = tta
+        """Views of each image whose predictions are averaged."""
         self._requested, self.ranges = engine, ranges
         self._built: Built | None = None
         self._choose_engine()
         if tta != "none":
             require_classes(self.output, "averaging views", "--tta none")
-        if merge or tta != "none" or self.engine == "openvino":
+        if tta != "none" or self.engine == "openvino":
             self._network()  # raises now for unsupported options, not at the first call
 
     def _choose_engine(self) -> None:
         """Choose the engine in use for the network as it is now."""
-        own = only_plain(self.preprocessing, self._requested, bool(self.ranges), self.merge, self.tta)
-        changed = "" if own else stepped_aside(self.model, self._requested, bool(self.ranges), self.merge)
-        self.engine = "plain" if own or changed else self._engine(self._requested, self.ranges, self.merge)
+        own = only_plain(self.preprocessing, self._requested, bool(self.ranges), self.tta)
+        changed = "" if own else stepped_aside(self.model, self._requested, bool(self.ranges))
+        self.engine = "plain" if own or changed else self._engine(self._requested, self.ranges)
         """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
         `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. With a hook, or after
         another change of what it computes, `model` itself computes.
@@ -130,19 +128,17 @@ class Predictor(Described):
         """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
         self._structure = structure_of(self.model)
 
-    def _engine(self, engine: Engine, ranges: Ranges | None, merge: int) -> str:
+    def _engine(self, engine: Engine, ranges: Ranges | None) -> str:
         """Return the engine in use for the requested one."""
-        if only_generates(self.model, engine, bool(ranges) or merge > 0 or self.tta != "none"):
+        if only_generates(self.model, engine, bool(ranges) or self.tta != "none"):
             return "plain"
         if engine == "openvino":
             return "openvino"
         if ranges:
             if engine in ("plain", "compiled"):
                 raise UsageError(f"engine {engine} does not compute in int8", hint="--engine auto, or no int8")
-            return int8_engine(self.model, torch_alone=engine == "packed" or merge > 0)
+            return int8_engine(self.model, torch_alone=engine == "packed")
         if engine == "compiled":
-            if merge:  # torch.compile would split it into pieces
-                raise UsageError("a compiled network merges no tokens", hint="--merge without --engine compiled")
             if missing := unavailable_reason(self.machine.device):
                 raise UsageError(missing, hint="--engine auto")
             return "compiled"
@@ -150,7 +146,7 @@ class Predictor(Described):
         if wanted and (engine == "packed" or is_faster(self.model, self.dtype)):  # type: ignore[arg-type]  # it is a ViT
             return "packed"
         captured = self.machine.device.type == "cuda" and not isinstance(self.model, Foreign)
-        if engine == "auto" and captured and not merge:
+        if engine == "auto" and captured:
             return "graphed"
         if engine == "packed":
             why = "packing needs a ViT on a CPU with torch's oneDNN"
@@ -158,7 +154,7 @@ class Predictor(Described):
         return "plain"
 
     def plainly(self) -> Predictor:
-        """Return a predictor of the same network on the same machine, without merging and averaging."""
+        """Return a predictor of the same network on the same machine, without averaging."""
         return Predictor(
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
             engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges, output=self.output,
@@ -210,7 +206,7 @@ class Predictor(Described):
         """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
 
         The module itself computes them, with any engine. `images` are as for a call. Raises `ImageError` for an
-        unreadable image, and `UsageError` if the predictor merges tokens or averages views.
+        unreadable image, and `UsageError` if the predictor averages views.
         """
         results = self.stream_features(images, tokens=tokens, batch_size=batch_size)
         rows = [_or_raise(row) for _, row in results]
@@ -222,8 +218,8 @@ class Predictor(Described):
         self, images: Images, *, tokens: bool = False, batch_size: int = 32
     ) -> Iterator[tuple[str, np.ndarray | ImageError]]:
         """Yield the name of each image with its features or its error, as `stream` does."""
-        if self.merge or self.tta != "none":
-            why = "this predictor merges tokens or averages views"
+        if self.tta != "none":
+            why = "this predictor averages views"
             raise UsageError("features come from the module itself", why=why, hint="predictor.plainly().embed(…)")
         yield from stream(images, self.prepare, lambda batch: self.features(batch, tokens).numpy(), batch_size)
 
@@ -270,7 +266,7 @@ class Predictor(Described):
         if self._structure != structure_of(self.model):
             self._choose_engine()
             self._built = None
-        if self.engine == "plain" and not self.merge and self.tta == "none" and self.dtype == dtype_of(self.model):
+        if self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(self.model):
             return self.model
         tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
@@ -293,9 +289,6 @@ class Predictor(Described):
     def _build(self) -> nn.Module:
         network: Any = self.model if self.engine == "openvino" else cast_copy(self.model, self.dtype)
         if self.engine == "openvino":
-            if self.merge:
-                hint = "--merge without --engine openvino"
-                raise UsageError("OpenVINO computes whole networks: it merges no tokens", hint=hint)
             compiled = openvino.compiled(network, self.machine, self.ranges)
             self.note = compiled.note
             return compiled
@@ -305,7 +298,7 @@ class Predictor(Described):
             network = packed(network)
         elif self.engine in ("compiled", "graphed"):
             return (Compiled if self.engine == "compiled" else Graphed)(network)
-        return merged(network, self.merge) if self.merge else network
+        return network
 
 
 def int8_engine(
@@ -369,7 +362,6 @@ def load(
     device: str = "auto",
     precision: str = "auto",
     engine: Engine = "auto",
-    merge: int = 0,
     tta: Views = "none",
     beams: int = 1,
     **options: Any,
@@ -400,9 +392,8 @@ def load(
     - `compiled`: torch.compile, which takes up to a minute at the first call;
     - `openvino`: OpenVINO on the CPU (`vitral[openvino]`).
 
-    `merge` is the number of tokens to merge in each block of a ViT (ToMe): faster, less accurate. `tta` averages over
-    views of each image: `none`, `mirror` (2 views), `shifts` (3), `both` (6). `beams` is the number of texts that beam
-    search keeps, for a network that reads text; 1 is greedy search (`vitral.inference.generation`).
+    `tta` averages over views of each image: `none`, `mirror` (2 views), `shifts` (3), `both` (6). `beams` is the number
+    of texts that beam search keeps, for a network that reads text; 1 is greedy search (`vitral.inference.generation`).
 
     `options` adapt the weights, or state facts that a file lacks (`vitral.weights.load.read`):
 
@@ -423,7 +414,7 @@ def load(
     - `MissingExtraError` for an engine, or a package that reads the weights, that is not installed.
     """
     if isinstance(source, Predictor):
-        if options or (device, precision, engine, merge, tta, beams) != ("auto", "auto", "auto", 0, "none", 1):
+        if options or (device, precision, engine, tta, beams) != ("auto", "auto", "auto", "none", 1):
             raise UsageError("a predictor is loaded already", hint="pass these options where its weights are loaded")
         return source
     if isinstance(source, nn.Module) and precision == "int8":
@@ -442,7 +433,7 @@ def load(
     named = loaded.reference if isinstance(source, nn.Module) else str(source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=named, engine=engine, ranges=measured.ranges or None, merge=merge, tta=tta,
+        source=named, engine=engine, ranges=measured.ranges or None, tta=tta,
         output=output_of(weights.classes, weights.output, weights.statistics),
     )  # fmt: skip
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))

@@ -30,8 +30,8 @@ assume twice the memory traffic and are not measured. A slower GPU saves more th
 """
 
 RECOMPILE_LIMIT = 64
-"""Limit on recompilations of one function, for several networks in a process and for growing images. torch's default
-is eight; beyond it torch warns and runs uncompiled.
+"""Limit on recompilations of one function, for several networks in a process. torch's default is eight;
+beyond it torch warns and runs uncompiled.
 """
 
 
@@ -64,7 +64,7 @@ class CompiledObjective:
 
     Uses torch's default mode: `max-autotune` chooses kernels by their time, so a resumed run would not reproduce the
     same bits; CUDA graphs capture the whole step (`vitral.training.step`), not the network alone. `dynamic=False`:
-    batches have one size; with growing images, each size is compiled. `TrainingError` if the compiler fails.
+    batches have one size. `TrainingError` if the compiler fails.
     """
 
     def __init__(self, objective: TwoPartObjective, model: nn.Module):

@@ -32,7 +32,6 @@ from vitral.evaluation.metrics import Evaluation
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.classes import require_head
-from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Engine, Predictor
 from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
@@ -56,10 +55,8 @@ CAUTION = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """An evaluation with token merging or averaged views, compared with the same network without either."""
+    """An evaluation with averaged views, compared with the same network without them."""
 
-    merged: int
-    """Tokens merged in each block."""
     views: int
     """Views of each image."""
     accuracy: float
@@ -68,14 +65,13 @@ class Comparison:
     """Share of images with the same predicted class."""
 
     def __str__(self) -> str:
-        merged = f"{self.merged} {'token' if self.merged == 1 else 'tokens'} merged in each block"
-        views = f"averaged over {self.views} views of each image"
-        setting = " and ".join([merged] * bool(self.merged) + [views] * (self.views > 1))
         accuracies = f"accuracy {self.accuracy:.2%}, without {self.accuracy_without:.2%}"
-        return f"{setting}: {accuracies}; {self.agree:.1%} of the predictions agree"
+        return (
+            f"averaged over {self.views} views of each image: {accuracies}; {self.agree:.1%} of the predictions agree"
+        )
 
 
-_PLAIN_MAPS = "Heat maps are of the single image with all its tokens."
+_PLAIN_MAPS = "Heat maps are of the single image."
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +87,7 @@ class Evaluated:
     """ "all" for data without splits."""
     probabilities: np.ndarray
     comparison: Comparison | None = None
-    """Comparison with the plain network, if tokens were merged or views averaged."""
+    """Comparison with the plain network, if views were averaged."""
 
     caution: str = ""
     """The reason why the metrics on these images are too optimistic; else empty."""
@@ -112,7 +108,7 @@ class Evaluated:
         from vitral.evaluation.report import ReportContent, write_report  # importing matplotlib takes a second
 
         summary = summarize(self.predictor.model)
-        findings = [("Views and merging", f"{self.comparison}.")] if self.comparison else []
+        findings = [("Views", f"{self.comparison}.")] if self.comparison else []
         if self.changed:
             findings.insert(0, ("Other images", self.changed))
         if self.unreadable:
@@ -140,7 +136,6 @@ def evaluate(
     device: str = "auto",
     precision: str = "auto",
     engine: Engine = "auto",
-    merge: int = 0,
     tta: Views = "none",
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -148,7 +143,7 @@ def evaluate(
     its own run.
 
     `split` defaults to test, else val, else all images. Classes are matched by name: the data may have fewer classes
-    than the network, but no others (`DataError`). `precision`, `engine`, `merge` and `tta` are those of `vitral.load`,
+    than the network, but no others (`DataError`). `precision`, `engine` and `tta` are those of `vitral.load`,
     for a model that is not a `Predictor`. By default the PyTorch module computes, as at the end of its run, and the
     metrics are the same to the last image. Unreadable images are an error that names them; they are left out with
     `bad_images="skip"`, and for a run's own data if the run left them out. Raises `DataError` if a run's own data have
@@ -156,7 +151,7 @@ def evaluate(
 
     Under torchrun each rank computes some of the batches, and all ranks return the same evaluation.
     """
-    options = InferenceOptions(device, precision, engine, merge, tta)
+    options = InferenceOptions(device, precision, engine, tta)
     return evaluate_images(model, DataOptions(data, split, data_root, bad_images), options, progress).evaluation
 
 
@@ -181,8 +176,6 @@ def _evaluate(
     ranks: Ranks,
 ) -> Evaluated:
     predictor, machine = ranks.agree(lambda: _load(model, options))
-    if predictor.merge:
-        require_classes(predictor.output, "comparing token merging", "--merge 0; vitral predict merges for every task")
     dataset, own = ranks.agree(lambda: data_for(predictor, data))
     chosen, described = ranks.agree(lambda: _describe(predictor, dataset, own, data))
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
@@ -190,7 +183,7 @@ def _evaluate(
     skip = data.skip or (own is not None and left_out_bad(predictor))
     dataset = ranks.agree(lambda: in_classes_of(predictor, dataset))
     images, batches, unreadable = in_batches(predictor, dataset, chosen, skip=skip, progress=progress, ranks=ranks)
-    altered = predictor.merge or predictor.tta != "none"
+    altered = predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
         logits = _logits([predictor, *[predictor.plainly()] * bool(altered)], batches, ranks)
     left_out = (*dataset.left_out, *unreadable)
@@ -228,7 +221,7 @@ def _load(model: str | Path | Predictor | nn.Module, options: InferenceOptions) 
     """Return the predictor to evaluate, and the machine that it computes on. A predictor has its own options."""
     if isinstance(model, Predictor):
         return copy.copy(model), model.machine  # whose outputs may be named here
-    if options.precision == "int8" or options.merge or options.engine in ("openvino", "packed", "compiled"):
+    if options.precision == "int8" or options.engine in ("openvino", "packed", "compiled"):
         predictor = options.load(model)
         return predictor, predictor.machine
     # fp32 weights under autocast, as at the end of training, for the same metrics to the last image
@@ -279,7 +272,7 @@ def _logits(predictors: Sequence[Predictor], batches: Batches, ranks: Ranks) -> 
 def _compare(predictor: Predictor, logits: torch.Tensor, plain: torch.Tensor, labels: np.ndarray) -> Comparison:
     predicted, reference = logits.argmax(1).numpy(), plain.argmax(1).numpy()
     shares = (float(np.mean(same)) for same in (predicted == labels, reference == labels, predicted == reference))
-    return Comparison(predictor.merge, COUNTS[predictor.tta], *shares)
+    return Comparison(COUNTS[predictor.tta], *shares)
 
 
 def in_batches(

@@ -255,14 +255,14 @@ def evaluate_features(
     The classifiers use the features of the training images. Accuracy is measured on the split of `data`; by default on
     test, else on val, else on a tenth of train that is held out (the same share of each class, seed 0). Features are
     stored in `cache`, by default in the user's cache. Raises `UsageError` without `few_shot` and `knn`, and for an
-    engine, merging or views, which change only predictions; and the errors of reading data and weights.
+    engine or views, which change only predictions; and the errors of reading data and weights.
     """
     # imported here, because that module imports the recipes, one of which imports this module
     from vitral.workflows.evaluate import data_for, left_out_bad
 
-    if (options.engine, options.merge, options.tta) != (AUTO.engine, AUTO.merge, AUTO.tta):
+    if (options.engine, options.tta) != (AUTO.engine, AUTO.tta):
         why = "--few-shot and --knn use the features of the network"
-        raise UsageError("--merge, --engine and --tta change predictions of the head", why=why)
+        raise UsageError("--engine and --tta change predictions of the head", why=why)
     if not few_shot and knn is None:
         raise UsageError("nothing to measure", hint="--few-shot 1,5,10,25 or --knn 20")
     feature_cache = cache if isinstance(cache, FeatureCache) else FeatureCache(cache)

@@ -137,7 +137,7 @@ class PredictionFile:
             "model_hash": model_hash(predictor), "images": self.images,
             "names": names.hexdigest(), "folder": folder, "columns": self.file.columns,
             "batch_size": self.batch_size, "device": str(predictor.machine.device),
-            "precision": predictor.machine.precision, "engine": predictor.engine, "merge": predictor.merge,
+            "precision": predictor.machine.precision, "engine": predictor.engine,
             "tta": predictor.tta, "threads": torch.get_num_threads(), "vitral": __version__,
             "torch": torch.__version__, **_searched(predictor),
         }  # fmt: skip

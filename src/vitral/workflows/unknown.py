@@ -87,13 +87,13 @@ class UnknownImages:
             console.print(f"at the threshold that keeps {self.share:.4g} of the validation images", highlight=False)
 
 
-def check_options(folder: str, share: float, merge: int, tta: str, precision: str) -> None:
+def check_options(folder: str, share: float, tta: str, precision: str) -> None:
     """Raise `UsageError` for options that do not go with unknown images, `DataError` for a folder without images."""
     if not 0 < share < 1:
         raise UsageError(f"--known-share must be between 0 and 1, not {share:g}", hint="--known-share 0.95")
-    if merge or tta != "none" or precision == "int8":
+    if tta != "none" or precision == "int8":
         why = "the threshold is of the network itself"
-        raise UsageError("--unknown goes without --merge, --tta and int8", why=why, hint="leave them out")
+        raise UsageError("--unknown goes without --tta and int8", why=why, hint="leave them out")
     find([folder], "evaluate")
 
 
