@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import os
 import signal
 import sys
@@ -17,13 +19,14 @@ from torch import nn
 
 import vitral
 from images import noise
-from running import TINY, printed, same_bits, weights_of
+from running import TINY, in_child, printed, same_bits, weights_of
 from vitral.errors import UsageError, VitralError, WeightsError
 from vitral.explanation.methods.input_gradient import INPUT_GRADIENT
 from vitral.model import Foreign
 from vitral.model.foreign import TRUST
 from vitral.model.variants import config
 from vitral.training.callbacks import Callback
+from vitral.weights import native
 from vitral.weights.load import read
 
 OPTIONS = {name: TINY[name] for name in ("epochs", "crop", "flip", "augment", "lr", "device", "precision", "ema")}
@@ -99,12 +102,54 @@ def test_a_run_folder_predicts_as_the_library_itself(source, photos, tmp_path):
     assert source in repr(predictor)
 
 
+def test_a_network_that_no_longer_fits_is_refused_with_the_version_that_built_it(photos, tmp_path, functions, capsys):
+    vitral.train(str(photos), model="timm:test_vit", out=tmp_path / "of timm", **OPTIONS)
+    weights = read(tmp_path / "of timm").weights
+    assert weights.config.version == f"timm {timm.__version__}"
+    older = dataclasses.replace(weights.config, version="timm 0.9.1", source="timm:test_vit2")
+    with pytest.raises(WeightsError, match=r"timm:test_vit2 was built by timm 0\.9\.1, and timm .* builds") as found:
+        native.build(dataclasses.replace(weights, config=older))
+    assert "pip install timm==0.9.1" in str(found.value)
+    vitral.train(str(photos), model="own_nets:build", out=tmp_path / "own run", **OPTIONS)
+    (functions / "own_nets.py").write_text(CODE.replace("channels, 4, 3", "channels, 6, 3").replace("(4", "(6"))
+    sys.modules.pop("own_nets")
+    importlib.invalidate_caches()
+    _, err = printed(capsys, "evaluate", str(tmp_path / "own run"), code=2)
+    assert "own_nets:build was built by other code" in err
+    assert "body.0.0.weight is (4, 3, 3, 3), not (6, 3, 3, 3)" in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_stopped_and_resumed_it_has_the_same_bits(source, photos, tmp_path):
     vitral.train(str(photos), model=source, out=tmp_path / "whole", **OPTIONS)
     with pytest.raises(vitral.errors.Interrupted):
         vitral.train(str(photos), model=source, out=tmp_path / "parts", callbacks=[StopAfter(6)], **OPTIONS)
+    vitral.train(out=tmp_path / "parts", resume=True, quiet=True)
+    assert same_bits(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+
+
+class KillAfter(StopAfter):
+    """Kill the process after some batches."""
+
+    def on_batch(self, loss: torch.Tensor) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["timm:efficientnet_b0", "torchvision:resnet18", "own_nets:build"])
+def test_killed_and_resumed_it_has_the_same_bits(source, photos, tmp_path):
+    options = {**OPTIONS, "model": source}
+
+    def killed() -> int:
+        vitral.train(str(photos), out=tmp_path / "parts", callbacks=[KillAfter(6)], **options)
+        return 0
+
+    vitral.train(str(photos), out=tmp_path / "whole", **options)
+    assert in_child(killed) == -signal.SIGKILL
     vitral.train(out=tmp_path / "parts", resume=True, quiet=True)
     assert same_bits(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
 

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class ForeignConfig(ConfigBase):
     image_size: int | tuple[int, int] = 224
     channels: int = 3
     classes: int = 1000
+    version: str = ""
+    """Version of the library that built it first, as "timm 1.0.31"; "" for a function, or if it is not known."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
@@ -119,6 +122,15 @@ def is_foreign(name: str) -> bool:
 def is_function(source: str) -> bool:
     """True for `MODULE:FUNCTION`, code of the user."""
     return is_foreign(source) and source.partition(":")[0] not in _LIBRARIES
+
+
+def version_of(source: str) -> str:
+    """Return name and version of the installed library that builds this network; "" for code of the user."""
+    library = source.partition(":")[0]
+    try:
+        return f"{library} {version(library)}" if library in _LIBRARIES else ""
+    except PackageNotFoundError:  # a plugin may have another name than its package
+        return ""
 
 
 def trusted() -> Path:

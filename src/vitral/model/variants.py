@@ -12,7 +12,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
 from vitral.model.decoder_config import EncoderDecoderConfig
-from vitral.model.foreign import ForeignConfig, is_foreign
+from vitral.model.foreign import ForeignConfig, is_foreign, version_of
 from vitral.model.registry import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
 
@@ -117,7 +117,7 @@ def config(name: str, **changes: Any) -> ModelConfig:
 def config_fields(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
     """Configuration class of a name, and the fields that the name sets; see `config`."""
     if is_foreign(name):
-        return ForeignConfig, {"source": name}
+        return ForeignConfig, {"source": name, "version": version_of(name)}
     if name in WRITE_UPS:
         return ViTConfig, {field: getattr(WRITE_UPS[name], field) for field in ViTConfig.__dataclass_fields__}
     if match := re.fullmatch(r"BiT-R(\d+)x([1-4])", name):

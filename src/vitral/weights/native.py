@@ -15,7 +15,8 @@ from vitral import bounded
 from vitral.data.preprocessing import Preprocessing
 from vitral.digest import KEY
 from vitral.errors import UsageError, WeightsError
-from vitral.model import EncoderDecoderConfig, ModelConfig, Network, network
+from vitral.model import EncoderDecoderConfig, Foreign, ModelConfig, Network, network
+from vitral.model.foreign import version_of
 from vitral.model.registry import config_from_json, config_to_json
 from vitral.weights.files import read_tensors, write_tensors
 from vitral.weights.read.source import non_finite
@@ -186,4 +187,10 @@ def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None)
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise WeightsError("weights do not fit the model", where=path, why="; ".join(problems[:3]) + more)
+        why, hint = "; ".join(problems[:3]) + more, None
+        if isinstance(model, Foreign):
+            built, source = model.config.version, model.config.source
+            now = version_of(source) or "the code as it is now"
+            why = f"{source} was built by {built or 'other code'}, and {now} builds another network: {why}"
+            hint = f"pip install {built.replace(' ', '==')}" if built else None
+        raise WeightsError("weights do not fit the model", where=path, why=why, hint=hint)
