@@ -27,7 +27,7 @@ from vitral.cli.main import main
 from vitral.errors import RunError, UsageError, WriteError
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find
-from vitral.workflows import predict as predict_table
+from vitral.workflows import image_table as predict_table
 from vitral.workflows import row_file
 from vitral.workflows.predict import PredictionFile, Written
 from vitral.workflows.row_formats import FORMATS, Csv, format_of

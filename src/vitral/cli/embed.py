@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
-from vitral.cli.output import print_json, print_predictor_notes, print_text, say
+from vitral.cli.output import print_json, print_predictor_notes, print_text, resuming, say
 from vitral.console import progress, stderr
-from vitral.errors import UsageError
+from vitral.errors import Interrupted, UsageError
 
 Precision = Annotated[str, Help("auto, bf16 or fp32")]
 
@@ -20,28 +20,32 @@ def embed(
     ] = (),
     *,
     out: Annotated[str, Help("file to write: .npz or .parquet")] = "features.npz",
+    resume: Annotated[bool, Help("resume the same command after it was stopped or killed")] = False,
     batch_size: Annotated[int, Help("images per forward pass")] = 32,
     device: Device = "auto",
     precision: Precision = "auto",
     format: Format = "text",
 ) -> int:
     """Write the features of images: for each, the vector that the network's head receives."""
-    from vitral.workflows.embed import check_suffix
+    from vitral.workflows.embed import FeatureFile
+    from vitral.workflows.feature_formats import format_of
 
-    check_suffix(out)
-    _, _, features = _features(run, images, "embed", batch_size, device, precision)
-    features.save(out)
+    format_of(out)
+    predictor, sources = _loaded(run, images, "embed", batch_size, device, precision)
+    file = FeatureFile(predictor, sources, out, batch_size)
+    typed = {"out": out, "batch_size": batch_size, "device": device, "precision": precision}
+    try:
+        with progress(stderr(), "embedding", file.images) as done:
+            written = file.write(resume=resume, progress=done)
+    except KeyboardInterrupt:
+        raise Interrupted(resuming("embed", embed, [run, *images], typed)) from None
     if format == "json":
-        errors = [{"image": error.name, "why": error.why} for error in features.errors]
-        images_, width = features.values.shape
-        print_json(
-            {
-                "model": run, "model_hash": features.model_hash, "out": out, "images": images_, "features": width,
-                "errors": errors,
-            }
-        )  # fmt: skip
-    say(f"Features {out}: {features.values.shape[0]:,} images, {features.values.shape[1]:,} numbers each")
-    return _unread(features)
+        print_json({"model": run, **written.to_json()})
+    kept = f", {written.kept:,} of them from before" if written.kept else ""
+    say(f"Features {out}: {written.images:,} images{kept}")
+    if written.failed:
+        say(f"{written.failed:,} of {written.images:,} could not be read: {out} has the reasons")
+    return 1 if written.failed else 0
 
 
 def similar(
@@ -60,14 +64,18 @@ def similar(
 ) -> int:
     """Find the images most similar to a given one, by the cosine similarity of their features."""
     from vitral.data.dataset import shown
+    from vitral.inference.sources import count
     from vitral.workflows.contact_sheet import check_png
-    from vitral.workflows.embed import most_similar
+    from vitral.workflows.embed import features_of, most_similar
 
     if top < 1:
         raise UsageError("--top must be at least 1")
     if out is not None:
         check_png(out)
-    predictor, sources, features = _features(run, images, "similar", batch_size, device, precision, image)
+    predictor, sources = _loaded(run, images, "similar", batch_size, device, precision)
+    predictor.prepare(image, image)  # raises for an unreadable one
+    with progress(stderr(), "embedding", count(sources)) as done:
+        features = features_of(predictor, sources, batch_size, done)
     found = most_similar(predictor.embed([image])[0], features, top, leave_out=image)
     if format == "json":
         errors = [{"image": error.name, "why": error.why} for error in features.errors]
@@ -81,13 +89,12 @@ def similar(
     return _unread(features)
 
 
-def _features(
-    run: str, images: tuple[str, ...], command: str, batch_size: int, device: str, precision: str, query: str = ""
-) -> tuple[Any, Any, Any]:
-    """Return the predictor, the sources of images, and their features. An unreadable `query` is refused first."""
+def _loaded(
+    run: str, images: tuple[str, ...], command: str, batch_size: int, device: str, precision: str
+) -> tuple[Any, Any]:
+    """Return the predictor and the sources of images."""
     from vitral.inference.predictor import load
-    from vitral.inference.sources import count, find
-    from vitral.workflows.embed import embed
+    from vitral.inference.sources import find
 
     if batch_size < 1:
         raise UsageError("--batch-size must be at least 1")
@@ -96,10 +103,7 @@ def _features(
     sources = find(images, command)
     predictor = load(run, device=device, precision=precision, engine="plain")
     print_predictor_notes(predictor)
-    if query:
-        predictor.prepare(query, query)
-    with progress(stderr(), "embedding", count(sources)) as done:
-        return predictor, sources, embed(predictor, sources, batch_size, done)
+    return predictor, sources
 
 
 def _unread(features: Any) -> int:

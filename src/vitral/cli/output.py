@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from vitral.console import printable
+from vitral.console import command_line, printable
 
 
 def print_text(text: str) -> None:
@@ -45,6 +47,13 @@ def print_predictor_notes(predictor: Any) -> None:
 
 _ASSUMING = ("assumed", "left out", "not stated", "no preprocessor_config.json")
 """Words of notes on what no file states, and on what was not read."""
+
+
+def resuming(name: str, function: Callable[..., int], words: list[str], typed: dict[str, Any]) -> str:
+    """Return the words that resume a command: its options, without those at their defaults, and `--resume`."""
+    defaults = {parameter: one.default for parameter, one in inspect.signature(function).parameters.items()}
+    options = {option: value for option, value in typed.items() if value != defaults[option]}
+    return command_line(name, words, {**options, "resume": True})
 
 
 def program() -> str:

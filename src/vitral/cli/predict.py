@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
-from vitral.cli.output import print_json, print_prediction, print_predictor_notes, say
+from vitral.cli.output import print_json, print_prediction, print_predictor_notes, resuming, say
 from vitral.cli.ranks import AGAIN
-from vitral.console import command_line, progress, stderr
+from vitral.console import progress, stderr
 from vitral.distributed.environment import launched
 from vitral.errors import Interrupted, UsageError
 
@@ -145,7 +144,7 @@ def _write_predictions(
         with progress(stderr(quiet=not ranks.main), "predicting", table.images) as done:
             written = table.write(resume=resume, progress=done, ranks=ranks, elsewhere=elsewhere)
     except KeyboardInterrupt:
-        raise Interrupted(_resuming(words, typed)) from None
+        raise Interrupted(resuming("predict", predict, words, typed)) from None
     if not ranks.main:
         return 0
     if format == "json":
@@ -155,10 +154,3 @@ def _write_predictions(
     if written.failed:
         say(f"{written.failed:,} of {written.images:,} could not be read: column 'error' has the reasons")
     return 1 if written.failed else 0
-
-
-def _resuming(words: list[str], typed: dict[str, Any]) -> str:
-    """Return the command that resumes this one: its options, without defaults."""
-    defaults = {name: one.default for name, one in inspect.signature(predict).parameters.items()}
-    options = {name: value for name, value in typed.items() if value != defaults[name]}
-    return command_line("predict", words, {**options, "resume": True})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,70 +10,52 @@ from typing import Any
 
 import numpy as np
 
-from vitral.atomic import replacing
-from vitral.errors import DataError, ImageError, UsageError
-from vitral.inference.fingerprint import model_hash
-from vitral.inference.inputs import Items
+from vitral.errors import DataError, ImageError
+from vitral.inference.inputs import Item, Items
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import Source
 from vitral.inference.stream import in_batches
-from vitral.workflows.row_formats import pyarrow, text
-
-SUFFIXES = (".npz", ".parquet")
-_GROUP = 10_000
-"""Rows of a group in a Parquet file."""
+from vitral.workflows.feature_formats import COLUMN, encoded, format_of
+from vitral.workflows.image_table import ImageTable, Written
+from vitral.workflows.row_formats import Cell
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of the readable images, and the errors of the others."""
+    """Features of the readable images, in memory, and the errors of the others."""
 
     names: list[str]
     values: np.ndarray
     """(n, D) float32."""
     errors: list[ImageError]
-    model: str
-    """The loaded run, file or hub reference."""
-    model_hash: str
-    precision: str
-
-    def save(self, path: str | Path) -> Path:
-        """Write `.npz` (`features`, `paths`, `model_hash` …) or `.parquet` (`path`, `features`; the rest as metadata).
-
-        An existing file is replaced atomically.
-        """
-        path = check_suffix(path)
-        metadata = {"model": self.model, "model_hash": self.model_hash, "precision": self.precision}
-        if path.suffix.lower() == ".parquet":
-            self._save_parquet(path, metadata)
-            return path
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            np.savez(file, features=self.values, paths=np.array(self.names, np.str_), **metadata)  # type: ignore[arg-type]  # strings become arrays
-        return path
-
-    def _save_parquet(self, path: Path, metadata: dict[str, str]) -> None:
-        arrow, width = pyarrow(), self.values.shape[1]
-        types = [("path", arrow.string()), ("features", arrow.list_(arrow.float32(), width))]
-        schema = arrow.schema(types).with_metadata({"vitral": json.dumps(metadata)})
-        with replacing(path) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
-            for start in range(0, len(self.names), _GROUP):
-                part = slice(start, start + _GROUP)
-                lists = arrow.FixedSizeListArray.from_arrays(arrow.array(self.values[part].ravel()), width)
-                writer.write_table(arrow.table([list(map(text, self.names[part])), lists], schema=schema))
 
 
-def check_suffix(path: str | Path) -> Path:
-    """Return the path. Raises `UsageError` if its extension is not one of features."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        why = f"its extension is '{path.suffix}'" if path.suffix else "it has no extension"
-        raise UsageError("features are written as .npz or .parquet", where=path, why=why, hint="--out features.npz")
-    if path.suffix.lower() == ".parquet":
-        pyarrow()
-    return path
+class FeatureFile(ImageTable[tuple[str, np.ndarray]]):
+    """The file `out` of features: for each image the vector (D,) that the network's head receives, or its error."""
+
+    def __init__(self, predictor: Predictor, sources: Sequence[Source], out: str | Path, batch_size: int = 32):
+        super().__init__(predictor, sources, out, [COLUMN], batch_size, format_of(out))
+
+    def results(self, items: Items | list[Item]) -> Iterator[tuple[str, np.ndarray] | ImageError]:
+        for name, row in self.predictor.stream_features(items, batch_size=self.batch_size):
+            yield row if isinstance(row, ImageError) else (name, row)
+
+    def cells(self, result: tuple[str, np.ndarray]) -> tuple[str, Sequence[Cell]]:
+        name, row = result
+        return name, [encoded(row)]
+
+    def finish(self, kept: int, model_hash: str) -> Written:
+        """Complete the file. Raises `DataError` if no image is readable."""
+        if self.file.failed == self.images:
+            self.file.discard()
+            raise DataError("no readable image", where=str(self.sources[0]), why=f"{self.images:,} are unreadable")
+        return super().finish(kept, model_hash)
+
+    def origin(self) -> dict[str, Any]:
+        return {"model": self.predictor.source, **super().origin()}
 
 
-def embed(
+def features_of(
     predictor: Predictor,
     sources: Sequence[Source],
     batch_size: int = 32,
@@ -94,8 +75,7 @@ def embed(
         progress(len(batch))
     if not parts:
         raise DataError("no readable image", why=str(errors[0].why), where=errors[0].name)
-    origin = predictor.source, model_hash(predictor), predictor.machine.precision
-    return Features(names, np.concatenate(parts), errors, *origin)
+    return Features(names, np.concatenate(parts), errors)
 
 
 @dataclass(frozen=True)

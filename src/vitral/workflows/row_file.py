@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from vitral import bounded
 from vitral.atomic import write_text
 from vitral.errors import RunError, UsageError, WriteError
-from vitral.workflows.row_formats import Row, format_of
+from vitral.workflows.row_formats import Format, Row, format_of
 
 fcntl: Any
 try:
@@ -43,9 +43,9 @@ class Lines(NamedTuple):
 class RowFile:
     """A table that is being written. `kept` rows are from an interrupted command; `failed` rows have an error."""
 
-    def __init__(self, path: str | Path, columns: Sequence[str], batch: int):
+    def __init__(self, path: str | Path, columns: Sequence[str], batch: int, format: type[Format] | None = None):
         self.path, self.target, self.batch = Path(path), Path(os.path.realpath(path)), batch
-        self.columns, self.format = list(columns), format_of(path)(columns)
+        self.columns, self.format = list(columns), (format or format_of(path))(columns)
         self.partial = self.target.with_name(self.target.name + ".partial")
         self.origin_file = self.target.with_name(self.target.name + ".partial.json")
         self.kept = self.failed = 0
@@ -86,6 +86,11 @@ class RowFile:
             os.fsync(self._descriptor)
             self.format.finish(self.partial, self.target)
             self.origin_file.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove the partial file: none of its rows is of use."""
+        for path in (self.partial, self.origin_file):
+            path.unlink(missing_ok=True)
 
     def _check_target(self) -> None:
         with contextlib.suppress(OSError):

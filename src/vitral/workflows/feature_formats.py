@@ -1,0 +1,134 @@
+"""Formats of features: NumPy's `.npz` and Parquet, one class each.
+
+While they are written each row is a JSON line, in which features are base64 of little-endian fp32; the finished file is
+made from these lines in pieces, so that any number of images takes the same memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitral import bounded
+from vitral.atomic import replacing
+from vitral.errors import UsageError
+from vitral.workflows.row_formats import Format, JsonLines, pyarrow, text
+
+COLUMN = "features"
+_GROUP = 4_000
+"""Rows of a group in a Parquet file, which are in memory together."""
+
+
+class _Row(NamedTuple):
+    path: str
+    features: bytes | None
+    error: str | None
+
+
+def encoded(features: np.ndarray) -> str:
+    """Return features (D,) as the text of a line."""
+    return base64.b64encode(features.astype("<f4").tobytes()).decode("ascii")
+
+
+class Npz(JsonLines):
+    """Arrays `features` (n, D) and `paths` (n,) of the readable images, `unreadable` and `reasons` of the others, and
+    of the model `model`, `model_hash` and `precision`.
+    """
+
+    def finish(self, partial: Path, target: Path) -> None:
+        counts, width, longest = [0, 0], 0, [0, 0, 0]
+        for row in _rows(partial):
+            bad = row.features is None
+            counts[bad] += 1
+            width = max(width, len(row.features or b"") // 4)
+            longest[bad] = max(longest[bad], len(row.path))
+            longest[2] = max(longest[2], len(row.error or ""))
+        with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as file:
+            good = (row.features or b"" for row in _rows(partial) if row.features is not None)
+            _write(file, "features", "<f4", (counts[0], width), good)
+            paths = (row.path for row in _rows(partial) if row.features is not None)
+            _write_texts(file, "paths", (counts[0],), longest[0], paths)
+            _write_texts(file, "unreadable", (counts[1],), longest[1], (r.path for r in _rows(partial) if r.error))
+            _write_texts(file, "reasons", (counts[1],), longest[2], (r.error for r in _rows(partial) if r.error))
+            for name, value in _metadata(partial).items():
+                _write_texts(file, name, (), len(value), [value])
+        partial.unlink()
+
+
+class Parquet(JsonLines):
+    """Columns `path`, `features` (a list of fp32, null for an unreadable image) and `error`; the model as metadata."""
+
+    def __init__(self, columns: Any):
+        super().__init__(columns)
+        pyarrow()
+
+    def finish(self, partial: Path, target: Path) -> None:
+        arrow = pyarrow()
+        width = max(len(row.features or b"") // 4 for row in _rows(partial))
+        types = [("path", arrow.string()), (COLUMN, arrow.list_(arrow.float32(), width)), ("error", arrow.string())]
+        schema = arrow.schema(types).with_metadata({"vitral": json.dumps(_metadata(partial))})
+        with replacing(target) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
+            rows = _rows(partial)
+            while group := list(itertools.islice(rows, _GROUP)):
+                values = np.frombuffer(b"".join(row.features or bytes(4 * width) for row in group), "<f4")
+                missing = arrow.array([row.features is None for row in group])
+                lists = arrow.FixedSizeListArray.from_arrays(arrow.array(values), width, mask=missing)
+                columns = [[text(row.path) for row in group], lists, [row.error for row in group]]
+                writer.write_table(arrow.table(columns, schema=schema))
+        partial.unlink()
+
+
+FORMATS: dict[str, type[Format]] = {".npz": Npz, ".parquet": Parquet}
+"""File extension → format."""
+
+
+def format_of(path: str | Path) -> type[Format]:
+    """Return the format for the extension of a path. Raises `UsageError` for an unknown one, and `MissingExtraError`
+    for Parquet without pyarrow.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        why = f"its extension is '{suffix}'" if suffix else "it has no extension"
+        raise UsageError("features are written as .npz or .parquet", where=path, why=why, hint="--out features.npz")
+    if suffix == ".parquet":
+        pyarrow()
+    return FORMATS[suffix]
+
+
+def _rows(partial: Path) -> Iterator[_Row]:
+    with open(partial, "rb") as file:
+        for line in file:
+            row = json.loads(line)
+            features = None if row[COLUMN] is None else binascii.a2b_base64(row[COLUMN])
+            yield _Row(row["path"], features, row["error"])
+
+
+def _metadata(partial: Path) -> dict[str, str]:
+    """Read the model from the origin of the rows (`RowFile.origin_file`)."""
+    origin = bounded.read(partial.with_name(f"{partial.name}.json"))
+    return {name: origin[name] for name in ("model", "model_hash", "precision")}
+
+
+def _write(file: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...], values: Iterable[bytes]) -> None:
+    """Write an array row by row."""
+    with file.open(f"{name}.npy", "w", force_zip64=True) as array:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(array, header)
+        for value in values:
+            array.write(value)
+
+
+def _write_texts(
+    file: zipfile.ZipFile, name: str, shape: tuple[int, ...], longest: int, texts: Iterable[str | None]
+) -> None:
+    longest = max(longest, 1)  # NumPy has no text of length 0
+    padded = ((one or "").ljust(longest, "\0").encode("utf-32-le", "surrogatepass") for one in texts)
+    _write(file, name, f"<U{longest}", shape, padded)
