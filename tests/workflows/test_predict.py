@@ -27,9 +27,9 @@ from vitral.cli.main import main
 from vitral.errors import RunError, UsageError, WriteError
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find
-from vitral.workflows import image_table as predict_table
-from vitral.workflows import row_file
-from vitral.workflows.predict import PredictionFile, Written
+from vitral.workflows import image_table, row_file
+from vitral.workflows.image_table import Written
+from vitral.workflows.predict import PredictionFile
 from vitral.workflows.row_formats import FORMATS, Csv, format_of
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -286,8 +286,8 @@ def test_batches_in_order_list_the_images_once(predictor, monkeypatch):
     _, body = Path("whole.csv").read_bytes().split(b"\n", 1)
     assert b"".join(expected.values()) == body
     assert [table.batch(first).text for first in (10, 20, 0, 5)] == [expected[first] for first in (10, 20, 0, 5)]
-    listed, own = [], predict_table.Items
-    monkeypatch.setattr(predict_table, "Items", lambda *given: listed.append(given) or own(*given))
+    listed, own = [], image_table.Items
+    monkeypatch.setattr(image_table, "Items", lambda *given: listed.append(given) or own(*given))
     table = PredictionFile(predictor, find(("photos",)), "t.csv", batch_size=5)
     for first in (5, 15, 20):
         table.batch(first)

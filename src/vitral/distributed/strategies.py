@@ -59,7 +59,7 @@ class Ddp(Strategy):
         warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         # Otherwise torch rearranges gradients after its first step, and a run that goes on has a first step again: from
         # three ranks on the order in which they are added would differ, and with it the bits.
-        unused = getattr(model, "may_leave_unused", False) or ranks.count > 2
+        unused = getattr(model, "may_leave_unused", False) or (ranks.count > 2 and not ranks.simulated)
         called = _Called(model)
         super().__init__(DistributedDataParallel(called, find_unused_parameters=unused, **self.options), ranks)
 
