@@ -20,7 +20,7 @@ import numpy as np
 from vitral import bounded
 from vitral.atomic import replacing
 from vitral.errors import UsageError
-from vitral.workflows.row_formats import Format, JsonLines, pyarrow, text
+from vitral.workflows.row_formats import Format, JsonLines, pyarrow, rows_of, text
 
 COLUMN = "features"
 _GROUP = 4_000
@@ -104,11 +104,9 @@ def format_of(path: str | Path) -> type[Format]:
 
 
 def _rows(partial: Path) -> Iterator[_Row]:
-    with open(partial, "rb") as file:
-        for line in file:
-            row = json.loads(line)
-            features = None if row[COLUMN] is None else binascii.a2b_base64(row[COLUMN])
-            yield _Row(row["path"], features, row["error"])
+    for row in rows_of(partial):
+        features = None if row[COLUMN] is None else binascii.a2b_base64(row[COLUMN])
+        yield _Row(row["path"], features, row["error"])
 
 
 def _metadata(partial: Path) -> dict[str, str]:

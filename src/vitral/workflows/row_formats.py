@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -142,17 +143,16 @@ class Parquet(JsonLines):
         partial.unlink()
 
 
-def _groups(partial: Path) -> Iterator[list[dict[str, Any]]]:
-    rows: list[dict[str, Any]] = []
+def rows_of(partial: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of `JsonLines`."""
     with open(partial, "rb") as file:
-        for line in file:
-            row = json.loads(line)
-            rows.append({name: text(value) if isinstance(value, str) else value for name, value in row.items()})
-            if len(rows) == _GROUP:
-                yield rows
-                rows = []
-    if rows:
-        yield rows
+        yield from map(json.loads, file)
+
+
+def _groups(partial: Path) -> Iterator[list[dict[str, Any]]]:
+    rows = rows_of(partial)
+    while group := list(itertools.islice(rows, _GROUP)):
+        yield [{name: text(v) if isinstance(v, str) else v for name, v in row.items()} for row in group]
 
 
 def text(name: str) -> str:
