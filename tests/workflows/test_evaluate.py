@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +170,18 @@ def test_the_requested_engine_computes(trained, precision, kind):
     found = evaluate_images(trained.folder, OWN_DATA, InferenceOptions("cpu", precision, "packed"))
     assert (plain.predictor.engine, found.predictor.engine) == ("plain", "packed")
     assert np.abs(found.probabilities - plain.probabilities).max() < 0.03
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
+def test_a_report_never_replaces_a_device(device, trained, capsys):
+    """As root, too: a full device is an error, and stays a device."""
+    code = main(["evaluate", str(trained.folder), "--report", device])
+    err = capsys.readouterr().err
+    assert stat.S_ISCHR(os.stat(device).st_mode)
+    assert code in ((1, 2) if device == "/dev/full" else (0,)), err
+    assert "Traceback" not in err
+    assert ("/dev/full" in err) == (device == "/dev/full")
 
 
 def test_the_page_contains_its_command(trained, sky, tmp_path, capsys):
