@@ -93,6 +93,12 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def count(number: float, singular: str = "", plural: str = "") -> str:
+    """Format a count: 1234 → "1,234"; with words, "1 image", "2 images"."""
+    word = singular if number == 1 else plural or f"{singular}s"
+    return f"{number:,} {word}" if singular else f"{number:,}"
+
+
 def flag(name: str) -> str:
     """Return the flag of an option: `--lr-batch` for `lr_batch`."""
     return f"--{name.replace('_', '-')}"

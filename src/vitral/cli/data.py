@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
-from vitral.console import command_line, progress, stderr, stdout, table
+from vitral.console import command_line, count, progress, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def data_check(
         say(f"note: {note}")
     if sheet is not None and report.near:
         drawn = draw_near(dataset, report.near, Path(sheet))
-        say(f"Sheet    {sheet}: {drawn:,} of {len(report.near):,} pairs")
+        say(f"Sheet    {sheet}: {drawn:,} of {count(len(report.near), 'pair')}")
     elif sheet is not None:
         say("Sheet    none: there are no near-duplicates")
     return 0 if report.is_sound else 1
@@ -105,9 +105,13 @@ def _check_labels(
         say(f"note: {note}")
     if write is not None:
         found.write(Path(write))
-        say(f"Table    {write}: {len(found.places):,} images, {len(found.ranked()):,} with another label")
+        say(f"Table    {write}: {count(len(found.places), 'image')}, {len(found.ranked()):,} with another label")
     if sheet is not None:
-        say(f"Sheet    {sheet}: {drawn:,} images" if (drawn := found.draw(dataset, Path(sheet))) else "Sheet    none")
+        say(
+            f"Sheet    {sheet}: {count(drawn, 'image')}"
+            if (drawn := found.draw(dataset, Path(sheet)))
+            else "Sheet    none"
+        )
     return 0
 
 
@@ -153,8 +157,8 @@ def data_shard(
     if format == "json":
         print_json({"data": data, **written.to_json()})
     for split, (shards, images, size) in written.splits.items():
-        counted = f"{shards:,} shard{'s' * (shards != 1)}"
-        say(f"{split:8} {images:,} images in {counted}, {size / 1e6:,.1f} MB")
+        counted = count(shards, "shard")
+        say(f"{split:8} {count(images, 'image')} in {counted}, {size / 1e6:,.1f} MB")
     if written.kept:
         say(f"kept {written.kept:,} shards from before the interruption")
     if note := left_out(written.left_out):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
 from vitral.cli.output import print_json, print_predictor_notes, print_text, resuming, say
+from vitral.console import count as count_of
 from vitral.console import progress, stderr
 from vitral.errors import Interrupted, UsageError
 
@@ -42,7 +43,7 @@ def embed(
     if format == "json":
         print_json({"model": run, **written.to_json()})
     kept = f", {written.kept:,} of them from before" if written.kept else ""
-    say(f"Features {out}: {written.images:,} images{kept}")
+    say(f"Features {out}: {count_of(written.images, 'image')}{kept}")
     if written.failed:
         say(f"{written.failed:,} of {written.images:,} could not be read: {out} has the reasons")
     return 1 if written.failed else 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_prediction, print_predictor_notes, resuming, say
 from vitral.cli.ranks import AGAIN
-from vitral.console import progress, stderr
+from vitral.console import count, progress, stderr
 from vitral.distributed.environment import launched
 from vitral.errors import Interrupted, UsageError
 
@@ -150,7 +150,7 @@ def _write_predictions(
     if format == "json":
         print_json({"model": words[0], **written.to_json()})
     kept = f", {written.kept:,} of them from before" if written.kept else ""
-    say(f"Table    {written.path}: {written.images:,} rows{kept}")
+    say(f"Table    {written.path}: {count(written.images, 'row')}{kept}")
     if written.failed:
         say(f"{written.failed:,} of {written.images:,} could not be read: column 'error' has the reasons")
     return 1 if written.failed else 0

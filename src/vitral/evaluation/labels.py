@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vitral.console import table
+from vitral.console import count, table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Measured, plain_text, wilson_interval
 
@@ -97,7 +97,7 @@ class LabelsEvaluation(Measured):
         rows.add_row("macro F1", f"{self.macro_f1:.2%}", "mean over labels, at their thresholds")
         rows.add_row("micro F1", f"{self.micro_f1:.2%}", "all decisions together")
         rows.add_row("accuracy", f"{self.jaccard:.2%}", "mean share of labels in common (Jaccard), of each image")
-        interval = f"95 % interval {low:.2%} to {high:.2%}, {self.images:,} images"
+        interval = f"95 % interval {low:.2%} to {high:.2%}, {count(self.images, 'image')}"
         rows.add_row("exact sets", f"{self.exact_match:.2%}", interval)
         rows.add_row("loss", f"{self.loss:.4f}", "binary cross-entropy")
         console.print(rows)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitral.console import Described, table
+from vitral.console import Described, count, table
 from vitral.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
@@ -66,7 +66,7 @@ class Measured(Described):
 
     def described(self) -> dict[str, str]:
         """Name → value of the facts to show."""
-        return {"images": f"{self.images:,} images", "metrics": self.headline()}
+        return {"images": count(self.images, "image"), "metrics": self.headline()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -326,7 +326,7 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_column(style="bold")
     rows.add_column(justify="right")
     rows.add_column(style="dim")
-    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.images:,} images"
+    interval = f"95 % interval {low:.2%} to {high:.2%}, {count(evaluation.images, 'image')}"
     rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
     if evaluation.top5 is not None:
         rows.add_row("top-5", f"{evaluation.top5:.2%}", "")
@@ -334,7 +334,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; unreliable with only {evaluation.images} images" if evaluation.images < ENOUGH_IMAGES else ""
+    few = f"; unreliable with only {count(evaluation.images, 'image')}" if evaluation.images < ENOUGH_IMAGES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vitral.console import table
+from vitral.console import count, table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Measured, plain_text
 
@@ -71,7 +71,7 @@ class NumbersEvaluation(Measured):
 
     def print_table(self, console: Console) -> None:
         """Print the metrics of each number."""
-        rows = table(f"{self.images:,} images; MAE with its 95 % interval")
+        rows = table(f"{count(self.images, 'image')}; MAE with its 95 % interval")
         rows.add_column("number")
         for heading in ("R²", "MAE", "interval", "RMSE", "bias", "MAE of the mean"):
             rows.add_column(heading, justify="right")

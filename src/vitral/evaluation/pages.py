@@ -8,7 +8,8 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitral.evaluation.wording import amount, count, percent, shape
+from vitral.console import count
+from vitral.evaluation.wording import amount, percent, shape
 
 
 def environment(package: str = __package__) -> Environment:

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitral.atomic import write_text
+from vitral.console import count
 from vitral.digest import with_digest
 from vitral.evaluation import figures
 from vitral.evaluation.metrics import ENOUGH_IMAGES, ClassScore, Evaluation
 from vitral.evaluation.pages import environment, without_control_characters
 from vitral.evaluation.sections import Headline, Section
-from vitral.evaluation.wording import compact, count, duration, percent
+from vitral.evaluation.wording import compact, duration, percent
 
 GALLERY_IMAGES = 24
 CLASS_IMAGES = 48

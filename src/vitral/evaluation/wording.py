@@ -11,12 +11,6 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f}\u202f%"
 
 
-def count(number: float, singular: str = "", plural: str = "") -> str:
-    """Format a count: 1234 → "1,234"; with words, "1 image", "2 images"."""
-    word = singular if number == 1 else plural or f"{singular}s"
-    return f"{number:,} {word}" if singular else f"{number:,}"
-
-
 def amount(value: object) -> str:
     """Format a cell of the layer table; empty for 0 and for unknown values."""
     return compact(value) if isinstance(value, int | float) and value else ""

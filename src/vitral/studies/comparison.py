@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.console import count
 from vitral.data import Split
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.evaluation.metrics import Evaluation, measure
-from vitral.evaluation.wording import count
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitral.evaluation.wording import count
+from vitral.console import count
 from vitral.studies.results import Group, Outcome, Results, in_words, listed
 from vitral.studies.seeds import SeedDifference, paired_difference
 from vitral.studies.study import Expectation, shown

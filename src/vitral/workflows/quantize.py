@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitral.console import table
+from vitral.console import count, table
 from vitral.data import Split
 from vitral.data.dataset import SPLITS
 from vitral.data.depth import leveled
@@ -79,7 +79,7 @@ class Quantized:
 
     def print_table(self, console: Console) -> None:
         """Print accuracy and speed of both precisions, and a recommendation."""
-        rows = table(f"int8, calibrated on {self.images:,} images")
+        rows = table(f"int8, calibrated on {count(self.images, 'image')}")
         for name in ("", "accuracy", "speed"):
             rows.add_column(name, justify="right" if name else "left")
         rows.add_row(self.plain, f"{self.accuracy:.2%}", "1.00 ×")

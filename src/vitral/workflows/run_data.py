@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from vitral.console import count
 from vitral.data import DataSet, Split, load
 from vitral.data.dataset import relative_names, some
 from vitral.data.fingerprint import Fingerprint
@@ -49,7 +50,7 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
         reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
     counts = {name: len(split) for name, split in dataset.splits.items()}
     if "val" in original:
-        reasons.append(Choice("validation", f"{counts['val']:,} images", "the val split of the data"))
+        reasons.append(Choice("validation", count(counts["val"], "image"), "the val split of the data"))
     elif "val" in counts:
         why = (
             "cut from train, about the same share of each class; test is reserved for the end"
@@ -62,11 +63,11 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
             why += f"; none of {some([repr(name) for name in missing])}"
         if counts["val"] < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION}"
-        reasons.append(Choice("validation", f"{counts['val']:,} images", why))
+        reasons.append(Choice("validation", count(counts["val"], "image"), why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
         reasons.append(
-            Choice("validation", f"{counts['test']:,} images", "the test split, since nothing is cut from train")
+            Choice("validation", count(counts["test"], "image"), "the test split, since nothing is cut from train")
         )
     else:
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"

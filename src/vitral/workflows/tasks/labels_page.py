@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from vitral.console import count
 from vitral.data import Split
 from vitral.evaluation.labels import LabelsEvaluation
 from vitral.evaluation.sections import Example, Grid, Headline, Section
-from vitral.evaluation.wording import count, percent
+from vitral.evaluation.wording import percent
 from vitral.inference.outputs.labels import Labels
 
 _MOST_TOGETHER = 20  # labels in a table of pairs
