@@ -20,7 +20,7 @@ from vitral.export.sample import sample
 from vitral.export.target import Job
 from vitral.export.web import write_graph
 from vitral.inference.outputs.classes import Classes
-from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, BiTConfig, Network, config
+from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, BiTConfig, Network, config, network
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,16 @@ def test_every_option_of_a_configuration(name, to, tmp_path):
 @pytest.mark.parametrize(("name", "to"), sampled([*((name, "torch") for name in NAMED), *cases(list(NAMED))], 4))
 def test_every_kind_of_named_network(name, to, tmp_path):
     check(cut_down(name), to, tmp_path)
+
+
+OTHERS = ("timm:test_efficientnet", "timm:test_vit", "torchvision:shufflenet_v2_x0_5")
+"""Networks of other libraries: convolutions with batch norms, attention, shuffled channels."""
+
+
+@pytest.mark.parametrize(("name", "to"), sampled([(name, to) for name in OTHERS for to in ("onnx", "torch")], 4))
+def test_networks_of_other_libraries(name, to, tmp_path):
+    torch.manual_seed(0)
+    check(network(config(name, classes=5, image_size=32)).eval(), to, tmp_path)
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+import tarfile
 
 import numpy as np
 import onnxruntime
@@ -96,6 +100,36 @@ def test_onnx_accepts_images_of_any_size(tmp_path):
         image = noise(number, size)
         probabilities = session.run(None, {"image": image})[0]
         assert np.abs(probabilities - predictor(image).probabilities).max() < 1e-4, size
+
+
+ALONE = """
+import json, sys
+import numpy as np, onnxruntime
+from PIL import Image, ImageOps
+
+session = onnxruntime.InferenceSession(sys.argv[1])
+classes = json.loads(session.get_modelmeta().custom_metadata_map["vitral.classes"])
+found = []
+for path in sys.argv[2:]:
+    image = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+    found.append(classes[session.run(None, {"image": image})[0].argmax()])
+assert not {"vitral", "torch"} & set(sys.modules)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@exact
+def test_onnx_runtime_alone_gives_the_classes_of_a_hundred_photographs(shared_data, tmp_path):
+    with tarfile.open(shared_data / "imagenet-samples.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    photographs = sorted(str(path) for path in tmp_path.rglob("*.JPEG"))
+    assert len(photographs) == 100
+    export_model("demo", "onnx", with_preprocessing=True, out=tmp_path / "demo")
+    words = [sys.executable, "-c", ALONE, str(tmp_path / "demo" / "model.onnx"), *photographs]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    predictor = vitral.load("demo", device="cpu", precision="fp32")
+    assert json.loads(done.stdout) == [one.label for one in predictor(photographs)]
 
 
 @pytest.mark.slow
