@@ -6,8 +6,10 @@ import pytest
 
 import vitral
 from browser import HEIGHTS, SCREENS, Visit, chromium, percent, require_chromium
+from npmpackages import AXE, real
 from serving.serverprocess import serving
 from textlines import draw, write_reader
+from vitral.export import npm
 
 TOKEN = "a-token-of-24-characters"
 
@@ -85,6 +87,26 @@ def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):
     page.get_by_role("combobox", name="Explanation").select_option(label="none")
     page.wait_for_function("() => document.getElementById('overlay').hidden")
     assert page.locator("#image").get_attribute("src").startswith("blob:")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, server, drawings, scheme):
+    """Before a token is given, with an answer and its map, and with an error."""
+    script = npm.members(real(AXE), ["package/axe.min.js"])["package/axe.min.js"].decode()
+    size = {"width": 1100, "height": 900}
+    visit = Guest(browser, server.url, color_scheme=scheme, viewport=size, bypass_csp=True)
+    visit.page.evaluate(script)
+    found = [visit.page.evaluate("axe.run()")]
+    visit.enter_token()
+    visit.give(("ship.png", drawings["ship.png"]))
+    found.append(visit.page.evaluate("axe.run()"))
+    visit.hand_over(("broken.png", b"no image"))
+    visit.page.get_by_role("alert").wait_for()
+    found.append(visit.page.evaluate("axe.run()"))
+    assert [[(one["id"], one["nodes"][0]["html"]) for one in each["violations"]] for each in found] == [[], [], []]
+    assert all(len(each["passes"]) > 5 for each in found), [len(each["passes"]) for each in found]
+    visit.context.close()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from torch import nn
 
 import vitral
 from images import noise
-from running import TINY, in_child, printed, same_bits, weights_of
+from running import TINY, as_json, in_child, printed, same_bits, weights_of
 from vitral.errors import UsageError, VitralError, WeightsError
 from vitral.explanation.methods.input_gradient import INPUT_GRADIENT
 from vitral.model import Foreign
@@ -254,6 +255,18 @@ def test_other_classes_get_a_zero_head_on_the_same_body(photos, make_images, tmp
     assert not after["body.3.weight"].any()
     with pytest.raises(UsageError, match="cannot adapt the weights"):
         read(tmp_path / "run", channels=1)
+
+
+@pytest.mark.slow
+def test_the_commands_take_the_run(photos, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    vitral.train(str(photos), model="own_nets:build", out=run, **OPTIONS)
+    table = as_json(capsys, "bench", run, "--what", "inference", "--batch", "1", "--rounds", "1")
+    assert "vitral" in json.dumps(table)
+    made = as_json(capsys, "export", run, "--to", "onnx", "--out", str(tmp_path / "onnx"))
+    assert made["proof"]["agreement"] == 1.0
+    assert [one["image"] for one in as_json(capsys, "predict", run, str(photos))["predictions"]]
+    assert as_json(capsys, "evaluate", run)["images"] == 4
 
 
 def test_other_layouts_are_refused(photos, tmp_path):
