@@ -417,3 +417,21 @@ def test_photographs_of_the_reader(make_images: MakeImages, tmp_path, capsys):
     text, _ = printed(capsys, "study", "compute", str(photos), *words)
     assert "Each recipe was trained with one seed." in text
     assert "the front of best over FLOPs of training is mu/4 for 1 epoch." in text
+
+
+@pytest.mark.slow
+def test_networks_of_other_kinds_stand_in_one_table(data, tmp_path, capsys):
+    """A ViT, a ResNet and a network of timm: the same images, one line a run, and a comparison of two runs."""
+    models = ("mu/4", "BiT-R50x1", "timm:test_efficientnet")
+    own = dict.fromkeys(("dim", "depth", "heads", "mlp_dim", "drop_path"))
+    study = asked(data, models=models, fractions=(1.0,), options={**own, "image_size": 32, "batch_size": 8})
+    folder = tmp_path / "study"
+    run_study(study, folder)
+    with open(folder / "results.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == set(models)
+    assert len(rows) == 6
+    assert all(0 <= float(row["accuracy"]) <= 1 and float(row["flops"]) > 0 for row in rows)
+    cells = [str(folder / row["folder"]) for row in rows if row["model"] != "mu/4"]
+    found = as_json(capsys, "compare", *cells[:2])
+    assert set(found["only_right"]) == {Path(cell).name for cell in cells[:2]}
