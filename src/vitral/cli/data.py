@@ -107,11 +107,8 @@ def _check_labels(
         found.write(Path(write))
         say(f"Table    {write}: {count(len(found.places), 'image')}, {len(found.ranked()):,} with another label")
     if sheet is not None:
-        say(
-            f"Sheet    {sheet}: {count(drawn, 'image')}"
-            if (drawn := found.draw(dataset, Path(sheet)))
-            else "Sheet    none"
-        )
+        drawn = found.draw(dataset, Path(sheet))
+        say(f"Sheet    {sheet}: {count(drawn, 'image')}" if drawn else "Sheet    none")
     return 0
 
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
 from vitral.cli.output import print_json, print_predictor_notes, print_text, resuming, say
-from vitral.console import count as count_of
-from vitral.console import progress, stderr
+from vitral.console import count, progress, stderr
 from vitral.errors import Interrupted, UsageError
 
 Precision = Annotated[str, Help("auto, bf16 or fp32")]
@@ -43,7 +42,7 @@ def embed(
     if format == "json":
         print_json({"model": run, **written.to_json()})
     kept = f", {written.kept:,} of them from before" if written.kept else ""
-    say(f"Features {out}: {count_of(written.images, 'image')}{kept}")
+    say(f"Features {out}: {count(written.images, 'image')}{kept}")
     if written.failed:
         say(f"{written.failed:,} of {written.images:,} could not be read: {out} has the reasons")
     return 1 if written.failed else 0
@@ -65,7 +64,7 @@ def similar(
 ) -> int:
     """Find the images most similar to a given one, by the cosine similarity of their features."""
     from vitral.data.dataset import shown
-    from vitral.inference.sources import count
+    from vitral.inference import sources as listed
     from vitral.workflows.contact_sheet import check_png
     from vitral.workflows.embed import features_of, most_similar
 
@@ -75,7 +74,7 @@ def similar(
         check_png(out)
     predictor, sources = _loaded(run, images, "similar", batch_size, device, precision)
     predictor.prepare(image, image)  # raises for an unreadable one
-    with progress(stderr(), "embedding", count(sources)) as done:
+    with progress(stderr(), "embedding", listed.count(sources)) as done:
         features = features_of(predictor, sources, batch_size, done)
     found = most_similar(predictor.embed([image])[0], features, top, leave_out=image)
     if format == "json":

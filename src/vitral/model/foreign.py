@@ -92,7 +92,7 @@ class Foreign(nn.Module):
             what = f"{self.config.source} cannot compute images of the shape {tuple(images.shape)}"
             raise UsageError(what, why=_reason(error), hint="another --image-size, or another --model") from error
         wanted = images.shape[0], self.config.classes  # `len(images)` would fix the batch of an export
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or tuple(logits.shape) != wanted:
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             why = f"it returns {got}, not logits {wanted}"
             raise UsageError(f"{self.config.source} is no classifier of these classes", why=why)

@@ -44,8 +44,8 @@ def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None) -> i
         return None
     first, corrects = not measured(before, epoch - 1), before < CORRECTED * target <= spent
     # the first epoch takes longer: caches, memory, kernels
-    unit = _epoch_seconds(run, (history[1:] or history) if first or corrects else history[-_RECENT:])
-    late = spent + unit * _left(run, history, planned) - target
+    unit = _epoch_seconds((history[1:] or history) if first or corrects else history[-_RECENT:])
+    late = spent + unit * _left(history, planned) - target
     if not (first or late > unit or (corrects and abs(late) > WITHIN / 2 * target)):
         return None
     limit = (most or planned) if first or corrects else planned
@@ -53,15 +53,12 @@ def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None) -> i
     return epochs if epochs != planned else None
 
 
-def _epoch_seconds(run: Run, lines: Sequence[Epoch]) -> float:
+def _epoch_seconds(lines: Sequence[Epoch]) -> float:
     """Return the median seconds of an epoch, without compiling."""
-    return max(
-        statistics.median((line["seconds"] - line.get("compile_seconds", 0.0)) for line in lines),
-        1e-9,
-    )
+    return max(statistics.median(line["seconds"] - line.get("compile_seconds", 0.0) for line in lines), 1e-9)
 
 
-def _left(run: Run, history: Sequence[Epoch], epochs: int) -> float:
+def _left(history: Sequence[Epoch], epochs: int) -> int:
     """Return how many of these epochs are left."""
     return max(0, epochs - len(history))
 
@@ -73,7 +70,7 @@ def _fitting(run: Run, history: Sequence[Epoch], unit: float) -> int:
     count = math.floor((target - spent) / unit + len(history) + 1e-9)
 
     def total(epochs: int) -> float:
-        return spent + unit * _left(run, history, epochs)
+        return spent + unit * _left(history, epochs)
 
     more = target - total(count) > WITHIN * target and total(count + 1) <= (1 + WITHIN) * target
     return max(1, count + more)

@@ -29,7 +29,8 @@ _GROUP = 4_000
 
 class _Row(NamedTuple):
     path: str
-    features: bytes | None
+    features: str | None
+    """As `encoded`."""
     error: str | None
 
 
@@ -44,20 +45,22 @@ class Npz(JsonLines):
     """
 
     def finish(self, partial: Path, target: Path) -> None:
-        counts, width, longest = [0, 0], 0, [0, 0, 0]
+        counts, longest = [0, 0], [0, 0, 0]
         for row in _rows(partial):
             bad = row.features is None
             counts[bad] += 1
-            width = max(width, len(row.features or b"") // 4)
             longest[bad] = max(longest[bad], len(row.path))
             longest[2] = max(longest[2], len(row.error or ""))
+
+        def those(bad: bool) -> Iterator[_Row]:
+            return (row for row in _rows(partial) if (row.features is None) == bad)
+
         with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as file:
-            good = (row.features or b"" for row in _rows(partial) if row.features is not None)
-            _write(file, "features", "<f4", (counts[0], width), good)
-            paths = (row.path for row in _rows(partial) if row.features is not None)
-            _write_texts(file, "paths", (counts[0],), longest[0], paths)
-            _write_texts(file, "unreadable", (counts[1],), longest[1], (r.path for r in _rows(partial) if r.error))
-            _write_texts(file, "reasons", (counts[1],), longest[2], (r.error for r in _rows(partial) if r.error))
+            values = (_decoded(row.features) for row in those(bad=False) if row.features)
+            _write(file, "features", "<f4", (counts[0], _width(partial)), values)
+            _write_texts(file, "paths", (counts[0],), longest[0], (row.path for row in those(bad=False)))
+            _write_texts(file, "unreadable", (counts[1],), longest[1], (row.path for row in those(bad=True)))
+            _write_texts(file, "reasons", (counts[1],), longest[2], (row.error for row in those(bad=True)))
             for name, value in _metadata(partial).items():
                 _write_texts(file, name, (), len(value), [value])
         partial.unlink()
@@ -72,13 +75,14 @@ class Parquet(JsonLines):
 
     def finish(self, partial: Path, target: Path) -> None:
         arrow = pyarrow()
-        width = max(len(row.features or b"") // 4 for row in _rows(partial))
+        width = _width(partial)
         types = [("path", arrow.string()), (COLUMN, arrow.list_(arrow.float32(), width)), ("error", arrow.string())]
         schema = arrow.schema(types).with_metadata({"vitral": json.dumps(_metadata(partial))})
         with replacing(target) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
             rows = _rows(partial)
             while group := list(itertools.islice(rows, _GROUP)):
-                values = np.frombuffer(b"".join(row.features or bytes(4 * width) for row in group), "<f4")
+                empty = bytes(4 * width)
+                values = np.frombuffer(b"".join(_decoded(r.features) if r.features else empty for r in group), "<f4")
                 missing = arrow.array([row.features is None for row in group])
                 lists = arrow.FixedSizeListArray.from_arrays(arrow.array(values), width, mask=missing)
                 columns = [[text(row.path) for row in group], lists, [row.error for row in group]]
@@ -104,9 +108,16 @@ def format_of(path: str | Path) -> type[Format]:
 
 
 def _rows(partial: Path) -> Iterator[_Row]:
-    for row in rows_of(partial):
-        features = None if row[COLUMN] is None else binascii.a2b_base64(row[COLUMN])
-        yield _Row(row["path"], features, row["error"])
+    return (_Row(row["path"], row[COLUMN], row["error"]) for row in rows_of(partial))
+
+
+def _decoded(features: str) -> bytes:
+    return binascii.a2b_base64(features)
+
+
+def _width(partial: Path) -> int:
+    """Return the number of features of an image; 0 if none is readable."""
+    return next((len(_decoded(row.features)) // 4 for row in _rows(partial) if row.features is not None), 0)
 
 
 def _metadata(partial: Path) -> dict[str, str]:
