@@ -1,6 +1,7 @@
 """JPEGs of 500 × 375 over HTTP, one an inquiry and sixteen, beside `Predictor.stream` on the same bytes in process, and
 beside the servers of `benchmarks/servers/`: LitServe, and an application in FastAPI that computes in ONNX Runtime.
 All have the same weights in fp32, the same decoder and the same limits of batches. Client and server share the cores.
+LitServe has two processes, one for HTTP and one that computes; so has `--workers 2`, with one core each.
 
 "Throughput" is a closed loop: some connections, each of which waits for its answer; rounds alternate. "Latency" has one
 connection, then random arrivals at 70 % of the throughput, then at three times the throughput: the server refuses what
@@ -53,10 +54,12 @@ NETWORKS = {"demo": 2_000, "S/16": 96}
 PEERS = {"fastapi": "onnxruntime", "litserve": "litserve"}
 """Server of `benchmarks.servers` → the package that it needs."""
 TOGETHER = "vitral, together"
+WORKERS = "workers"
 TITLES = {
     "fastapi": "FastAPI and ONNX Runtime",
     "litserve": "LitServe",
     "vitral": "vitral serve",
+    WORKERS: "vitral serve --workers 2",
     TOGETHER: "vitral serve",
 }
 
@@ -116,7 +119,7 @@ def _names() -> list[str]:
     missing = [name for name, package in PEERS.items() if importlib.util.find_spec(package) is None]
     for name in missing:
         print(f"not installed, left out: {TITLES[name]} (pip install {PEERS[name]})")
-    return ["vitral", *(name for name in PEERS if name not in missing)]
+    return ["vitral", WORKERS, *(name for name in PEERS if name not in missing)]
 
 
 @contextlib.contextmanager
@@ -125,10 +128,11 @@ def _serving(name: str, weights: str, folder: Path) -> Iterator[Server]:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     path = "/predict"
-    if name == "vitral":
+    if name in ("vitral", WORKERS):
         path = "/v1/predict"
         words = ["vitral", "serve", f"it={weights}", "--port", str(port), "--precision", "fp32", "--device", "cpu"]
         words += ["--batch-size", str(BATCH), "--batch-wait", str(1000 * WAIT), "--queue", str(QUEUE)]
+        words += ["--workers", "2" if name == WORKERS else "1"]
     else:
         words = [f"benchmarks.servers.{name}", weights, str(port), str(BATCH), str(WAIT)]
     with open(folder / f"{name}.log", "w+") as log:
@@ -206,7 +210,7 @@ def _rates(contenders: Sequence[Contender], found: dict[str, Sample], count: int
             "images": None if one is stream else BATCH if one.name == TOGETHER else 1,
             "least": count / max(sample.seconds), "greatest": count / min(sample.seconds),
             "ratio": ratio(found[stream.name], sample), "cpu": 1000 * min(one.seconds) / count,
-            "others": None if one is stream else ratio(sample, found["vitral"]),
+            "others": None if one is stream else ratio(sample, found[WORKERS]),
         }  # fmt: skip
 
 
@@ -214,7 +218,7 @@ def _rate_table(rows: list[dict[str, Any]]) -> Table:
     columns = {
         "network": "network", "way": "by", "images": "images a request|d", "n": "n|d", "median": "images/s|.0f",
         "least": "least|.0f", "greatest": "greatest|.0f", "ratio": "rate : stream|.2f",
-        "others": "vitral serve : it|.2f", "cpu": "CPU, ms an image|.2f",
+        "others": "two workers : it|.2f", "cpu": "CPU, ms an image|.2f",
     }  # fmt: skip
     return Table(f"Throughput, fp32, {CONNECTIONS} connections, batches of at most {BATCH}", columns, rows)
 

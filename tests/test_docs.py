@@ -205,8 +205,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr(hub, "resolve", served)
     serve_on, supervise = server.serve_on, workers.supervise
 
-    def serve_briefly(*given: Any, grace: float, started: Any, beat: Any = None) -> int:
-        return serve_on(*given, grace=1, started=started if beat else end_by_signal, beat=beat)
+    def serve_briefly(*given: Any, grace: float, started: Any, seat: Any = None) -> int:
+        return serve_on(*given, grace=1, started=started if seat else end_by_signal, seat=seat)
 
     monkeypatch.setattr(server, "serve_on", serve_briefly)
     monkeypatch.setattr(

@@ -14,7 +14,9 @@ import vitral
 from textlines import draw, write_reader
 from vitral.errors import WeightsError
 from vitral.explanation.texts import explain_texts
+from vitral.inference.inputs import Item
 from vitral.serving import app
+from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits
 from vitral.serving.metrics import Metrics
 from vitral.serving.models import Model, load_checked
@@ -62,10 +64,13 @@ def test_lines_of_several_requests_share_a_batch(reader):
 
     async def ask() -> list[str]:
         model = Model("reader", predictor, Limits(batch_size=4, batch_wait=0.5), Metrics(None))
+        decode = Decoder(1, model.limits, model.metrics)
         model.start()
-        each = await asyncio.gather(*(model.predict([predictor.prepare(draw(line))]) for line in LINES))
+        with model.places.taken(len(LINES)):
+            each = await asyncio.gather(*(model.predict(decode, [Item(line, png(line))]) for line in LINES))
         await model.stop()
-        return [predictor.output.prediction("", row).text for (row,) in each]
+        decode.close()
+        return [predictor.output.prediction("", one.answer.result()).text for (one,) in each]
 
     assert asyncio.run(ask()) == [predictor(draw(line)).text for line in LINES]
     assert sizes[:2] == [4, 2]

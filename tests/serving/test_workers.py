@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import re
 import signal
+import socket
+import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -17,7 +22,8 @@ import vitral
 from serving.serverprocess import ServerProcess, eventually, running, serving
 from vitral.cli.main import main
 from vitral.cli.output import say
-from vitral.serving import workers
+from vitral.serving import accepting, workers
+from vitral.serving.accepting import Acceptor, Shares
 from vitral.serving.logs import configure
 from vitral.serving.server import bind
 from vitral.serving.workers import Seat, supervise
@@ -86,7 +92,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(run, drawings)
             one.join()
         assert all(one.broken <= 1 for one in clients), "each had one request there at most"
         assert not any(one.refused for one in clients)
-        assert server.logged("a worker ended worker=0")
+        assert server.logged(f"pid={first[0]} why="), "it ended"
         assert server.logged("signal 9")
 
         answered = sum(one.answered for one in clients)
@@ -98,6 +104,72 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(run, drawings)
         expected = vitral.load(run, precision="fp32")(image)
         found = [one["probability"] for one in probabilities["top"]]
         assert np.allclose(found, [each for _, each in expected.top(2)], atol=1e-6)
+
+
+def sockets(pid: int) -> int:
+    return sum(os.readlink(one).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts sockets in /proc")
+def test_connections_are_shared_out_and_none_waits_for_a_worker_that_is_stopped(run, drawings):
+    """Linux would give all of them to the same worker."""
+    with serving(str(run), "--workers", str(WORKERS), "--precision", "fp32") as server, ExitStack() as stack:
+        before = [sockets(pid) for pid in pids(server)]
+        host, port = server.url.removeprefix("http://").split(":")
+        for _ in range(4 * WORKERS):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        accepted = lambda: [sockets(pid) - count for pid, count in zip(pids(server), before, strict=True)]  # noqa: E731
+        assert eventually(lambda: accepted() == [4] * WORKERS), accepted()
+
+        stopped = pids(server)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        stack.callback(os.kill, stopped, signal.SIGCONT)
+        for _ in range(6):
+            with httpx.Client(timeout=60, trust_env=False) as client:
+                found = client.post(f"{server.url}/v1/predict", content=drawings["ship.png"], headers=PNG)
+                assert found.status_code == 200
+
+
+def test_shares():
+    shares = Shares(3)
+    assert not shares.count(0, 5), "the others do not answer yet"
+    assert not shares.count(1, 0)
+    assert shares.count(0, 5)
+    assert not shares.count(0, 0), "as many are no more"
+    shares.count(1, 7)
+    shares.remove(0)
+    assert not shares.count(1, 7), "nobody is left to have fewer"
+
+
+def test_a_system_without_descriptors_does_not_end_the_acceptor(monkeypatch):
+    monkeypatch.setattr(accepting, "_EXHAUSTED", 0.01)
+
+    class Exhausted(socket.socket):
+        left = 2
+
+        def accept(self):
+            if self.left:
+                self.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"hello")
+            transport.close()
+
+    async def test():
+        with Exhausted() as bound:
+            bound.bind(("127.0.0.1", 0))
+            bound.listen()
+            acceptor = Acceptor(bound, Greeting, lambda: False)
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            assert await asyncio.wait_for(reader.read(), 10) == b"hello"
+            writer.close()
+            acceptor.close()
+
+    asyncio.run(test())
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def serve(
     no_auth: Annotated[bool, Help("serve to other machines without a token")] = False,
     workers: Annotated[int, Help("processes that share the port and the cores, each with its own models")] = 1,
     batch_size: Annotated[int, Help("most images per forward pass")] = 16,
-    batch_wait: Annotated[float, Help("milliseconds to wait for more images of a batch")] = 2.0,
+    batch_wait: Annotated[float, Help("milliseconds that a batch waits for images being decoded")] = 2.0,
     queue: Annotated[int, Help("most images that wait for a model; others are refused with 503")] = 256,
     timeout: Annotated[float, Help("seconds after which a request is refused with 504")] = 30.0,
     grace: Annotated[float, Help("seconds to finish running requests after SIGTERM")] = 30.0,
@@ -75,7 +75,7 @@ def serve(
             service = Service(sources, access, limits, options, seat.part)
             if seat.part.index == 0:
                 _print_models(service)
-            return serve_on(bound, service, grace=grace, started=seat.ready, beat=seat.beat)
+            return serve_on(bound, service, grace=grace, started=seat.ready, seat=seat)
 
         configure(log_format)
         listen(bound)

@@ -32,6 +32,9 @@ from vitral.serving.service import Service
 MOST_OVERLAYS = 64
 """Most characters of a text whose maps are drawn; the others have values alone."""
 
+_WATCH_AFTER = 0.2
+"""Seconds of a request after which a client that leaves is noticed."""
+
 Work = Callable[[Service, Question, Sequence[Item]], Awaitable[dict[str, Any]]]
 
 
@@ -95,7 +98,8 @@ def answering(work: Work) -> Callable[[Request], Awaitable[Response]]:
                     reading = False
                     uploads, parameters = await bodies.parse(request, body, service.limits, service.run)
                     asked = bodies.question(query, parameters)
-                    return JSONResponse(await _while_connected(request, work(service, asked, uploads)))
+                    async with _while_connected(request):
+                        return JSONResponse(await work(service, asked, uploads))
             except TimeoutError:
                 name = "slow-body" if reading else "deadline"
                 raise Problem(name, f"the time was {seconds:g} seconds", timeout=seconds) from None
@@ -110,24 +114,34 @@ def _query(request: Request) -> dict[str, str]:
     return dict(items)
 
 
-async def _while_connected(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of `work`, which is canceled when the client leaves."""
-    task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_disconnected(request))
+@asynccontextmanager
+async def _while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel the block when the client leaves, and raise `ClientDisconnect`.
+
+    Most requests are answered before anyone watches: a task for each would cost as much as the rest of the loop.
+    """
+    loop, task, left = asyncio.get_running_loop(), asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watching: list[asyncio.Task[None]] = []
+    timer = loop.call_later(_WATCH_AFTER, lambda: watching.append(loop.create_task(watch())))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        yield
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        for one in (task, left):
+        timer.cancel()
+        for one in watching:
             one.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def predict(service: Service, asked: Question, uploads: Sequence[Item]) -> dict[str, Any]:
@@ -138,10 +152,9 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
         most = service.limits.explained
         raise Problem("too-many-images", f"at most {most} images of a request are explained", limit=most)
     with model.places.taken(len(uploads)):
-        images = await service.decode(model.predictor.prepare, uploads)
-        rows = await model.predict(images)
-        maps = await model.explain(images, rows, *explained) if explained else []
-    output = model.predictor.output
+        found = await model.predict(service.decode, uploads)
+        maps = await model.explain(found, *explained) if explained else []
+    output, rows = model.predictor.output, [one.answer.result() for one in found]
     named = zip(uploads, rows, strict=True)
     predictions = [output.prediction(one.name, row).to_json(asked.top) for one, row in named]
     if maps:
@@ -193,10 +206,9 @@ async def embed(service: Service, asked: Question, uploads: Sequence[Item]) -> d
     model = service.model(asked.model)
     model.check_embedding()
     with model.places.taken(len(uploads)):
-        images = await service.decode(model.predictor.prepare, uploads)
-        rows = await model.embed(images)
-    found = [{"image": one.name, "embedding": row.tolist()} for one, row in zip(uploads, rows, strict=True)]
-    return {"model": model.name, "version": model.version, "features": len(rows[0]), "embeddings": found}
+        rows = [(one.upload.name, one.answer.result()) for one in await model.embed(service.decode, uploads)]
+    found = [{"image": name, "embedding": row.tolist()} for name, row in rows]
+    return {"model": model.name, "version": model.version, "features": len(rows[0][1]), "embeddings": found}
 
 
 async def models(request: Request) -> Response:

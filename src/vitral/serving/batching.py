@@ -1,4 +1,8 @@
-"""Dynamic batching: images of several requests are computed together, off the event loop."""
+"""Dynamic batching: images of several requests are computed together, off the event loop.
+
+An image passes from the thread that decodes it to the one that computes, and the event loop only learns the answer:
+under a flood of requests a turn of the loop takes long, and neither decoding nor computing may wait for it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,45 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Condition
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitral.inference.inputs import Item
+
 
 @dataclass(eq=False)
-class _Item:
-    image: Tensor
+class Ticket:
+    """An image of a request, from its bytes to its answer."""
+
+    upload: Item
     answer: asyncio.Future[Any]
-    arrived: float
+    """Settled in its event loop; canceled when nobody waits for it any more."""
+    began: float = 0.0
+    """The time when a thread began to decode it; 0 before."""
+    image: Tensor | None = None
+    """The prepared image, (C, H, W) uint8, once it is decoded."""
+    arrived: float = 0.0
+    """The time when it was decoded."""
+
+
+def settle(tickets: Sequence[Ticket], answers: Sequence[Any] | Exception) -> None:
+    """Give each ticket its answer, or all of them an error, from any thread. All are of one event loop."""
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        tickets[0].answer.get_loop().call_soon_threadsafe(_settle, tickets, answers)
+
+
+def _settle(tickets: Sequence[Ticket], answers: Sequence[Any] | Exception) -> None:
+    if isinstance(answers, Exception):
+        for ticket in tickets:
+            if not ticket.answer.done():
+                ticket.answer.set_exception(answers)
+        return
+    for ticket, answer in zip(tickets, answers, strict=True):
+        if not ticket.answer.done():
+            ticket.answer.set_result(answer)
 
 
 @dataclass(frozen=True)
@@ -35,9 +67,10 @@ class Timing:
 class Batcher:
     """Collects images and computes them `size` at a time in `executor`, which has one thread.
 
-    While a batch is computed the next one fills by itself, so a busy server needs no waiting. An idle one waits up to
-    `wait` seconds after the first image. An image whose request is canceled leaves the queue. The queue has no bound of
-    its own: whoever calls holds a place for each image (`vitral.serving.limits.Places`).
+    While a batch is computed the next one fills by itself, so a busy server needs no waiting. Otherwise a batch waits
+    up to `wait` seconds after its first image for those that are on their way, and not at all if there are none. An
+    image whose request is canceled is not computed. The queue has no bound of its own: whoever calls holds a place for
+    each image (`vitral.serving.limits.Places`).
     """
 
     def __init__(
@@ -47,75 +80,61 @@ class Batcher:
         *,
         size: int,
         wait: float,
+        accepted: Callable[[], int],
         record: Callable[[Timing], None] = lambda timing: None,
     ):
-        """`compute` maps images (B, C, H, W) uint8 to B answers; `record` is called after each batch."""
-        self.compute, self.executor, self.size, self.wait, self.record = compute, executor, size, wait, record
-        self._waiting: deque[_Item] = deque()
-        self._arrival = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        """`compute` maps images (B, C, H, W) uint8 to B answers. `accepted` counts the images that are not answered
+        yet, whether they have arrived or not. `record` is called after each batch, in the thread that computes.
+        """
+        self.compute, self.executor, self.size, self.wait = compute, executor, size, wait
+        self.accepted, self.record = accepted, record
+        self._waiting: deque[Ticket] = deque()
+        self._changed = Condition()
+        self._scheduled = False  # a batch will be taken, or is being computed
 
-    def start(self) -> None:
-        """Begin to compute, in the running event loop."""
-        self._task = asyncio.create_task(self._run())
+    def put(self, ticket: Ticket) -> None:
+        """Take a decoded image into the next batch, from any thread."""
+        ticket.arrived = time.perf_counter()
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.notify()
+            if not self._scheduled:
+                self.executor.submit(self._run)
+                self._scheduled = True
 
-    async def stop(self) -> None:
-        """End; images that still wait are canceled."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        for item in self._waiting:
-            item.answer.cancel()
+    def stop(self) -> None:
+        """Cancel the images that still wait, in their event loop."""
+        with self._changed:
+            for ticket in self._waiting:
+                ticket.answer.cancel()
+            self._waiting.clear()
 
-    async def __call__(self, images: Sequence[Tensor]) -> list[Any]:
-        """Answers to these images, which share a batch as far as its size allows."""
-        loop = asyncio.get_running_loop()
-        items = [_Item(image, loop.create_future(), time.perf_counter()) for image in images]
-        self._waiting.extend(items)
-        self._arrival.set()
-        try:
-            return list(await asyncio.gather(*(item.answer for item in items)))
-        finally:  # after an answer nothing is left to remove
-            for item in items:
-                if not item.answer.done() or item.answer.cancelled():
-                    with suppress(ValueError):
-                        self._waiting.remove(item)
+    def _run(self) -> None:
+        """Compute a batch, and schedule the next one behind what else waits for the thread."""
+        if batch := self._taken():
+            self._compute(batch)
+        with self._changed, suppress(RuntimeError):  # the executor has ended: `stop` cancels what waits
+            self._scheduled = False
+            if self._waiting:
+                self.executor.submit(self._run)
+                self._scheduled = True
 
-    async def _run(self) -> None:
-        while True:
-            await self._arrival.wait()
-            await self._fill()
+    def _taken(self) -> list[Ticket]:
+        with self._changed:
+            while self._waiting and len(self._waiting) < min(self.size, self.accepted()):
+                left = self._waiting[0].arrived + self.wait - time.perf_counter()
+                if left <= 0 or not self._changed.wait(left):
+                    break
             taken = [self._waiting.popleft() for _ in range(min(self.size, len(self._waiting)))]
-            batch = [item for item in taken if not item.answer.done()]
-            if not self._waiting:
-                self._arrival.clear()
-            if batch:
-                await self._answer(batch)
+        return [ticket for ticket in taken if not ticket.answer.done()]
 
-    async def _fill(self) -> None:
-        """Wait until the batch is full, or its first image has waited long enough."""
-        while self._waiting and len(self._waiting) < self.size:
-            left = self._waiting[0].arrived + self.wait - time.perf_counter()
-            if left <= 0:
-                return
-            self._arrival.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._arrival.wait(), left)
-            self._arrival.set()
-
-    async def _answer(self, batch: Sequence[_Item]) -> None:
+    def _compute(self, batch: Sequence[Ticket]) -> None:
         began = time.perf_counter()
         try:
-            images = torch.stack([item.image for item in batch])
-            answers = await asyncio.get_running_loop().run_in_executor(self.executor, self.compute, images)
+            answers = self.compute(torch.stack([ticket.image for ticket in batch if ticket.image is not None]))
         except Exception as error:  # of any kind: it belongs to the requests of this batch, and the next one continues
-            for item in batch:
-                if not item.answer.done():
-                    item.answer.set_exception(error)
+            settle(batch, error)
             return
-        for item, answer in zip(batch, answers, strict=True):
-            if not item.answer.done():
-                item.answer.set_result(answer)
-        waited = [began - item.arrived for item in batch]
+        waited = [began - ticket.arrived for ticket in batch]
         self.record(Timing(len(batch), time.perf_counter() - began, waited))
+        settle(batch, answers)

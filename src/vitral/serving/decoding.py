@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
 
 from vitral.data.decode import probe
 from vitral.errors import ImageError
 from vitral.inference.inputs import Item
+from vitral.serving.batching import Ticket, settle
 from vitral.serving.limits import Limits
 from vitral.serving.metrics import Metrics
 from vitral.serving.problems import Problem
@@ -25,61 +26,83 @@ class Decoder:
     """A pool of threads, which decode without holding Python's lock.
 
     A thread cannot be stopped: an image that takes longer than its time is refused, and its thread runs to the end,
-    which the limit of pixels bounds. A thread takes work only when it is free, so nothing piles up behind it.
+    which the limit of pixels bounds. The others take what waits.
     """
 
     def __init__(self, threads: int, limits: Limits, metrics: Metrics):
         self.limits, self.metrics = limits, metrics
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="vitral-decode")
-        self._free = asyncio.Semaphore(threads)
 
     def close(self) -> None:
         """Let the threads end after what they are doing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def __call__(self, prepare: Prepare, uploads: Sequence[Item]) -> list[Tensor]:
-        """The prepared images, in order; raise a problem that lists every image that cannot be read."""
-        found = await asyncio.gather(*(self._one(prepare, one) for one in uploads), return_exceptions=True)
-        images = [one for one in found if isinstance(one, Tensor)]
-        if len(images) == len(uploads):
-            return images
-        errors = []
-        for index, (upload, one) in enumerate(zip(uploads, found, strict=True)):
-            if isinstance(one, ImageError):
-                errors.append({"index": index, "image": upload.name, "why": one.why})
-            elif isinstance(one, BaseException):
-                raise one
-        first = errors[0]
-        raise Problem("unreadable-image", f"{first['image']}: {first['why']}", errors=errors)
-
-    async def _one(self, prepare: Prepare, upload: Item) -> Tensor:
-        await self._free.acquire()
-        work = self._pool.submit(self._decode, prepare, upload)
+    async def __call__(
+        self, prepare: Prepare, uploads: Sequence[Item], forward: Callable[[Ticket], None]
+    ) -> list[Ticket]:
+        """The answered tickets of the uploads, in order. Each decoded image goes to `forward`, which settles it, in
+        the thread that decoded it. Raise a problem that lists every image that cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        tickets = [Ticket(one, loop.create_future()) for one in uploads]
+        for one in tickets:
+            self._pool.submit(self._decode, prepare, one, forward)
         try:
-            async with asyncio.timeout(self.limits.decode_seconds):
-                return await asyncio.wrap_future(work)
-        except TimeoutError:
-            why = f"decoding takes more than {self.limits.decode_seconds:g} seconds"
-            raise ImageError(upload.name, why) from None
-        finally:
-            if work.done():
-                self._free.release()
-            else:  # it is given up, and its thread still decodes
-                work.add_done_callback(self._release_later(asyncio.get_running_loop()))
+            await self._answered(tickets)
+        except asyncio.CancelledError:
+            for one in tickets:
+                _give_up(one.answer)
+            raise
+        _raise_problems(tickets)
+        return tickets
 
-    def _release_later(self, loop: asyncio.AbstractEventLoop) -> Callable[[object], None]:
-        def release(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._free.release)
+    async def _answered(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for all answers; give up images that take too long to decode."""
+        limit = self.limits.decode_seconds
+        pending = list(tickets)
+        while pending:
+            decoding = [one.began for one in pending if one.began and one.image is None]
+            left = min(decoding, default=time.perf_counter()) + limit - time.perf_counter()
+            if left <= 0:
+                why = f"decoding takes more than {limit:g} seconds"
+                for one in pending:
+                    if one.image is None and one.began and one.began + limit <= time.perf_counter():
+                        one.answer.set_exception(ImageError(one.upload.name, why))
+            else:
+                await asyncio.wait([one.answer for one in pending], timeout=left)
+            pending = [one for one in pending if not one.answer.done()]
 
-        return release
+    def _decode(self, prepare: Prepare, ticket: Ticket, forward: Callable[[Ticket], None]) -> None:
+        if ticket.answer.done():  # canceled
+            return
+        ticket.began = time.perf_counter()
+        try:
+            ticket.image = self._prepared(prepare, ticket.upload)
+            self.metrics.decode.observe(time.perf_counter() - ticket.began)
+            forward(ticket)
+        except Exception as error:  # it belongs to the request
+            settle([ticket], error)
 
-    def _decode(self, prepare: Prepare, upload: Item) -> Tensor:
-        began = time.perf_counter()
+    def _prepared(self, prepare: Prepare, upload: Item) -> Tensor:
         header = probe(upload.image, name=upload.name)
         if header.height * header.width > self.limits.pixels:
             why = f"{header.width} × {header.height} pixels; the limit is {self.limits.pixels:,} in all"
             raise ImageError(upload.name, why)
-        image = prepare(upload.image, upload.name)
-        self.metrics.decode.observe(time.perf_counter() - began)
-        return image
+        return prepare(upload.image, upload.name)
+
+
+def _give_up(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancel() and not answer.cancelled():
+        answer.exception()  # asyncio logs errors that nobody has asked for
+
+
+def _raise_problems(tickets: Sequence[Ticket]) -> None:
+    unreadable = []
+    for index, (one, error) in enumerate([(one, one.answer.exception()) for one in tickets]):
+        if isinstance(error, ImageError):
+            unreadable.append({"index": index, "image": one.upload.name, "why": error.why})
+        elif error is not None:
+            raise error
+    if unreadable:
+        first = unreadable[0]
+        raise Problem("unreadable-image", f"{first['image']}: {first['why']}", errors=unreadable)

@@ -34,7 +34,7 @@ class Limits:
     batch_size: int = 16
     """Images computed together."""
     batch_wait: float = 0.002
-    """Seconds that an image waits for others to share its batch."""
+    """Seconds that an image waits for others that are being decoded, to share its batch."""
     explained: int = 4
     """Images of a request that are explained."""
     passes: int = 128

@@ -25,9 +25,11 @@ from vitral.explanation.methods.method import grid_of
 from vitral.explanation.methods.select import check_method, default_method
 from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_prepared
 from vitral.inference.embedding import head_features
+from vitral.inference.inputs import Item
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor, load
-from vitral.serving.batching import Batcher, Timing
+from vitral.serving.batching import Batcher, Ticket, Timing
+from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits, Places
 from vitral.serving.metrics import Metrics
 from vitral.serving.problems import Problem
@@ -120,16 +122,15 @@ class Model:
         self._seconds = 0.05  # an image takes about as long, for Retry-After
         self._batchers = {
             task: Batcher(
-                compute, self._thread, size=limits.batch_size, wait=limits.batch_wait, record=self._recorder(task)
+                compute, self._thread, size=limits.batch_size, wait=limits.batch_wait,
+                accepted=lambda: self.places.used, record=self._recorder(task),
             )
             for task, compute in (("predict", self._predict), ("embed", self._embed))
-        }
+        }  # fmt: skip
         self.labels = (name, self.version, predictor.engine, predictor.machine.precision)
 
     def start(self) -> None:
-        """Begin to answer, in the running event loop."""
-        for batcher in self._batchers.values():
-            batcher.start()
+        """Begin to answer."""
         self.metrics.model.labels(*self.labels).set(1)
 
     async def stop(self, *, when_idle: bool = False) -> None:
@@ -137,29 +138,26 @@ class Model:
         while when_idle and self.places.used:
             await asyncio.sleep(0.05)
         for batcher in self._batchers.values():
-            await batcher.stop()
+            batcher.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, images: Sequence[Tensor]) -> list[np.ndarray]:
-        """Values (K,) of prepared images, such as probabilities."""
-        return await self._batchers["predict"](images)
+    async def predict(self, decode: Decoder, uploads: Sequence[Item]) -> list[Ticket]:
+        """Tickets whose answers are values (K,), such as probabilities."""
+        return await decode(self.predictor.prepare, uploads, self._batchers["predict"].put)
 
-    async def embed(self, images: Sequence[Tensor]) -> list[np.ndarray]:
-        """Features (D,) of prepared images, as the head reads them."""
-        return await self._batchers["embed"](images)
+    async def embed(self, decode: Decoder, uploads: Sequence[Item]) -> list[Ticket]:
+        """Tickets whose answers are features (D,), as the head reads them."""
+        return await decode(self.predictor.prepare, uploads, self._batchers["embed"].put)
 
     async def explain(
-        self, images: Sequence[Tensor], rows: Sequence[np.ndarray], method: str, target: int | None
+        self, predicted: Sequence[Ticket], method: str, target: int | None
     ) -> list[Heatmap | TextExplanation]:
-        """Heat maps of prepared images, for one class or for the predicted one, or of the texts in `rows`.
+        """Heat maps of predicted images, for one class or for the predicted one, or of their texts.
 
         One image at a time: predictions go in between, and a canceled request ends after its image.
         """
         loop = asyncio.get_running_loop()
-        return [
-            await loop.run_in_executor(self._thread, self._explain, image, row, method, target)
-            for image, row in zip(images, rows, strict=True)
-        ]
+        return [await loop.run_in_executor(self._thread, self._explain, one, method, target) for one in predicted]
 
     def _predict(self, images: Tensor) -> list[np.ndarray]:
         return list(self.predictor.rows(images))
@@ -169,10 +167,12 @@ class Model:
         on_device = images.to(predictor.machine.device)
         return list(head_features(predictor.model, on_device, predictor.preprocessing, predictor.machine).numpy())
 
-    def _explain(self, image: Tensor, row: np.ndarray, method: str, target: int | None) -> Heatmap | TextExplanation:
-        predictor = self.predictor
+    def _explain(self, predicted: Ticket, method: str, target: int | None) -> Heatmap | TextExplanation:
+        predictor, image = self.predictor, predicted.image
+        assert image is not None
         if self._reads_text:
-            return explain_prepared(predictor, image[None], [""], method_named(method), torch.from_numpy(row)[None])[0]
+            row = torch.from_numpy(predicted.answer.result())
+            return explain_prepared(predictor, image[None], [""], method_named(method), row[None])[0]
         standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
         found = explain(predictor.model, standardized, target, method=method)[0]
         label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,13 +20,53 @@ MOST_CONNECTIONS = 1024
 """Connections at a time; more are closed at once."""
 
 
+class _Gathered(asyncio.Transport):
+    """A transport that sends at once what is written within one turn of the loop: uvicorn writes the header of an
+    answer and its body one after the other, and each write would be a call of the system and wake the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        super().__init__()
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(bytes(data))
+
+    def _send(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            self._transport.write(b"".join(written))
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+
 class Bounded(H11Protocol):
     """Closes connections beyond their number, and those whose header does not come to its end."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Gathered(transport, self.loop))
         if len(self.connections) > MOST_CONNECTIONS:
             self.transport.close()
         self._arm()

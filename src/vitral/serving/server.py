@@ -9,6 +9,7 @@ Workers run this module in several processes on one socket, which they inherit (
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -22,16 +23,19 @@ from types import FrameType
 import uvicorn
 
 from vitral.errors import VitralError
+from vitral.serving.accepting import Acceptor
 from vitral.serving.application import build
 from vitral.serving.logs import log
 from vitral.serving.protocol import Bounded
 from vitral.serving.service import Service
+from vitral.serving.workers import Seat
 from vitral.stopping import Handler, handling
 
 BACKLOG = 2048
-"""Connections that wait to be accepted. asyncio accepts as many at a time as its backlog allows. A worker's is 1, so
-that none takes all connections of a burst.
-"""
+"""Connections that wait to be accepted."""
+
+_SWITCH = 0.0005
+"""Seconds for which a thread keeps Python's lock while others ask for it."""
 
 _LATE = 0.25
 """Seconds for requests of connections that were accepted before the listener closed."""
@@ -78,25 +82,45 @@ def serve_on(
     *,
     grace: float,
     started: Callable[[], None] = lambda: None,
-    beat: Callable[[], None] | None = None,
+    seat: Seat | None = None,
 ) -> int:
     """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens. A
-    worker calls `beat` every second: its event loop runs.
+    worker has its `seat` among others.
     """
     config = uvicorn.Config(
         build(service), http=Bounded, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, timeout_keep_alive=30,
-        h11_max_incomplete_event_size=service.limits.headers, backlog=1 if beat else BACKLOG,
+        h11_max_incomplete_event_size=service.limits.headers, backlog=BACKLOG,
     )  # fmt: skip
-    server = _Server(config, service, grace, started, beat)
+    server = _Server(config, service, grace, started, seat)
     listen(bound)
-    server.run([bound])
+    with _for_serving():
+        server.run([bound])
     code = 130 if server.interrupted else 0
     if _threads_remain():  # one computes an abandoned request, and Python would wait for it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+@contextmanager
+def _for_serving() -> Iterator[None]:
+    """Settings of the interpreter for threads that compute beside an event loop.
+
+    A full collection of garbage walks through all objects of torch and stops every thread for a quarter of a second,
+    every few thousand requests: what is there before the first request is left out. A thread that computes asks for
+    Python's lock at every operation, and a busy loop would keep it for 5 ms each time.
+    """
+    gc.collect()
+    gc.freeze()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()
 
 
 def _threads_remain(seconds: float = 0.5) -> bool:
@@ -111,10 +135,11 @@ def _threads_remain(seconds: float = 0.5) -> bool:
 class _Server(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, service: Service, grace: float, on_start: Callable[[], None],
-        beat: Callable[[], None] | None,
+        seat: Seat | None,
     ):  # fmt: skip
         super().__init__(config)
-        self.service, self.grace, self.on_start, self.beat = service, grace, on_start, beat
+        self.service, self.grace, self.on_start, self.seat = service, grace, on_start, seat
+        self._acceptor: Acceptor | None = None
         self.interrupted = False
         self._hangup = False
         self._asked_at: float | None = None
@@ -138,19 +163,29 @@ class _Server(uvicorn.Server):
         self._hangup = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report it."""
-        await super().startup(sockets)
-        for one in sockets or ():
-            one.listen(BACKLOG)  # asyncio has set its own
+        """Listen, then report it. A worker accepts its share of the connections, where asyncio would take all."""
+        await super().startup([] if self.seat else sockets)
+        if self.seat and sockets:
+            self._acceptor = Acceptor(sockets[0], self._protocol, self._is_ahead)
+            self._is_ahead()
         self.on_start()
+
+    def _protocol(self) -> Bounded:
+        return Bounded(self.config, self.server_state, self.lifespan.state)
+
+    def _is_ahead(self) -> bool:
+        assert self.seat is not None
+        return self.seat.shares.count(self.seat.part.index, len(self.server_state.connections))
 
     async def on_tick(self, counter: int) -> bool:
         """Handle signals, ten times a second. After a signal to end, keep answering without readiness for a while, so
         that a load balancer can send requests elsewhere.
         """
         stop = await super().on_tick(counter)
-        if self.beat and counter % 10 == 0:
-            self.beat()
+        if self.seat and self._acceptor:
+            self._is_ahead()  # some connections have ended
+        if self.seat and counter % 10 == 0:
+            self.seat.beat()
         if self._hangup:
             self._hangup = False
             log("reloading all models")
@@ -164,6 +199,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the listener, answer what was accepted, end."""
+        if self._acceptor:
+            self._acceptor.close()
         for server in self.servers:
             server.close()
         await asyncio.sleep(0 if self.force_exit else _LATE)

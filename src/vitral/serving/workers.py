@@ -27,6 +27,7 @@ from vitral import bounded
 from vitral.console import printable
 from vitral.data.lazy_torchvision import torchvision
 from vitral.errors import UsageError, VitralError
+from vitral.serving.accepting import Shares
 from vitral.serving.logs import log
 from vitral.serving.metrics import Part, forget_gauges
 from vitral.stopping import handling
@@ -42,10 +43,11 @@ _SLOWEST = 30.0  # seconds between starts of a worker that ends again and again
 
 @dataclass(frozen=True)
 class Seat:
-    """One worker's side of its pipe to the supervisor."""
+    """One worker's side of what it shares with the supervisor: a pipe, and the numbers of connections."""
 
     part: Part
     writing: int
+    shares: Shares
 
     def ready(self) -> None:
         """Report that requests are answered."""
@@ -100,7 +102,7 @@ class _Supervisor:
         self, bound: socket.socket, count: int, work: Work, grace: float, started: Callable[[], None], folder: Path
     ):
         self.bound, self.count, self.work, self.grace, self.started = bound, count, work, grace, started
-        self.folder = folder
+        self.folder, self.shares = folder, Shares(count)
         self.workers: dict[int, _Worker] = {}
         self.due = dict.fromkeys(range(count), 0.0)
         """Workers to start → time."""
@@ -140,7 +142,7 @@ class _Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # none may meet the supervisor's handlers in the worker
         pid = os.fork()
         if pid == 0:
-            self._become(Seat(Part(index, self.count, self.folder), writing), reading)
+            self._become(Seat(Part(index, self.count, self.folder), writing, self.shares), reading)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(writing)
         now = time.monotonic()
@@ -200,6 +202,7 @@ class _Supervisor:
         os.close(worker.reading)
         del self.workers[worker.index]
         forget_gauges(self.folder, worker.index)
+        self.shares.remove(worker.index)
         if _ENDING.intersection(self.received):
             return
         if not self.all_answered:
