@@ -267,7 +267,7 @@ def _weights(network: str, folder: Path) -> str:
     torch.manual_seed(0)
     model = create(network, classes=1000)
     config = model.config
-    preprocessing = Preprocessing(image_size=(config.image, config.image))
+    preprocessing = Preprocessing(image_size=config.image)
     classes = tuple(f"class {number}" for number in range(1000))
     path = folder / "it.safetensors"
     native.save(path, Weights(config, model.state_dict(), preprocessing, classes, {}))
