@@ -254,6 +254,23 @@ def test_runs_of_another_process_are_left_to_it(data, tmp_path, monkeypatch):
     assert "1 run of 2 is not finished." in conclusions(results)
 
 
+def test_the_last_process_reports_the_runs_of_all(data, tmp_path, monkeypatch):
+    study = asked(data, kind="options", vary={"flip": (False, True)}, options={"flip": None}, seeds=1)
+    original, elsewhere = running.train, list[dict[str, Any]]()
+
+    def train(**options: Any) -> Any:
+        if not options["flip"]:
+            elsewhere.append(options)
+            raise RunError("another process is training this run")
+        original(**elsewhere.pop())  # it ends while this one trains
+        return original(**options)
+
+    monkeypatch.setattr(running, "train", train)
+    results = run_study(study, tmp_path / "study")
+    assert [one.status for one in results.outcomes] == ["done", "done"]
+    assert results.finished
+
+
 # Statistics
 
 

@@ -64,6 +64,8 @@ def compare(
 
 
 def _print(found: Comparison) -> None:
+    from vitral.studies.page import p_value
+
     where = "" if found.split == "all" else f"{found.split} "
     print_text(f"{len(found.images):,} {where}images of {found.source}")
     networks = _columns("network", "accuracy (95 %)", "ECE", "weights", "images/s", "ms/image", "correct alone")
@@ -80,7 +82,7 @@ def _print(found: Comparison) -> None:
         low, high = pair.interval
         pairs.add_row(
             f"{pair.first} − {pair.second}", f"{100 * pair.difference:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})",
-            str(pair.only_first), str(pair.only_second), f"{pair.agreement:.1%}", f"{pair.p_adjusted:.2g}",
+            str(pair.only_first), str(pair.only_second), f"{pair.agreement:.1%}", p_value(pair.p_adjusted),
         )  # fmt: skip
     print_text("")
     stdout().print(pairs)

@@ -43,9 +43,17 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
         number = study.cells.index(cell) + 1
         outcome = _run(cell, place, partial(_numbered, tell, f"{number}/{len(study.cells)}"))
         outcomes[cell.name] = outcome
+        _refresh(outcomes, place)
         check_held_out(list(outcomes.values()))
         write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
     return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+
+
+def _refresh(outcomes: dict[str, Outcome], place: StudyFolder) -> None:
+    """Read again what other processes may have finished since, so that the last one reports all runs."""
+    for name, outcome in outcomes.items():
+        if outcome.status in ("open", "begun"):
+            outcomes[name] = read_outcome(outcome.cell, place)
 
 
 def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:
