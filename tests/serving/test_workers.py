@@ -137,13 +137,17 @@ def test_connections_are_shared_out_and_none_waits_for_a_worker_that_is_stopped(
 
 def test_shares():
     shares = Shares(3)
-    assert not shares.count(0, 5), "the others do not answer yet"
-    assert not shares.count(1, 0)
-    assert shares.count(0, 5)
-    assert not shares.count(0, 0), "as many are no more"
+    shares.count(0, 5)
+    assert not shares.is_ahead(0), "the others do not answer yet"
+    shares.count(1, 0)
+    assert shares.is_ahead(0)
+    assert not shares.is_ahead(1)
+    shares.count(1, 5)
+    assert not shares.is_ahead(0), "as many are no more"
     shares.count(1, 7)
+    assert shares.is_ahead(1)
     shares.remove(0)
-    assert not shares.count(1, 7), "nobody is left to have fewer"
+    assert not shares.is_ahead(1), "nobody is left to have fewer"
 
 
 def test_a_system_without_descriptors_does_not_end_the_acceptor(monkeypatch):

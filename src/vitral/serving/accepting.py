@@ -33,10 +33,13 @@ class Shares:
         """Leave out a worker that has ended, until it counts again."""
         self._numbers[index] = _ABSENT
 
-    def count(self, index: int, connections: int) -> bool:
-        """Note the connections of a worker; return True if another one has fewer."""
+    def count(self, index: int, connections: int) -> None:
+        """Note the connections of a worker, which answers."""
         self._numbers[index] = connections
-        return connections > min(number for number in self._numbers if number != _ABSENT)
+
+    def is_ahead(self, index: int) -> bool:
+        """True if another worker has fewer connections than this one."""
+        return self._numbers[index] > min(number for number in self._numbers if number != _ABSENT)
 
 
 class Acceptor:

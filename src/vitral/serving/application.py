@@ -118,7 +118,7 @@ def _query(request: Request) -> dict[str, str]:
 async def _while_connected(request: Request) -> AsyncIterator[None]:
     """Cancel the block when the client leaves, and raise `ClientDisconnect`.
 
-    Most requests are answered before anyone watches: a task for each would cost as much as the rest of the loop.
+    Most requests are answered before anyone watches, and need no task for it.
     """
     loop, task, left = asyncio.get_running_loop(), asyncio.current_task(), False
     assert task is not None

@@ -167,23 +167,26 @@ class _Server(uvicorn.Server):
         await super().startup([] if self.seat else sockets)
         if self.seat and sockets:
             self._acceptor = Acceptor(sockets[0], self._protocol, self._is_ahead)
-            self._is_ahead()
+            self._count()
         self.on_start()
 
     def _protocol(self) -> Bounded:
         return Bounded(self.config, self.server_state, self.lifespan.state)
 
+    def _count(self) -> None:
+        if self.seat:
+            self.seat.shares.count(self.seat.part.index, len(self.server_state.connections))
+
     def _is_ahead(self) -> bool:
-        assert self.seat is not None
-        return self.seat.shares.count(self.seat.part.index, len(self.server_state.connections))
+        self._count()
+        return self.seat is not None and self.seat.shares.is_ahead(self.seat.part.index)
 
     async def on_tick(self, counter: int) -> bool:
         """Handle signals, ten times a second. After a signal to end, keep answering without readiness for a while, so
         that a load balancer can send requests elsewhere.
         """
         stop = await super().on_tick(counter)
-        if self.seat and self._acceptor:
-            self._is_ahead()  # some connections have ended
+        self._count()  # some connections have ended
         if self.seat and counter % 10 == 0:
             self.seat.beat()
         if self._hangup:
