@@ -89,11 +89,11 @@ def run(options: Options) -> list[Table]:
     return [Table(caption, columns, rows), Table("Ends of these runs", named, [ends])]
 
 
-def killed_runs(kills: int, epochs: int, seed: int = 0) -> Iterator[Finished]:
+def killed_runs(kills: int, epochs: int, seed: int = 0, strategy: str = "ddp") -> Iterator[Finished]:
     """Yield finished runs with `kills` kills in all: run after run, of so many epochs."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        options = {**OPTIONS, "epochs": epochs}
+        options = {**OPTIONS, "epochs": epochs, "strategy": strategy}
         words = [str(_photos(Path(folder))), "--quiet", *(f"--{name}={value}" for name, value in options.items())]
         whole, log = Path(folder) / "whole", Path(folder) / "log"
         started = time.monotonic()

@@ -15,10 +15,11 @@ from running import soak
 
 
 @pytest.mark.slow
-def test_a_run_with_kills_ends_with_the_bits_of_one_without():
-    runs = list(kills.killed_runs(soak(6, 2), epochs=8, seed=1))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_with_kills_ends_with_the_bits_of_one_without(strategy):
+    runs = list(kills.killed_runs(soak(10, 2), epochs=8, seed=1, strategy=strategy))
     every = [kill for one in runs for kill in one.kills]
-    assert len(every) == soak(6, 2)
+    assert len(every) == soak(10, 2)
     assert all(one.equal for one in runs)
     assert all("Traceback" not in one.printed for one in runs)
     for kill in every:

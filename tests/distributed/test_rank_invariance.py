@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_runs import assert_same, history
 from together import on_ranks
 
 from running import mostly_slow, train
-from vitral.distributed.ranks import current
+from vitral import create
+from vitral.distributed.ranks import current, joined
+from vitral.distributed.strategies import STRATEGIES
+from vitral.distributed.tensors import is_sharded
+from vitral.training.loop import Averaged
 from vitral.workflows import plan_ranks, schedules, throughput
 
 PLAIN: dict[str, Any] = {}
@@ -66,7 +71,25 @@ def test_losses_do_not_depend_on_the_number_of_ranks(name, photos, tmp_path, mon
 
 @pytest.mark.parametrize("name", mostly_slow(SHARDED, every=20))
 def test_losses_do_not_depend_on_the_strategy(name, photos, tmp_path, monkeypatch):
-    compared(CASES[name], (1, 2) if name == "mixup" else (2,), photos, tmp_path, monkeypatch, strategy="fsdp")
+    counts = {"mixup": (1, 2), SHARDED[0]: (1, 2, 3)}.get(name, (2,))
+    compared(CASES[name], counts, photos, tmp_path, monkeypatch, strategy="fsdp")
+
+
+def test_averaged_weights_are_in_parts_after_validation():
+    """A network without backward kept its outermost parameters whole, unless its epoch was the best and was saved."""
+
+    def work() -> int:
+        with joined("cpu") as ranks:
+            model = create("mu/4", dim=8, depth=2, heads=2, mlp_dim=8, image_size=8, classes=2)
+            averaged = Averaged(model, 0.9)
+            STRATEGIES["fsdp"](model, ranks).shard(averaged.module)
+            for _ in range(2):
+                with torch.no_grad():
+                    averaged.module(torch.zeros(1, 3, 8, 8))
+                averaged.update_parameters(model)
+            return 0 if all(map(is_sharded, averaged.module.parameters())) else 1
+
+    assert on_ranks(2, work) == [0, 0]
 
 
 FOUR = {"ddp": {}, "hsdp": {"LOCAL_WORLD_SIZE": "2"}, "offload": {}}

@@ -31,7 +31,7 @@ class Strategy:
         return nullcontext()
 
     def shard(self, model: nn.Module) -> None:
-        """Share out another network of the same kind, such as the averaged one."""
+        """Share out another network of the same kind that is never trained, such as the averaged one."""
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole tensors on rank 0, for saving. Called on all ranks."""
@@ -109,7 +109,7 @@ class Fsdp(Strategy):
         with unset_fake_temporarily():  # a dry run's tensors are fake, those of a mesh are not
             self.mesh: Any = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
         super().__init__(model, ranks)
-        self.shard(model)
+        self._fully_shard(model)
 
     @staticmethod
     def shape(ranks: Ranks) -> tuple[int, ...]:
@@ -121,11 +121,16 @@ class Fsdp(Strategy):
         return {}
 
     def shard(self, model: nn.Module) -> None:
+        # By default the outermost parameters stay whole until backward, which never comes: the average would be updated
+        # with parts of them.
+        self._fully_shard(model, reshard_after_forward=True)
+
+    def _fully_shard(self, model: nn.Module, reshard_after_forward: bool | None = None) -> None:
         from torch.distributed.fsdp import fully_shard
 
         for block in blocks_of(model):
             fully_shard(block, mesh=self.mesh, **self.policy())
-        fully_shard(model, mesh=self.mesh, **self.policy())
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_after_forward, **self.policy())
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
         root: Any = self.module
