@@ -115,6 +115,38 @@ def test_masked_attention_of_write_up_002():
     torch.testing.assert_close(attention(x)[0], attention.proj(seen.transpose(1, 2).flatten(2)))
 
 
+def test_the_whole_decoder_of_write_up_002():
+    """Its steps (14) to (16), without any mask: each word attends to a list that ends with itself."""
+    model = decoder("post")
+    tokens, memory, _ = inputs(model)
+    weights, config = model.state_dict(), model.config
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.unflatten(-1, (config.heads, -1)).transpose(1, 2) for one in (q, k, v))
+        scores = q @ k.mT / math.sqrt(config.dim // config.heads)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def add_and_normalize(x: torch.Tensor, branch: torch.Tensor, name: str) -> torch.Tensor:
+        centered = (x + branch) - (x + branch).mean(-1, keepdim=True)
+        scaled = centered / (centered.square().mean(-1, keepdim=True) + config.norm_eps).sqrt()
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    x = weights["token_embed.weight"][tokens] + weights["pos_embed"][:, :7]
+    for block in (f"blocks.{i}" for i in range(config.depth)):
+        q, k, v = linear(x, f"{block}.attn.qkv").chunk(3, -1)
+        so_far = [attend(q[:, n : n + 1], k[:, : n + 1], v[:, : n + 1]) for n in range(7)]
+        x = add_and_normalize(x, linear(torch.cat(so_far, dim=1), f"{block}.attn.proj"), f"{block}.norm1")
+        keys_values = linear(memory, f"{block}.cross.kv").chunk(2, -1)
+        image = attend(linear(x, f"{block}.cross.q"), *keys_values)
+        x = add_and_normalize(x, linear(image, f"{block}.cross.proj"), f"{block}.norm2")
+        hidden = linear(x, f"{block}.mlp.fc1").clamp(min=0)
+        x = add_and_normalize(x, linear(hidden, f"{block}.mlp.fc2"), f"{block}.norm3")
+    torch.testing.assert_close(model(tokens, memory).softmax(-1), linear(x, "head").softmax(-1), rtol=0, atol=1e-6)
+
+
 @variants
 def test_every_parameter_is_used(name):
     model = decoder(name)
