@@ -7,7 +7,7 @@ import pytest
 from sklearn.model_selection import StratifiedShuffleSplit
 
 from vitral.data import DataSet, Split, load
-from vitral.data.dataset import Numbered, Pixels
+from vitral.data.dataset import Numbered, Pixels, spread
 from vitral.data.splits import subset, with_validation
 from vitral.errors import DataError, UsageError
 from vitral.training.options import Run
@@ -159,3 +159,16 @@ def test_groups_that_are_too_large_are_named_as_the_cause() -> None:
     with pytest.raises(DataError, match="or of near-duplicates") as caught:
         with_validation(grouped([0] * 10 + [1] * 10))
     assert "vitral data check made counts near-duplicates" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"),
+    [(10, 4, [0, 3, 6, 9]), (3, 12, [0, 1, 2]), (5, 1, [0]), (0, 4, []), (1_000_000, 3, [0, 500_000, 999_999])],
+)
+def test_images_spread_evenly_over_a_split(count, most, expected):
+    assert spread(count, most).tolist() == expected
+
+
+def test_a_spread_split_has_those_images():
+    some = made({"train": [5, 5]})["train"].spread(4)
+    assert [int(some.image(i).flat[0]) for i in range(len(some))] == [0, 3, 6, 9]

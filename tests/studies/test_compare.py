@@ -127,6 +127,20 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
     assert len(found["only_right"]["good"]) == found["differences"][0]["only_first"]
 
 
+def test_the_page_spreads_its_images_over_the_classes(runs, tmp_path, monkeypatch):
+    """The first ones of a set in folders would all be of its first class."""
+    monkeypatch.setattr("vitral.studies.page._SHOWN", 2)
+    good, poor, _ = runs
+    found = compare([good, poor], device="cpu")
+    place = next(k for k, one in enumerate(found.contenders) if one.name == "good")
+    numbers = found.only_right(place)
+    assert len(numbers) > 2
+    write_comparison(tmp_path / "page.html", found, "vitral compare good poor")
+    html = (tmp_path / "page.html").read_text("utf-8")
+    shown = [i for i in numbers if f'title="{found.images.names[i]}"' in html]
+    assert shown == [numbers[0], numbers[-1]]
+
+
 def test_hostile_names_are_text_on_the_page(runs, tmp_path):
     good, poor, _ = runs
     found = compare([good, poor], device="cpu")

@@ -62,6 +62,11 @@ LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 """Names of the label column of a table, in lower case."""
 
 
+def spread(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of the numbers below `count`, in order and evenly spread: (n,) int64."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Named images of one split."""
@@ -92,6 +97,10 @@ class Split:
         groups = None if self.groups is None else self.groups[index]
         names, fetch = _PickedNames.of(self.names, index), _PickedFetch.of(self.fetch, index)
         return Split(names, self.labels[index], fetch, groups, self.levels)
+
+    def spread(self, most: int) -> Split:
+        """At most so many images, evenly spread: folders are in the order of their classes."""
+        return self.select(spread(len(self), most))
 
     def with_levels(self, levels: tuple[int, int] | None) -> Split:
         """The same images with the levels of a network's preprocessing; their own remain if it has none."""

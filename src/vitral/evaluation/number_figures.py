@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitral.data.dataset import spread
 from vitral.evaluation.figures import _FONT, _SIZE_INCHES, FIRST, MUTED, Plot, _dress, _inline
 from vitral.evaluation.numbers import NumberScore
 
@@ -17,7 +18,7 @@ def scatter(score: NumberScore, predicted: np.ndarray, true: np.ndarray, number:
     axes = figure.subplots()
     low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
     axes.plot([low, high], [low, high], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-    rows = _some(len(true))
+    rows = spread(len(true), _MOST_POINTS)
     axes.plot(true[rows], predicted[rows], linestyle="", marker="o", markersize=3.5, alpha=0.6, color=FIRST)
     _dress(axes, "predicted")
     axes.set_xlabel("true", fontfamily=_FONT, fontsize=10.5, color=MUTED)
@@ -31,15 +32,10 @@ def residuals(score: NumberScore, predicted: np.ndarray, true: np.ndarray, numbe
     figure = Figure(figsize=_SIZE_INCHES)
     axes = figure.subplots()
     axes.axhline(0, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-    rows, errors = _some(len(true)), predicted - true
+    rows, errors = spread(len(true), _MOST_POINTS), predicted - true
     axes.plot(predicted[rows], errors[rows], linestyle="", marker="o", markersize=3.5, alpha=0.6, color=FIRST)
     _dress(axes, "predicted - true")
     axes.set_xlabel("predicted", fontfamily=_FONT, fontsize=10.5, color=MUTED)
     low, middle, high = (float(np.quantile(errors, share)) for share in (0.05, 0.5, 0.95))
     alt = f"Errors of {score.name}: median {middle:+.3g}, nine in ten from {low:+.3g} to {high:+.3g}."
     return Plot(f"{score.name}, residuals", _inline(figure, f"residual-{number}"), alt)
-
-
-def _some(count: int) -> np.ndarray:
-    """Return evenly spread numbers of at most `_MOST_POINTS` images."""
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int))

@@ -43,7 +43,6 @@ from vitral.weights import native
 from vitral.weights.read.references import name_of
 from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import data_for, in_classes_of, left_out_bad
-from vitral.workflows.quantize import spread
 
 RECORD = "export.json"
 """The file that describes an export; a folder without one is never replaced."""
@@ -291,7 +290,7 @@ def _job(
         model = shlex.quote(predictor.source) if predictor.source else "WEIGHTS"
         why = "ranges are measured on training images, which a weights file does not name"
         raise UsageError("int8 needs images", why=why, hint=f"vitral export {model} DATA --to onnx --precision int8")
-    split = spread(dataset[next(name for name in SPLITS if name in dataset.splits)], CALIBRATION)
+    split = dataset[next(name for name in SPLITS if name in dataset.splits)].spread(CALIBRATION)
     split = (readable(split) if skip else split).with_levels(job.preprocessing.levels)
     job.calibration.extend(_inputs(job, [split.image(i, job.preprocessing.channels) for i in range(len(split))]))
     return job

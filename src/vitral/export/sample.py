@@ -14,7 +14,6 @@ from vitral.demo import IMAGES
 from vitral.errors import ImageError
 from vitral.inference.outputs import Output
 from vitral.weights.labels import match
-from vitral.workflows.quantize import spread
 
 LEAST = 64
 """Fewest images of a proof."""
@@ -62,7 +61,7 @@ def sample(
     for name in reversed(SPLITS):
         missing = LEAST - sum(map(len, parts)) if parts else count
         if dataset is not None and name in dataset.splits and missing > 0:
-            part = spread(dataset[name], missing)
+            part = dataset[name].spread(missing)
             part = (readable(part) if skip else part).with_levels(levels)
             parts.append(part)
             origins.append(f"{len(part):,} {name} images of {dataset.source}")

@@ -30,7 +30,7 @@ LEAST_SPREAD, LEAST_RANK = 0.02, 1.5
 def monitored(dataset: DataSet) -> tuple[Split, ...]:
     """Evenly spaced images that are measured after each epoch: of training and, with labels, of validation."""
     labeled = len(dataset.classes) > 1 and "val" in dataset.splits
-    return tuple(_spread(dataset[name]) for name in (("train", "val") if labeled else ("train",)))
+    return tuple(dataset[name].spread(SAMPLED) for name in (("train", "val") if labeled else ("train",)))
 
 
 class Monitor:
@@ -64,11 +64,6 @@ class Monitor:
     def _features(self, model: nn.Module, batches: Batches) -> Tensor:
         parts = [head_features(model, one.images, batches.preprocessing, self.machine) for one in batches.epoch()]
         return torch.cat(parts)
-
-
-def _spread(images: Split) -> Split:
-    count = min(SAMPLED, len(images))
-    return images.select(np.linspace(0, len(images) - 1, count).round().astype(int))
 
 
 def effective_rank(features: Tensor) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitral.data import DataSet
+from vitral.data.dataset import spread
 from vitral.data.decode import probe
 from vitral.data.depth import Depth, distinct_values
 from vitral.errors import ImageError, RunError
@@ -81,7 +82,7 @@ def dataset_stats(dataset: DataSet) -> DatasetStats:
     """Compute the statistics of a data set. Unreadable images are ignored here; another step reports them."""
     train = dataset["train"]
     sizes, channels, values = [], Counter[int](), []
-    for index in np.linspace(0, len(train) - 1, min(len(train), _SAMPLED)).astype(int):
+    for index in spread(len(train), _SAMPLED):
         try:
             raw = train.raw(int(index))
             if isinstance(raw, bytes):

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Template
 
 from vitral.atomic import replacing, write_text
+from vitral.data.dataset import spread
 from vitral.digest import with_digest
 from vitral.evaluation import figures
 from vitral.evaluation.pages import environment, without_control_characters
@@ -112,7 +113,7 @@ def _only(comparison: Comparison, place: int) -> dict[str, Any]:
             "label": contender.predicted[int(i)],
             "others": [(other.name, other.predicted[int(i)]) for other in others],
         }
-        for i in numbers[:_SHOWN]
+        for i in numbers[spread(len(numbers), _SHOWN)]
     ]
     return {"name": contender.name, "count": len(numbers), "shown": shown, "left_out": max(0, len(numbers) - _SHOWN)}
 

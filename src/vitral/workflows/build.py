@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from vitral.data.loader import Batches
@@ -65,7 +64,7 @@ def _some_images(job: Job) -> Tensor:
     """Return standardized training images (n, C, H, W), evenly spread over the split, without augmentation."""
     split, preprocessing = job.dataset["train"], job.run.preprocessing
     count = min(len(split), max(1, _WHITENING_PIXELS // math.prod(job.run.size)))
-    some = split.select(np.unique(np.linspace(0, len(split) - 1, count).round().astype(int)))
+    some = split.spread(count)
     batches = Batches(some, preprocessing, batch_size=count, device=job.machine.device, residency="memory")
     return preprocessing.standardize(next(batches.epoch()).images)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.data import DataSet, Split
-from vitral.data.dataset import Numbered
+from vitral.data.dataset import Numbered, spread
 from vitral.data.decode import read_image
 from vitral.device import Machine
 from vitral.distributed.simulated import Collective, Recorder, simulated, simulated_strategy, without_storage
@@ -331,7 +331,7 @@ def _activation_factor(estimated: Estimate) -> float:
 def _decoding_rate(images: Split, channels: int) -> float:
     """Return the images a second that one core decodes: the median of some images."""
     taken = []
-    for index in np.linspace(0, len(images) - 1, _DECODED).astype(int).tolist():
+    for index in spread(len(images), _DECODED).tolist():
         raw = images.raw(index)
         started = time.perf_counter()
         read_image(raw, name=images.names[index], channels=channels)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitral.atomic import write_text
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
-from vitral.data.dataset import some
+from vitral.data.dataset import some, spread
 from vitral.data.depth import leveled
 from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, plain_modes, seeded
@@ -201,10 +201,9 @@ def _sample(preprocessing: Preprocessing, split: Split, count: int, source: str)
     """Read `count` images, evenly spread over a split; unreadable ones are left out and reported."""
     if not len(split):
         raise DataError("there are no images to inspect", where=source)
-    indices = np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int))
     split = split.with_levels(preprocessing.levels)
     pixels, bad = [], []
-    for index in indices:
+    for index in spread(len(split), count):
         try:
             pixels.append(preprocessing.geometry(split.image(int(index), preprocessing.channels)))
         except ImageError as error:

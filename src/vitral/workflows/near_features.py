@@ -16,6 +16,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from vitral.data import DataSet
+from vitral.data.dataset import spread
 from vitral.data.findings import DataCheck, NearPair, Place
 from vitral.data.loader import Progress
 from vitral.errors import DataError
@@ -96,7 +97,7 @@ def search_features(
     partners, cosines = most_similar(vectors)
     least = least_similarity(cosines.max(1))
     recall = dict.fromkeys(CHANGES, 0.0)
-    chosen = np.unique(np.linspace(0, total - 1, min(total, SAMPLED)).astype(int))
+    chosen = spread(total, SAMPLED)
     for name, copies in _changed(dataset, predictor, [places[i] for i in chosen]):
         recall[name] = float(((rows(copies) * vectors[chosen]).sum(1) >= least).mean())
     known = _known(dataset, report)

@@ -29,7 +29,7 @@ def draw_samples(running: Running, model: Any) -> Cells:
     """Draw a method's work on some held-out images, else training images: three cells for each."""
     job = running.job
     split = job.dataset.splits.get("val") or job.dataset["train"]
-    chosen = split.select(np.unique(np.linspace(0, len(split) - 1, COUNT).round().astype(int)))
+    chosen = split.spread(COUNT)
     batches = Batches(chosen, job.run.preprocessing, batch_size=COUNT, device=job.machine.device)
     pixels = next(batches.epoch()).images
     was_training = model.training

@@ -132,7 +132,7 @@ def quantize(
 
     def read(count: int, split: str) -> tuple[Split, Iterator[Tensor]]:
         """Return `count` images of a split, and their batches."""
-        some = dataclasses.replace(dataset, splits={split: spread(dataset[split], count)})
+        some = dataclasses.replace(dataset, splits={split: dataset[split].spread(count)})
         readable, batches, _ = in_batches(exact, some, split, skip=skip, batch_size=BATCH_SIZE, progress=progress)
         return readable, (batch.images for batch in batches.epoch())
 
@@ -152,11 +152,6 @@ def quantize(
     )  # fmt: skip
     write_ranges(file, network, Calibration(ranges, result.warning), measured_on=measured_on)
     return result
-
-
-def spread(split: Split, count: int) -> Split:
-    """Return at most `count` images, evenly spaced because class folders are ordered by class."""
-    return split.select(np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int)))
 
 
 _FEW, _REPEATS = 5, 5

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vitral.data import Split
+from vitral.data.dataset import spread
 from vitral.errors import VitralError
 from vitral.evaluation import figures
 from vitral.evaluation.figures import Plot
@@ -114,9 +115,8 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
 def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot], str]:
     network, attention, note = predictor.model, None, ""
     if count:
-        indices = np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).round().astype(int))
         channels, geometry = predictor.preprocessing.channels, predictor.preprocessing.geometry
-        images = torch.stack([geometry(split.image(int(index), channels)) for index in indices])
+        images = torch.stack([geometry(split.image(int(index), channels)) for index in spread(len(split), count)])
         parameter = next(network.parameters())
         images = predictor.preprocessing.standardize(images.to(parameter.device)).to(parameter.dtype)
         attention = attention_distance(network, images)

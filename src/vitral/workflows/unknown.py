@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitral.console import table
 from vitral.data import Split
-from vitral.data.dataset import some
+from vitral.data.dataset import some, spread
 from vitral.data.loader import Progress
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.evaluation.calibration import FEWEST
@@ -170,7 +170,7 @@ def _run_images(predictor: Predictor) -> tuple[Split | None, Split | None, tuple
 
 def _statistics(predictor: Predictor, train: Split, progress: Progress | None) -> Statistics:
     """Fit the statistics of the features of training images."""
-    chosen = np.unique(np.linspace(0, len(train) - 1, min(len(train), MOST)).round().astype(int))
+    chosen = spread(len(train), MOST)
     rows = list(predictor.stream_features(_items(train, chosen, progress), batch_size=_BATCH))
     readable = [number for number, (_, row) in enumerate(rows) if not isinstance(row, ImageError)]
     features = np.stack([np.asarray(rows[number][1]) for number in readable])
