@@ -1,4 +1,4 @@
-"""Make images of lines of handwritten digits: python tools/digit_lines.py OUT --data ../shared/data/mnist
+"""Make images of lines of handwritten digits: python tools/digit_lines.py OUT --data data/mnist
 
 A line has 2 to 8 digits in a row, at slightly random distances and heights, on an image of 32 × 224 pixels. The digits
 of a split are of that split alone: lines for testing are made of the data's test digits, lines for validation of a

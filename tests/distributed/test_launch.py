@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.elastic.multiprocessing.errors as elastic
-from together import on_ranks
+from together import on_ranks, wait_for
 
 from running import TINY, as_words, sampled
 from vitral.cli import ranks
@@ -47,6 +47,28 @@ def test_a_launcher_runs_one_command(how, photos, tmp_path):
     assert done.stderr.count("epoch 3/3") == 1
     assert "each computes 2 of a batch's 4 images" in " ".join(done.stderr.split())
     assert "--nproc" not in result["command"]  # the run does not depend on it
+
+
+@pytest.mark.slow
+def test_a_stopped_launcher_prints_one_command_that_goes_on(photos, tmp_path):
+    """torch's own line about the signal is left out; the command starts as many ranks."""
+    out, words = tmp_path / "run", words_of(photos, tmp_path / "run", epochs=100_000)
+    command = [sys.executable, "-m", "vitral", *words, "--nproc", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(out / "metrics.jsonl", 120)
+        running.terminate()
+        printed = running.communicate(timeout=120)[1]
+    assert running.returncode == 0
+    assert printed.rstrip().endswith(f"Stopped and saved. To resume:\n  vitral train --out {out} --resume --nproc 2")
+    assert "signal" not in printed
+
+
+def test_ranks_print_a_traceback_as_asked(photos, monkeypatch):
+    asked: list[list[str]] = []
+    monkeypatch.setattr(ranks, "launch", lambda words, *_: asked.append(words) or 0)
+    assert main(["train", str(photos), "--nproc", "2", "--debug"]) == 0
+    assert main(["train", str(photos), "--nproc", "2"]) == 0
+    assert [words[-1] for words in asked] == ["--debug", str(photos)]
 
 
 def test_the_command_of_a_rank_is_that_of_the_launcher():

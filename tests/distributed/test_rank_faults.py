@@ -182,6 +182,21 @@ def test_a_run_goes_on_with_another_number_of_ranks(photos, tmp_path, monkeypatc
     assert_same(history(uncut.folder), history(out))
 
 
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_a_strategy_that_its_plan_would_refuse(photos, tmp_path, monkeypatch, capfd):
+    out = tmp_path / "cut"
+    with monkeypatch.context() as patched:
+        at_step(7, 1, lambda: os.kill(os.getpid(), signal.SIGTERM), patched)
+        assert on_ranks(2, lambda: main(command(photos, out, optimizer="muon"))) == [0, 0]
+    capfd.readouterr()
+    again = command(photos, out, "--resume", "--strategy", "fsdp", optimizer="muon")
+    assert on_ranks(2, lambda: main(again)) == [2, 2]
+    printed = capfd.readouterr().err
+    assert printed.count("error: --strategy fsdp does not go with this run") == 1
+    assert "Muon orthogonalizes whole matrices" in printed
+    assert on_ranks(2, lambda: main(command(photos, out, "--resume", optimizer="muon"))) == [0, 0]
+
+
 def contents(state: State) -> dict[str, Any]:
     found = {f"model.{k}": v for k, v in state.model.state_dict().items()}
     found |= {f"optimizer.{k}": v for k, v in state.optimizer.state().items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import shutil
 from typing import Any
 
@@ -19,6 +19,7 @@ from vitral.recipes.stats import DatasetStats
 from vitral.recipes.table import RECIPES
 from vitral.training.options import Run
 from vitral.training.plan import Plan
+from vitral.training.run_folder import RunFolder
 from vitral.workflows.build import initial_model
 from vitral.workflows.job import Job
 from vitral.workflows.plan import plan_run, reopen
@@ -360,14 +361,16 @@ def test_very_few_images_suggest_available_weights(make_images, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained.folder, tmp_path / "runs" / "the sky")
     photos = make_images({"cat": 8, "dog": 8})
-    job = plan_run({"data": str(photos), "device": "cpu"})
-    reason = next(choice.reason for choice in job.plan.choices if choice.name == "init")
-    assert "--init 'runs/the sky'" in reason
-    assert "--init demo, with little effect" in reason
-    result = tmp_path / "runs" / "the sky" / "result.json"
-    result.write_text(json.dumps({**json.loads(result.read_text()), "val": {"task": "text"}}))
-    job = plan_run({"data": str(photos), "device": "cpu"})
-    assert "the sky" not in next(choice.reason for choice in job.plan.choices if choice.name == "init")
+    kept = RunFolder(tmp_path / "runs" / "the sky").read_plan()
+
+    def reason(**changes: Any) -> str:
+        run = dataclasses.replace(kept.run, **{"channels": 3, **changes})
+        monkeypatch.setattr(RunFolder, "read_plan", lambda _: dataclasses.replace(kept, run=run, paths={}))
+        job = plan_run({"data": str(photos), "device": "cpu"})
+        return next(choice.reason for choice in job.plan.choices if choice.name == "init")
+
+    assert "--init 'runs/the sky'" in reason()
+    for changes in ({"channels": 1}, {"data": str(photos)}, {"task": "text"}):
+        assert "the sky" not in reason(**changes)
     many = plan_run({"data": str(make_images({"cat": 110, "dog": 110}, "more")), "device": "cpu"})
-    reason = next(choice.reason for choice in many.plan.choices if choice.name == "init")
-    assert "Available locally" not in reason
+    assert "Available locally" not in next(choice.reason for choice in many.plan.choices if choice.name == "init")

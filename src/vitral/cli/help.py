@@ -72,4 +72,5 @@ def overview(commands: dict[str, Callable[..., Any]]) -> str:
     lines = ["Vision Transformers: train, measure, understand and ship them.", "", "usage: vitral COMMAND …", ""]
     width = max(map(len, commands))
     lines += [f"  {name:<{width}}  {first_line(command)}" for name, command in commands.items()]
-    return "\n".join([*lines, "", "Run `vitral COMMAND --help` for details, and `vitral demo` to get started."])
+    start = "Run `vitral COMMAND --help` for details, and `vitral demo` to get started."
+    return "\n".join([*lines, "", start, "`--debug` after any command prints the traceback of an error."])

@@ -37,7 +37,7 @@ from vitral.cli.train import train, train_options
 from vitral.cli.tune import tune
 from vitral.cli.weights import convert, models, quantize, summary, verify
 from vitral.console import stdout
-from vitral.distributed.environment import is_follower, launched
+from vitral.distributed.environment import is_follower, launched, with_nproc
 from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, WriteError, unknown
 from vitral.stopping import stop_raises
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         with stop_raises() if {*words[:1]} & _TRAINING else contextlib.nullcontext():
-            code = _dispatch(words)
+            code = _dispatch(words, debug)
         sys.stdout.flush()  # inside the try, so that a closed pipe is caught below
         return code
     except Elsewhere as failed:
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_follower():
             return 0
         status = "Stopped and saved. To resume" if stopped.saved else "Stopped before anything was saved. To restart"
-        say(f"\n{status}:\n  {program()}{stopped.command.removeprefix('vitral')}")
+        say(f"\n{status}:\n  {program()}{with_nproc(stopped.command.removeprefix('vitral'))}")
         return 0 if launched() and stopped.saved else stopped.exit_code  # a launcher ends all ranks at any other code
     except KeyboardInterrupt:
         if not is_follower():
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal.exit_code
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], debug: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview(COMMANDS))
         return 0
@@ -151,7 +151,7 @@ def _dispatch(words: list[str]) -> int:
     if not {"-h", "--help"}.isdisjoint(rest):
         stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)
         return 0
-    return ranks.run(name, options, parse(name, options, rest), command)
+    return ranks.run(name, options, parse(name, options, rest), command, debug)
 
 
 _OF_RUNS: dict[Callable[..., int], Callable[[], list[Option]]] = {train: train_options, pretrain: pretrain_options}

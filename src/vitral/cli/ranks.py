@@ -28,13 +28,16 @@ def shared_options(command: Callable[..., Any]) -> list[Option]:
     return [*first, NPROC, last]
 
 
-def run(name: str, options: Sequence[Option], given: Mapping[str, Any], command: Callable[..., int]) -> int:
-    """Run a command; with `nproc` as so many ranks, which run the same words without it."""
+def run(
+    name: str, options: Sequence[Option], given: Mapping[str, Any], command: Callable[..., int],
+    debug: bool = False,
+) -> int:  # fmt: skip
+    """Run a command; with `nproc` as so many ranks, which run the same words without it, and `--debug` as given."""
     rest = {key: value for key, value in given.items() if key != NPROC.name}
     count = given.get(NPROC.name)
     if count is None or launched():
         return command(**rest)
-    return launch(words_of(name, options, rest), count, AGAIN[name])
+    return launch([*words_of(name, options, rest), *["--debug"] * debug], count, AGAIN[name])
 
 
 def words_of(name: str, options: Sequence[Option], given: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from vitral.distributed.environment import NPROC
 from vitral.errors import RankError, UsageError
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
@@ -33,8 +34,11 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
     from vitral.system import cores
 
     check(count)
+    for name in list(logging.root.manager.loggerDict):  # the ranks print for themselves; each has a level of its own
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     environment = dict(os.environ)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks print for themselves
+    os.environ[NPROC] = str(count)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}

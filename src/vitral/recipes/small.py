@@ -89,15 +89,12 @@ def _advice(stats: DatasetStats, gpu: bool) -> tuple[Choice, ...]:
         return ()
     name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
     why = f"{stats.images:,} images are few; pretrained weights would help most: try --init {name}"
-    if stats.images < _VERY_FEW:
-        own = "".join(f"--init {run}, if its images are similar; " for run in stats.finished_runs)
-        why += f". Available locally: {own}{_DEMO_WEIGHTS}"
+    if stats.images < _VERY_FEW and stats.finished_runs:
+        why += f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
     return (Choice("init", "none", why),)
 
 
 _VERY_FEW = 200
-_DEMO_WEIGHTS = "--init demo, with little effect: 69 % instead of 71 % from scratch on 98 photographs of ants and bees"
-"""Measured with one seed, a minute and a half each (docs/log/accuracy.md)."""
 
 _LONG = 20
 """Number of epochs from which strong augmentation helps."""

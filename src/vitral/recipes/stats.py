@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field
@@ -63,19 +64,28 @@ class DatasetStats:
         return most if steps > _FEW_STEPS else max(1, count // max(1, steps))
 
 
-def find_finished_runs(place: Path = Path("runs"), most: int = 2) -> tuple[str, ...]:
-    """Return the latest finished runs in a folder, quoted for a shell, without those that read text."""
+def find_finished_runs(
+    dataset: DataSet, stats: DatasetStats, place: Path = Path("runs"), most: int = 2
+) -> tuple[str, ...]:
+    """Return the latest finished runs in a folder whose weights could help with a data set, quoted for a shell: trained
+    on other data, since these may hold out other images, with as many channels, and not to read text.
+    """
     try:
         done = [one for one in place.iterdir() if (one / "result.json").is_file() and is_run(one)]
         done.sort(key=lambda one: (one / "result.json").stat().st_mtime, reverse=True)
-        latest = itertools.islice((one for one in done if not _reads_text(one)), most)
+        latest = itertools.islice((one for one in done if _could_help(one, dataset, stats)), most)
         return tuple(shlex.quote(str(one)) for one in latest)
-    except (OSError, RunError):
+    except OSError:
         return ()
 
 
-def _reads_text(run: Path) -> bool:
-    return bool(RunFolder(run).read_result().get("val", {}).get("task") == "text")
+def _could_help(run: Path, dataset: DataSet, stats: DatasetStats) -> bool:
+    try:
+        plan = RunFolder(run).read_plan()
+    except RunError:
+        return False
+    own, data = (os.path.realpath(os.path.expanduser(one)) for one in (plan.located("data"), dataset.source))
+    return plan.run.task != "text" and plan.run.channels == stats.channels and own != data
 
 
 def dataset_stats(dataset: DataSet) -> DatasetStats:

@@ -72,9 +72,9 @@ def explain_plan(job: Job) -> list[Explained]:
 
 def _other_recipes(job: Job) -> Iterator[tuple[str, Run]]:
     """Run the other general recipes on the statistics of the same data."""
-    stats = dataclasses.replace(
-        dataset_stats(job.dataset), images=len(job.dataset["train"]), finished_runs=find_finished_runs()
-    )  # fmt: skip
+    stats = dataset_stats(job.dataset)
+    runs = find_finished_runs(job.dataset, stats)
+    stats = dataclasses.replace(stats, images=len(job.dataset["train"]), finished_runs=runs)
     for name in GENERAL:
         if name != job.run.recipe and job.run.recipe not in METHODS:
             with contextlib.suppress(VitralError):

@@ -152,7 +152,8 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     """
     stats = dataset_stats(dataset)
     count = max(1, round(stats.images * given.get("train_share", 1.0)))
-    stats = dataclasses.replace(stats, images=count, epochs=given.get("epochs"), finished_runs=find_finished_runs())
+    runs = find_finished_runs(dataset, stats)
+    stats = dataclasses.replace(stats, images=count, epochs=given.get("epochs"), finished_runs=runs)
     recipe = find_recipe(given)
     splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)

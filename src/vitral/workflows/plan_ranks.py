@@ -28,9 +28,7 @@ def choose_strategy(draft: Draft) -> Draft:
         raise UsageError("--strategy is for several ranks", why="this is one process", hint="--nproc 2, or torchrun")
     if not together:
         return draft
-    if why := _refusal(run, draft.machine):
-        hint = "--strategy fsdp" if run.strategy == "hsdp" and not _unsharded(run) else "--strategy ddp"
-        raise UsageError(f"--strategy {run.strategy} does not go with this run", why=why, hint=hint)
+    check_strategy(run, draft.machine)
     held, available = training_bytes(run, draft.config, draft.machine)[0], rank_bytes(draft.machine)
     needs = f"weights, gradients and moments take {_mib(held)} of a rank's {_mib(available)}"
     if run.strategy != "auto":
@@ -42,6 +40,13 @@ def choose_strategy(draft: Draft) -> Draft:
         return draft.change(Choice("strategy", "ddp", reason), strategy="ddp")
     name = _sharded(run, draft.machine, held, available)
     return draft.change(Choice("strategy", name, needs + _share(name, held)), strategy=name)
+
+
+def check_strategy(run: Run, machine: Machine) -> None:
+    """Raise `UsageError` for a strategy that is not possible here, or that the run does not allow."""
+    if why := _refusal(run, machine):
+        hint = "--strategy fsdp" if run.strategy == "hsdp" and not _unsharded(run) else "--strategy ddp"
+        raise UsageError(f"--strategy {run.strategy} does not go with this run", why=why, hint=hint)
 
 
 Sharded = Literal["hsdp", "fsdp", "offload"]

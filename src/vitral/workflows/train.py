@@ -31,6 +31,7 @@ from vitral.workflows.execute import TrainedRun, check_overwrite, finished, run_
 from vitral.workflows.job import Job
 from vitral.workflows.plan import default_folder, load_given, plan_run, reopen
 from vitral.workflows.plan_network import teacher_of
+from vitral.workflows.plan_ranks import check_strategy
 from vitral.workflows.run_data import load_run_data
 from vitral.workflows.saving import command, path_entry
 
@@ -108,6 +109,8 @@ def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callbac
         return done
     plan, path = done
     folder, job = RunFolder(path), _reopened(plan)
+    if ranks.together and "strategy" in given:
+        ranks.share(lambda: check_strategy(job.run, job.machine))
     ranks.share(lambda: _check_teacher(job, folder))
     callbacks = [*_trackers(given.get("log", plan.run.log), console), *callbacks] if ranks.main else []
     with cpu_threads(job.run.threads):
