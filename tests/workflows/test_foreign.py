@@ -200,6 +200,20 @@ def test_what_cannot_be_trained_is_refused_by_name(source, options, message, pho
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("source", [*SOURCES, "timm:resnet18", "torchvision:resnet18"])
+def test_pretraining_is_refused_by_name(source, photos, tmp_path):
+    with pytest.raises(UsageError, match=f"{source} cannot be pretrained") as found:
+        vitral.pretrain(str(photos), model=source, out=tmp_path / "run", quiet=True)
+    assert found.value.why
+    assert "--model Nano/4" in str(found.value.hint)
+
+
+def test_pretraining_from_weights_of_another_library_is_refused(photos, tmp_path):
+    vitral.train(str(photos), model="own_nets:build", out=tmp_path / "run", **{**OPTIONS, "epochs": 1})
+    with pytest.raises(UsageError, match="own_nets:build cannot be pretrained"):
+        vitral.pretrain(str(photos), init=str(tmp_path / "run"), out=tmp_path / "again", quiet=True)
+
+
 def test_a_linear_probe_is_refused(photos, tmp_path):
     options = {"recipe": "linear-probe", "val_fraction": 0.2, "quiet": True, "image_size": 32}
     with pytest.raises(UsageError, match="does not support a linear probe"):

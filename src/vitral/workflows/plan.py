@@ -43,6 +43,7 @@ from vitral.workflows.plan_compute import (
 from vitral.workflows.plan_flexible import flex_patches
 from vitral.workflows.plan_network import (
     build_config,
+    check_library,
     initial_weights,
     read_initial,
     read_teacher,
@@ -90,6 +91,8 @@ def check_given(options: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{flag(alone[0])} is for vitral pretrain", hint="leave it out")
     if given.get("recipe") in METHODS and (alone := [name for name in LABEL_OPTIONS if name in given]):
         raise UsageError(f"{flag(alone[0])} is for labels, which pretraining does not read", hint="leave it out")
+    if given.get("recipe") in METHODS:
+        check_library(given.get("model", ""))
     if given.get("max_bad") is not None and given.get("bad_images") != "skip":
         why, hint = "without it any unreadable image stops the run", "--bad-images skip --max-bad 100"
         raise UsageError("--max-bad goes with --bad-images skip", why=why, hint=hint)

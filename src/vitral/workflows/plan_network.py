@@ -17,7 +17,7 @@ from vitral.errors import UsageError
 from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig
 from vitral.model import config as model_config
 from vitral.model.config_base import pair
-from vitral.model.foreign import is_function, trusted
+from vitral.model.foreign import is_foreign, is_function, trusted
 from vitral.model.summary import summarize
 from vitral.model.variants import config_fields
 from vitral.pretraining.methods import METHODS
@@ -48,6 +48,13 @@ def class_names(run: Run, dataset: DataSet) -> tuple[str, ...]:
     return () if run.recipe in METHODS else dataset.classes
 
 
+def check_library(source: str) -> None:
+    """Raise `UsageError` for a network of another library, before it is built without classes."""
+    if is_foreign(source):
+        why = "the methods need the patches and blocks of a ViT, which are not known of networks of other libraries"
+        raise UsageError(f"{source} cannot be pretrained", why=why, hint="a network of vitral: --model Nano/4")
+
+
 def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
     """Read the weights, at the given size, else at the recipe's if it fixes one; with a new head for other classes."""
     task = given.get("task") or proposed.task
@@ -55,6 +62,8 @@ def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> L
         return read_reader(given, dataset, proposed)
     names = class_names(proposed, dataset)
     loaded = read(given["init"], channels=given.get("channels"), class_order=given.get("class_order"))
+    if proposed.recipe in METHODS:
+        check_library(getattr(loaded.weights.config, "source", ""))
     size = given.get("image_size")
     if size is None and proposed.recipe in RESIZES:
         patch = pair(getattr(loaded.weights.config, "patch_size", 1))
