@@ -18,7 +18,7 @@ from PIL import Image
 import vitral
 from images import MakeImages
 from running import TINY, call_at_batch, in_child, mostly_slow, printed, recorded, same_bits, weights_of
-from vitral.data.sources.unlabeled import UNLABELED, load_images
+from vitral.data.sources.unlabeled import NOT_HELD_OUT, UNLABELED, load_images
 from vitral.errors import DataError, Interrupted, TrainingError, UsageError
 from vitral.pretraining import monitor
 from vitral.pretraining.methods import METHODS
@@ -125,6 +125,19 @@ def test_images_without_class_folders(make_images: MakeImages, tmp_path, monkeyp
     assert run.result["images"] == {"train": 12}
     assert "knn_accuracy" not in run.result
     assert "There are no labels" in (run.folder / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("options", [{}, {"val_fraction": 0.2}])
+def test_file_names_read_as_classes_of_one_image_are_no_labels(make_images: MakeImages, tmp_path, options):
+    folder = make_images({".": 10})
+    for number, path in enumerate(sorted(folder.glob("*.png"))):
+        path.rename(folder / f"n{number:08}_thing_{'abcdefghij'[number]}.png")
+    run = pretrain(folder, tmp_path / "run", **options)
+    assert run.result["images"] == ({"train": 8, "val": 2} if options else {"train": 10})
+    assert "knn_accuracy" not in run.result
+    plan = {row["name"]: row for row in json.loads((run.folder / "config.json").read_text())["plan"]}
+    assert NOT_HELD_OUT in plan["data"]["reason"]
+    assert vitral.pretrain(out=str(run.folder), resume=True, quiet=True).result == run.result
 
 
 def test_labels_do_not_change_the_weights(photos, make_images, tmp_path):

@@ -14,14 +14,17 @@ from vitral.data.files import Files, Folder, build_dataset, is_image, other_file
 from vitral.data.sources import load
 from vitral.data.sources.archive import stem
 from vitral.data.sources.layout import NoLabelsError
+from vitral.data.splits import with_validation
 from vitral.data.targets import ONE_CLASS
+from vitral.errors import DataError
 
 UNLABELED = "unlabeled"
 """The one class of images without labels."""
 
 
 def load_images(data: str | Path, *, root: str | Path = "data") -> DataSet:
-    """Load images as `load` does; without class folders, or with a single one, as one class `UNLABELED`.
+    """Load images as `load` does; without class folders, with a single one, or with classes of which no image can be
+    held out, as one class `UNLABELED`.
 
     Raises the errors of `load`, except for missing labels.
     """
@@ -31,6 +34,8 @@ def load_images(data: str | Path, *, root: str | Path = "data") -> DataSet:
         return _all_images(str(data))
     if dataset.targets.task != "class":
         return _without_labels(dataset)
+    if len(dataset.classes) > 1 and not _can_hold_out(dataset):
+        return replace(_without_labels(dataset), notes=(*dataset.notes, NOT_HELD_OUT))
     return _all_images(str(data)) if len(dataset.classes) < 2 and _has_files(str(data)) else dataset
 
 
@@ -38,6 +43,19 @@ def _without_labels(dataset: DataSet) -> DataSet:
     """Drop several labels or numbers an image, which are not used to monitor features."""
     splits = {name: replace(split, labels=np.zeros(len(split), np.int64)) for name, split in dataset.splits.items()}
     return replace(dataset, classes=(UNLABELED,), splits=splits, targets=ONE_CLASS, reason="")
+
+
+NOT_HELD_OUT = "labels are not used: no class has an image to hold out, as where every file is a class"
+"""Note on labels that would measure no features."""
+
+
+def _can_hold_out(dataset: DataSet) -> bool:
+    """True if there are labeled images to measure features on, or some can be cut from train."""
+    try:
+        with_validation(dataset)
+    except DataError:
+        return False
+    return True
 
 
 def _has_files(data: str) -> bool:
