@@ -20,6 +20,7 @@ from images import MakeImages
 from running import TINY, call_at_batch, in_child, mostly_slow, printed, recorded, same_bits, weights_of
 from vitral.data.sources.unlabeled import NOT_HELD_OUT, UNLABELED, load_images
 from vitral.errors import DataError, Interrupted, TrainingError, UsageError
+from vitral.evaluation.metrics import wilson_interval
 from vitral.pretraining import monitor
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.pretrain import UNSUPPORTED_BY
@@ -288,11 +289,21 @@ def test_every_method_has_a_recipe_and_advice():
     assert set(METHODS) == set(pretraining.ADVICE) == set(pretraining_page.EXPLAINED) == set(DRAWINGS)
 
 
-def test_the_command(photos, tmp_path, capsys):
+@pytest.mark.report
+def test_the_command(photos, tmp_path, capsys, monkeypatch):
+    ignore_collapse(monkeypatch, page=True)
     words = ["--model", "mu/4", "--image-size", "8", "--epochs", "1", "--device", "cpu", "--precision", "fp32"]
     _, message = printed(capsys, "pretrain", str(photos), "--method", "mpp", *words, "--out", str(tmp_path / "run"))
     assert "predict the mean color" in message
-    assert "k nearest neighbors" in message
+    assert "k nearest neighbors: accuracy " in message
+    shown = [line.split(": ")[1] for line in message.splitlines() if line.startswith(("k nearest", "linear probe:"))]
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    for line, name in zip(shown, ("knn_accuracy", "probe_accuracy"), strict=True):
+        low, high = wilson_interval(round(2 * result[name]), 2)
+        interval = f"({low:.1%} to {high:.1%})"
+        assert line == f"accuracy {result[name]:.2%} {interval} on 2 validation images, not used in training"
+    assert f"Report   {tmp_path / 'run/report.html'}" in message
+    assert not [line for line in message.splitlines() if line.startswith("epoch") and "best" in line]
     assert "vitral train LABELED --init" in message
     shown, _ = printed(capsys, "pretrain", "--help")
     assert "--method" in shown

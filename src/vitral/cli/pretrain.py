@@ -11,6 +11,7 @@ from vitral.cli.options import Option
 from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
 from vitral.cli.train import NOT_IN_RUN, run_options
+from vitral.console import count
 from vitral.distributed.environment import is_follower
 
 
@@ -52,9 +53,16 @@ _FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_siz
 
 
 def _print_result(folder: Path, result: Any) -> None:
+    from vitral.evaluation.metrics import wilson_interval, with_interval
+    from vitral.pretraining.monitor import SAMPLED
+
     for name, what in (("knn_accuracy", "k nearest neighbors"), ("probe_accuracy", "linear probe")):
         if name in result:
-            say(f"{what}: {result[name]:.2%}, on images that were not used in training")
+            images = min(SAMPLED, result["images"]["val"])
+            accuracy = with_interval(result[name], wilson_interval(round(result[name] * images), images))
+            say(f"{what}: accuracy {accuracy} on {count(images, 'validation image')}, not used in training")
+    if (report := folder / "report.html").is_file():
+        say(f"Report   {report}")
     say(f"Weights  {folder / 'model.safetensors'}")
 
 

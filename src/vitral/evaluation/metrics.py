@@ -105,8 +105,7 @@ class Evaluation(Measured):
 
     def headline(self) -> str:
         """The main metric in a line."""
-        low, high = self.accuracy_interval
-        return f"Accuracy {self.accuracy:.2%} ({low:.1%} to {high:.1%})"
+        return f"Accuracy {with_interval(self.accuracy, self.accuracy_interval)}"
 
     def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
         """Return the most frequent errors as (true class, predicted class, times), most frequent first."""
@@ -218,6 +217,11 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
         per_class=per_class,
         confusion=confusion,
     )
+
+
+def with_interval(rate: float, interval: tuple[float, float]) -> str:
+    """Return a rate and its 95 % interval as text."""
+    return f"{rate:.2%} ({interval[0]:.1%} to {interval[1]:.1%})"
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:

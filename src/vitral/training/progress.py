@@ -94,7 +94,9 @@ class ConsoleListener(Callback):
         self.epochs = line.get("epochs", self.epochs)
         if left := self.epochs - line["epoch"]:
             parts.append(f"{duration(left * median(self.epoch_seconds[-5:]))} left")
-        self.console.print("  ".join(parts) + ("  best" if best else ""), highlight=False, soft_wrap=True)
+        if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
+            parts.append("best")
+        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
         if line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _NEGLIGIBLE and not self.warned:
             self.warned = True
             self.console.print(SLOW_IMAGES, style="dim", highlight=False, soft_wrap=True)
