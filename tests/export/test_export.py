@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from rich.console import Console
 
 import vitral
 from images import noise
@@ -283,7 +285,23 @@ class TestImages:
         assert "24 train images" in found.on
         assert "20 drawings" in found.on
         assert found.images == 64
-        assert found.labeled == 44, "no drawing shows one of its classes"
+        assert found.held_out
+        assert found.labeled == 20, "neither training images nor drawings"
+        wanted = [vitral.evaluate(trained.folder, split=name) for name in ("test", "val")]
+        assert found.accuracy == pytest.approx(sum(one.accuracy * one.images for one in wanted) / 20)
+
+    def test_the_table_names_the_rows_and_the_images_of_the_accuracy(self, trained, capsys):
+        out, _ = printed(capsys, "export", str(trained.folder), "--to", "torch", "--out", "there")
+        assert "accuracy on 20 held-out images" in out
+        assert [line.split(":")[0] for line in out.splitlines() if "fp32  " in line] == ["network", "export"]
+        out, _ = printed(capsys, "export", "demo", "--to", "torch", "--out", "demo")
+        assert "accuracy on 64 labeled images" in out
+
+    def test_the_size_of_a_small_file_is_not_zero(self, trained):
+        proof = export_model(trained.folder, "torch", out="there").proof
+        screen = Console(file=io.StringIO(), width=200)
+        dataclasses.replace(proof, size=30_000).print_table(screen)
+        assert ", 29.3 KiB; limits" in screen.file.getvalue()
 
     @pytest.mark.slow
     def test_unreadable_images_are_named_or_left_out(self, make_images, capsys):

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vitral.console import table
+from vitral.console import count, table
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.export.sample import Sample
 from vitral.export.target import Job, Precision, Runtime
 from vitral.inference.outputs.output import Comparable
+from vitral.model.summary import binary_size
 
 AT_ONCE = 16
 """Batch size. The first batch is one image, so two batch sizes are tested."""
@@ -80,10 +81,14 @@ class Proof:
     agreement: float
     """Share of images with the same predicted class."""
     labeled: int
-    """Labeled images, on which accuracy is measured."""
+    """Images on which accuracy is measured: the labeled held-out ones, or without any all that have a label."""
+    held_out: bool
+    """True if these are held-out images alone."""
     accuracy: float | None
     """Accuracy of the network; None without labeled images."""
     accuracy_export: float | None
+    lost: float | None
+    """Accuracy of the network minus that of the export on all images with a label; None without any."""
     speed: float
     """Images per second of the network in its fastest batch: other programs on the machine slow the others down."""
     speed_export: float
@@ -105,10 +110,12 @@ class Proof:
         if self.agreement < self.bar.agreement:
             failed.append(f"{self.agreement:.2%} of images get the same class, the limit is {self.bar.agreement:.0%}")
         if math.isfinite(self.bar.lost):
-            if self.accuracy is None or self.accuracy_export is None:
+            if self.lost is None:
                 failed.append("no image has a label, so the loss of accuracy is unknown")
-            elif (lost := self.accuracy - self.accuracy_export) > self.bar.lost + 1e-9:
-                failed.append(f"{100 * lost:.2f} points of accuracy are lost, the limit is {100 * self.bar.lost:g}")
+            elif self.lost > self.bar.lost + 1e-9:
+                failed.append(
+                    f"{100 * self.lost:.2f} points of accuracy are lost, the limit is {100 * self.bar.lost:g}"
+                )
         return "; ".join(failed)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,17 +131,18 @@ class Proof:
     def print_table(self, console: Console) -> None:
         """Print accuracy and speed of the network and the export, and the limits."""
         speeds = table(f"Export and network, {self.on}")
-        for name in ("", "accuracy", "images/s"):
+        measured = count(self.labeled, f"{'held-out' if self.held_out else 'labeled'} image")
+        for name in ("", f"accuracy on {measured}" if self.labeled else "accuracy", "images/s"):
             speeds.add_column(name, justify="right" if name else "left")
-        accuracies = ("–" if one is None else f"{one:.2%}" for one in (self.accuracy, self.accuracy_export))
-        for name, accuracy, speed in zip(
-            ("PyTorch, fp32", self.runtime), accuracies, (self.speed, self.speed_export), strict=True
+        for name, accuracy, speed in (
+            ("network: PyTorch, fp32", self.accuracy, self.speed),
+            (f"export: {self.runtime}", self.accuracy_export, self.speed_export),
         ):
-            speeds.add_row(name, accuracy, f"{speed:,.1f}")
+            speeds.add_row(name, "–" if accuracy is None else f"{accuracy:.2%}", f"{speed:,.1f}")
         speeds.min_width = len(str(speeds.title)) + 2
         console.print(speeds)
         figures = f"largest difference of {self.compared} {self.difference:.2g}, {self.agreement:.2%} agreement"
-        console.print(f"{figures}, {self.size / 2**20:,.1f} MiB; limits: {self.bar}", highlight=False, markup=False)
+        console.print(f"{figures}, {binary_size(self.size)}; limits: {self.bar}", highlight=False, markup=False)
 
 
 def prove(
@@ -144,13 +152,13 @@ def prove(
     step = _per_image if job.with_preprocessing else _per_batch
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     seconds: list[tuple[float, float]] = []
-    for count, network, export in step(job, runtime, sample, output):
+    for number, network, export in step(job, runtime, sample, output):
         order = (network, export) if len(rows) % 2 else (export, network)  # neither always has a warm cache
         results = {one: _timed(one) for one in order}
         rows.append((results[network][0], results[export][0]))
-        seconds.append((results[network][1] / count, results[export][1] / count))
+        seconds.append((results[network][1] / number, results[export][1] / number))
         if progress:
-            progress(count)
+            progress(number)
     wanted, found = (np.concatenate(column) for column in zip(*rows, strict=True))
     if not np.isfinite(wanted).all():
         raise UsageError(f"the network itself gives {output.compared} that are not finite", hint="vitral verify RUN")
@@ -175,12 +183,15 @@ def _proof(
     known = np.zeros(len(sample), bool)  # numbers have no accuracy
     if sample.labels.shape == answers.shape:
         known = _same(sample.labels, np.maximum(sample.labels, 0))
-    accuracies = [
-        float(_same(one, sample.labels)[known].mean()) if known.any() else None for one in (answers, answers_export)
-    ]
+    held_out = known & (np.arange(len(sample)) < sample.held_out)
+    measured = held_out if held_out.any() else known
+    right = [_same(one, sample.labels) if known.any() else known for one in (answers, answers_export)]
+    accuracies = [float(one[measured].mean()) if measured.any() else None for one in right]
+    lost = float(right[0][known].mean() - right[1][known].mean()) if known.any() else None
     return Proof(
         runtime, len(sample), sample.about, bar, float(difference.max()), float(same.mean()),
-        int(known.sum()), accuracies[0], accuracies[1], speed, speed_export, size, first, output.compared,
+        int(measured.sum()), bool(held_out.any()), accuracies[0], accuracies[1], lost, speed, speed_export, size,
+        first, output.compared,
     )  # fmt: skip
 
 

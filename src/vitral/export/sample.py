@@ -29,6 +29,8 @@ class Sample:
     parts: Sequence[Split]
     about: str
     """Origin of the images: "64 test images of photos/"."""
+    held_out: int = 0
+    """Number of images of a test or val split, which come first."""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -58,19 +60,21 @@ def sample(
     """
     parts: list[Split] = []
     origins: list[str] = []
+    held_out = 0
     for name in reversed(SPLITS):
         missing = LEAST - sum(map(len, parts)) if parts else count
         if dataset is not None and name in dataset.splits and missing > 0:
             part = dataset[name].spread(missing)
             part = (readable(part) if skip else part).with_levels(levels)
             parts.append(part)
+            held_out += len(part) * (name != "train")
             origins.append(f"{len(part):,} {name} images of {dataset.source}")
     if (missing := LEAST - sum(map(len, parts))) > 0:
         drawn = drawings(output.names, missing if parts else max(count, LEAST))
         width = parts[0].labels.shape[1] if parts and output.task != "class" else len(output.names)
         parts.append(drawn if output.task == "class" else _unlabeled(drawn, width))
         origins.append(f"{len(parts[-1])} drawings of vitral demo")
-    return Sample(parts, " and ".join(origins))
+    return Sample(parts, " and ".join(origins), held_out)
 
 
 def drawings(classes: Sequence[str], count: int) -> Split:

@@ -373,8 +373,8 @@ def _totals(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "FLOPs", f"{_short(summary.flops)}FLOPs forward; one multiply-add is two"
     yield (
         "memory",
-        f"parameters {_bytes(summary.parameter_bytes)}, activations {_bytes(summary.activation_bytes)}, "
-        f"input {_bytes(summary.input_bytes)}",
+        f"parameters {binary_size(summary.parameter_bytes)}, activations {binary_size(summary.activation_bytes)}, "
+        f"input {binary_size(summary.input_bytes)}",
     )
 
 
@@ -387,7 +387,8 @@ def _short(number: float) -> str:
     return f"{number:.0f} {prefix}" if prefix == "" else f"{number:.3g} {prefix}"
 
 
-def _bytes(number: float) -> str:
+def binary_size(number: float) -> str:
+    """Format bytes: 1500 → "1.465 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":
             break
