@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 import re
@@ -146,6 +147,7 @@ def test_the_table_has_the_figures_of_the_runs(finished):
         assert float(row["accuracy"]) == result["val_accuracy"]
         assert (row["model"], float(row["fraction"]), int(row["seed"])) == (*cell.factors.values(), cell.seed)
         assert row["status"] == "done"
+        assert row["batch_size"] == str(SMALL["batch_size"])
     assert results.finished
     group = results.groups[0]
     assert group.accuracy is not None
@@ -337,6 +339,23 @@ def test_a_single_seed_claims_nothing():
     words = " ".join(conclusions(results))
     assert "no difference is claimed" in words
     assert "more accurate" not in words
+
+
+def test_batch_sizes_that_differ_are_named():
+    study = Study("data", "x", models=("A",), fractions=(0.1, 1.0), seeds=2)
+    results = supposed(study, lambda f: 0.6)
+
+    def planned(study: Study, small: int, large: int) -> str:
+        sized = [
+            dataclasses.replace(one, batch_size=small if k % 2 else large) for k, one in enumerate(results.outcomes)
+        ]
+        return " ".join(conclusions(Results(study, tuple(sized))))
+
+    assert "The batch size is not the same in all runs: 16 and 64 images" in planned(study, 16, 64)
+    assert "--set batch_size=16 keeps it equal" in planned(study, 16, 64)
+    assert "batch size" not in planned(study, 64, 64)
+    results = supposed(Study("options", "x", vary={"batch_size": (64, 16)}, seeds=2), lambda f: 0.6)
+    assert "batch size" not in planned(results.study, 16, 64)
 
 
 def test_options_are_compared_over_all_values_of_the_others():

@@ -53,6 +53,8 @@ class Outcome:
     macro_f1: float | None = None
     epochs: int | None = None
     best_epoch: int | None = None
+    batch_size: int | None = None
+    """Images of an optimizer step; None for a run without steps."""
     parameters: int | None = None
     flops: float | None = None
     """Of the whole training: three forward passes (backward is twice forward) of every image seen."""
@@ -330,11 +332,12 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
     if "test" not in splits:
         test = Evaluation.from_json(result["test"]) if "test" in result else None
         of_trial = {"curve": _curve(run), "test": test}
-    measured = result.get(split, {})
+    measured, options = result.get(split, {}), run.read_plan().run
     return Outcome(
         cell, "done", split=split, images=measured.get("images", 0), train_images=result["images"]["train"],
         accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
+        batch_size=options.batch_size * options.accumulate if result["epochs"] else None,
         parameters=result["parameters"], flops=_training_flops(run), seconds=result["seconds"],
         images_per_second=result["images_per_second"], held_out=_held_out(run, split), **of_trial,
     )  # fmt: skip
