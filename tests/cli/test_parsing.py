@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from vitral.cli.main import main
+from vitral.cli.main import COMMANDS, _options, main
 from vitral.cli.options import Help, options_of
 from vitral.cli.parsing import parse
 from vitral.errors import UsageError
@@ -175,3 +175,15 @@ def test_one_dash_is_an_option_too(words):
 def test_errors_of_commands(words, message, capsys):
     assert main(words) == 2
     assert f"error: {message}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_names_all_that_it_needs(name, capsys):
+    needed = [option for option in _options(COMMANDS[name]) if option.required]
+    if needed:
+        assert main(name.split()) == 2
+        expected = f"error: vitral {name} needs {' and '.join(option.title for option in needed)}\n"
+        assert capsys.readouterr().err.startswith(expected)
+    assert main([*name.split(), "--help"]) == 0
+    usage = capsys.readouterr().out.partition("[OPTIONS]")[0].split()
+    assert {option.title for option in needed} <= set(usage)

@@ -18,9 +18,10 @@ _WIDTH = 100
 
 
 def help_page(name: str, command: Callable[..., Any], options: Sequence[Option]) -> Text:
-    """Return the usage, the docstring, and the description of each argument and option."""
+    """Return the usage with all that is required, the docstring, and the description of each argument and option."""
     positional = [option for option in options if option.is_positional]
-    usage = " ".join(["usage: vitral", name, *(str(option.usage) for option in positional), "[OPTIONS]"])
+    needed = [_syntax(option) for option in options if option.required and not option.is_positional]
+    usage = " ".join(["usage: vitral", name, *(str(option.usage) for option in positional), *needed, "[OPTIONS]"])
     lines = [Text(usage), Text(), *map(Text, inspect.cleandoc(command.__doc__ or "").splitlines())]
     if positional:
         lines += [Text(), Text("arguments:", "bold"), *_rows((str(one.usage), _description(one)) for one in positional)]

@@ -50,6 +50,9 @@ def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict
             refused[at] = option
         typed[option.name] = _convert(option, values, hint)
     typed |= _positional(command, options, words, free, refused)
+    if missing := [option for option in options if option.required and option.name not in typed]:
+        what = f"vitral {command} needs {' and '.join(option.title for option in missing)}"
+        raise UsageError(what, why="; ".join(f"{option.title}: {option.help}" for option in missing), hint=hint)
     return {option.name: typed[option.name] for option in options if option.name in typed}
 
 
@@ -87,18 +90,12 @@ def _positional(
     """Assign the words that belong to no option to the positional arguments, in order."""
     hint, left = f"vitral {command} --help", list(free)
     typed: dict[str, Any] = {}
-    missing: list[Option] = []
     for option in options:
         if option.is_positional:
             count = min(option.values.most, len(left))
             taken, left = left[:count], left[count:]
             if taken:
                 typed[option.name] = _convert(option, [words[index] for index in taken], hint)
-            elif option.required:
-                missing.append(option)
-    if missing:
-        what = f"vitral {command} needs {' and '.join(option.title for option in missing)}"
-        raise UsageError(what, why="; ".join(f"{option.title}: {option.help}" for option in missing), hint=hint)
     if left:
         raise _unexpected([words[index] for index in left], refused.get(left[0]), hint)
     return typed
