@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -411,6 +412,56 @@ def test_heic_without_its_reader_is_named_with_the_extra(monkeypatch: pytest.Mon
 def test_formats_that_are_not_on_the_list_are_refused(data: bytes) -> None:
     with pytest.raises(ImageError):
         read_image(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"Not found\n", "a text"),
+        ("Grün 緑\n".encode() * 999, "a text"),  # a sample of it ends within a character
+        (b"MZ is no program here", "a text"),
+        (b"#!/bin/sh\nexit 1\n", "a script"),
+        (b"\x7fELF\x02\x01\x01" + bytes(40), r"a program \(ELF\)"),
+        (b"MZ\x90\0\x03" + bytes(40), r"a program \(Windows\)"),
+        (b"\n<!DOCTYPE html><html></html>", "a web page"),
+    ],
+)
+def test_other_files_are_named_with_their_kind_and_a_way_out(data: bytes, kind: str) -> None:
+    with pytest.raises(ImageError, match=rf"why: it is {kind}: \w+"):
+        read_image(data)
+
+
+def test_bytes_of_no_kind_are_no_text() -> None:
+    for data in (b"ab\0cd", b"ab\x1bcd", b"\xff\xfeab"):
+        with pytest.raises(ImageError, match="not a JPEG"):
+            read_image(data)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_no_damage_is_reported_in_the_words_of_python(format: str) -> None:
+    generator = np.random.default_rng(0)
+    data = encoded(Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)), format)
+    damaged = [data[:end] for end in range(1, min(len(data), 120))]
+    for _ in range(60):
+        ruined = bytearray(data)
+        for at in generator.integers(2, min(len(data), 99), 4):
+            ruined[at] = generator.integers(256)
+        damaged.append(bytes(ruined))
+    words = []
+    for one in damaged:
+        try:
+            read_image(one)
+        except ImageError as error:
+            words.append(str(error))
+    pattern = r"unpack|literal|index out|PNG file|why: (damaged header: )?'?\d+'?$"
+    assert words
+    assert not [one for one in words if re.search(pattern, one)]
+
+
+def test_a_png_of_a_few_bytes_is_truncated() -> None:
+    for end in range(8, 40):
+        with pytest.raises(ImageError, match=r"why: damaged header: truncated or damaged$"):
+            read_image(png_header(4, 4)[:end])
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import io
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -240,11 +241,20 @@ def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
     return data
 
 
+# Exceptions of Python in a decoder, which speak of its buffers, not of the file; Pillow passes on their words.
+_OF_PYTHON = (
+    struct.error, zlib.error, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, EOFError,
+    UnicodeError,
+)  # fmt: skip
+_DAMAGED = ("truncated", "broken png file", "invalid literal for int")
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "not enough memory"
     text = str(error).strip() or type(error).__name__
-    return "truncated or damaged" if "truncated" in text.lower() else text
+    of_python = any(isinstance(one, _OF_PYTHON) and str(one) == str(error) for one in (error, error.__cause__))
+    return "truncated or damaged" if of_python or any(words in text.lower() for words in _DAMAGED) else text
 
 
 def _open(data: bytes, name: str) -> Image.Image:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 CONVERT = "convert it to JPEG or PNG"
 LIKE_IMAGES = frozenset(
     (
@@ -30,6 +32,8 @@ _KINDS: tuple[tuple[int, tuple[bytes, ...], str, str], ...] = (
     (0, (b"\0\0\1\xba", b"\0\0\1\xb3"), "a video (MPEG)", "extract its frames"),
     (8, (b"AVI ",), "a video (AVI)", "extract its frames"),
     (8, (b"WAVE",), "a sound", "remove it"),
+    (0, (b"#!",), "a script", "remove it"),
+    (0, (b"\x7fELF",), "a program (ELF)", "remove it"),
 )
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"heim": "HEIC", b"heis": "HEIC", b"hevc": "HEIC", b"hevx": "HEIC",
            b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF", b"avis": "AVIF"}  # fmt: skip
@@ -58,4 +62,20 @@ def kind_of(data: bytes) -> tuple[str, str]:
         return "a web page", "a download that failed: fetch the image again"
     if start.startswith(b"<svg") or (start.startswith(b"<?xml") and b"<svg" in start):
         return "an SVG drawing", "render it to PNG"
+    if _is_text(data[:_SAMPLE]):
+        return "a text", "remove it, or fetch the image again"
+    if data.startswith(b"MZ"):  # after texts, which may begin with these letters
+        return "a program (Windows)", "remove it"
     return "", ""
+
+
+_SAMPLE = 4096
+_CONTROLS = frozenset(map(chr, (*range(32), 127))) - set("\t\n\r\f")
+
+
+def _is_text(data: bytes) -> bool:
+    """True for UTF-8 without control characters; the last character may be cut."""
+    try:
+        return _CONTROLS.isdisjoint(codecs.getincrementaldecoder("utf-8")().decode(data))
+    except UnicodeDecodeError:
+        return False
