@@ -44,6 +44,7 @@ CHOSEN = {
     "one bit": ("file broken", [(1,), (0,)], "labels"),
     "numbers": ("file age", [(3,), (4.5,)], "numbers"),
     "fractions as label": ("file label", [(3.5,), (4,)], "numbers"),
+    "a column text, chosen": ("file text label", [("073", "x"), ("12", "y")], "class"),
     "whole numbers as label": ("file label", [(3,), (4,)], "class"),
     "an identifier is no number": ("file id age", [(1, 3), (2, 4.5)], "numbers"),
 }
@@ -66,6 +67,7 @@ def test_labels_are_read_in_every_form(table):
     bits = read(table("file y x", (1, 1), (0, "0.0")))
     assert (bits.classes, bits["train"].labels.tolist()) == (("y", "x"), [[1, 1], [0, 0]])
     assert read(table("file label", (3,), (4,)), task="numbers")["train"].labels.tolist() == [[3.0], [4.0]]
+    assert read(table("file text", (3,), (4,)), task="numbers")["train"].labels.tolist() == [[3.0], [4.0]]
     assert read(table("file labels", ("x|y",), ("z",)), task="class").classes == ("x|y", "z")
     chosen = read(table("file x note y", (1.5, "n", 2), (2.5, "n", 3)), columns=("y", "x"))
     assert (chosen.classes, chosen["train"].labels.tolist()) == (("y", "x"), [[2.0, 1.5], [3.0, 2.5]])
@@ -77,6 +79,18 @@ REFUSED = {
     "no number": ("file age", [(1.5,), ("old",)], {"task": "numbers"}, "needs columns of finite numbers"),
     "infinite": ("file age", [(1.5,), ("inf",)], {"task": "numbers"}, "needs columns of finite numbers"),
     "no bit": ("file a b", [(1, 0), (2, 0)], {"task": "labels"}, "needs columns of 0 and 1"),
+    "no bit by line": ("file a b", [(1, 0), (2, 0)], {"task": "labels"}, "why: a, line 3: '2' is not 0 or 1\n"),
+    "no number by line": ("file age", [("old",), (1.5,)], {"task": "numbers"}, "why: age, line 2: 'old' is no number"),
+    "a bad cell": ("file age", [(1.5,), (2,), ("x",)], {}, r"column age are.*\n.*\n  why: line 4: 'x' is no number\n"),
+    "a bad cell, asked": ("file age", [(1.5,), ("",), (3,)], {"task": "numbers"}, "why: line 3: '' is no number"),
+    "a bad cell of two columns": (
+        "file age size",
+        [(1.5, 1), (2.5, "x"), (3, 3)],
+        {},
+        r"column size(.*\n)+.*; or --targets age$",
+    ),
+    "digits to read": ("file text", [("073111",), ("12",)], {}, r"may be text(.*\n)+.*--task text or --task numbers"),
+    "bits to read": ("file caption", [("0",), ("1",)], {}, "the column caption may be text to read or numbers"),
     "no such column": ("file age", [(1.5,), (2,)], {"columns": ("aeg",)}, "nearest: age"),
     "no labels at all": ("file label", [("x",), ("y",)], {"separator": ","}, None),
 }

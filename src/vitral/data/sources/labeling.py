@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,6 +21,11 @@ _EMPTY = ("", "nan", "NaN", "<NA>")
 """Cells without a label: pandas writes missing ones so."""
 _NOT_TARGETS = ("id", "index", "idx", "group", "patient", "fold", "")
 """Columns that hold no labels, in lower case, unless `--targets` names them."""
+
+TEXTS = ("text", "transcription", "transcript", "caption")
+"""Names of a column of texts, in lower case, which `--task text` reads."""
+_LONGEST = 40
+"""Most characters of a cell that a message shows."""
 
 
 class LabelReader(Protocol):
@@ -129,12 +134,16 @@ class NumberColumns:
 
 
 def reader_of(
-    header: Sequence[str], known: Mapping[str, int], rows: Iterable[Sequence[str]], wanted: Labeling, where: str
+    header: Sequence[str],
+    known: Mapping[str, int],
+    rows: Iterable[tuple[int, Sequence[str]]],
+    wanted: Labeling,
+    where: str,
 ) -> LabelReader | None:
     """Choose how the labels of a table are read; None if it has no column of labels.
 
-    `known` has the columns file, label and split by position. Raises `UsageError` for a wanted column that the table
-    lacks, `DataError` for columns that do not hold what is wanted.
+    `known` has the columns file, label and split by position, `rows` the number of each row's line. Raises
+    `UsageError` for a wanted column that the table lacks, `DataError` for columns that do not hold what is wanted.
     """
     free = [i for i in range(len(header)) if i not in known.values() and header[i].lower() not in _NOT_TARGETS]
     label = known.get("label")
@@ -147,8 +156,8 @@ def reader_of(
                 raise unknown("column", name, header)
         free = [lower.index(name.lower()) for name in wanted.columns]
         label = free[0] if len(free) == 1 else None
-    kept = [row for row in rows if any(cell.strip() for cell in row)]
-    if label is not None and (reader := _of_column(header, label, kept, wanted)):
+    kept = {line: row for line, row in rows if any(cell.strip() for cell in row)}
+    if label is not None and (reader := _of_column(header, label, list(kept.values()), wanted)):
         return reader
     return _of_columns(header, [label] if label is not None else free, kept, wanted, where)
 
@@ -177,19 +186,23 @@ def _of_column(header: Sequence[str], label: int, rows: list[Sequence[str]], wan
 
 
 def _of_columns(
-    header: Sequence[str], columns: list[int], rows: list[Sequence[str]], wanted: Labeling, where: str
+    header: Sequence[str], columns: list[int], rows: Mapping[int, Sequence[str]], wanted: Labeling, where: str
 ) -> LabelReader | None:
     """Return the reader of columns of bits or numbers; None without such columns."""
     if wanted.task == "class" and len(columns) != 1:
         return None
-    numeric = [i for i in columns if rows and all(_number(_cell(row, i)) is not None for row in rows)]
-    names = tuple(header[i] for i in columns)
+    odd = {i: _odd(rows, i, _number) for i in columns if rows}
+    numeric, names = [i for i in odd if not odd[i]], tuple(header[i] for i in columns)
     if columns and len(numeric) == len(columns):
-        bits = all(_bit(_cell(row, i)) is not None for i in columns for row in rows)
+        bits = all(_bit(_cell(row, i)) is not None for i in columns for row in rows.values())
+        if wanted.task is None and not wanted.columns:
+            _refuse_text(names, where)
         if bits and wanted.task in (None, "labels"):
             return Indicators(tuple(columns), names, f"{_columns(names)} 0 or 1 for each label")
         if wanted.task in (None, "numbers"):
             return NumberColumns(tuple(columns), names, f"{_columns(names)} numbers")
+    if wanted.task in (None, "numbers"):
+        _refuse_odd(header, odd, len(rows), where)
     if numeric and wanted.task in (None, "numbers") and not wanted.columns:
         others = some([header[i] for i in columns if i not in numeric])
         raise DataError(
@@ -197,13 +210,39 @@ def _of_columns(
             hint=f"--targets {' '.join(header[i] for i in numeric)}",
         )  # fmt: skip
     if wanted.task in ("labels", "numbers") and columns:
-        what = "0 and 1" if wanted.task == "labels" else "finite numbers"
-        bad = [header[i] for i in columns if i not in numeric or wanted.task == "labels"]
+        what, kind = ("0 and 1", "not 0 or 1") if wanted.task == "labels" else ("finite numbers", "no number")
+        odd = {i: _odd(rows, i, _bit) for i in columns} if wanted.task == "labels" else odd
+        bad = [f"{header[i]}, {cells[0]} is {kind}" for i, cells in odd.items() if cells]
         raise DataError(
-            f"--task {wanted.task} needs columns of {what}", where=where, why=f"not so: {some(bad, 5)}",
+            f"--task {wanted.task} needs columns of {what}", where=where, why="; ".join(bad[:3]) or None,
             hint="name the right ones: --targets COLUMN COLUMN",
         )  # fmt: skip
     return None
+
+
+def _odd(rows: Mapping[int, Sequence[str]], column: int, read: Callable[[str], float | None]) -> list[str]:
+    """Return line and value of each cell of a column that cannot be read."""
+    cells = ((line, _cell(row, column)) for line, row in rows.items())
+    return [f"line {line}: '{shown(cell[:_LONGEST])}'" for line, cell in cells if read(cell) is None]
+
+
+def _refuse_odd(header: Sequence[str], odd: Mapping[int, Sequence[str]], rows: int, where: str) -> None:
+    """Raise `DataError` for a column of numbers with a few other cells."""
+    for column, cells in odd.items():
+        if cells and 2 * len(cells) < rows:
+            few, verb = some(cells), "is no number" if len(cells) == 1 else "are no numbers"
+            others = " ".join(header[i] for i in odd if not odd[i])
+            raise DataError(
+                f"not all cells of the column {header[column]} are numbers", where=where, why=f"{few} {verb}",
+                hint="correct them, or delete the lines" + (f"; or --targets {others}" if others else ""),
+            )  # fmt: skip
+
+
+def _refuse_text(names: Sequence[str], where: str) -> None:
+    """Raise `DataError` for digits in a column of texts: as numbers they would lose their leading zeros."""
+    if texts := [name for name in names if name.lower() in TEXTS]:
+        what = f"the column {texts[0]} may be text to read or numbers"
+        raise DataError(what, where=where, why="all its cells are numbers", hint="--task text or --task numbers")
 
 
 def _columns(names: Sequence[str]) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from vitral.data.dataset import DataSet, Split, in_order, shown, some, split_name
 from vitral.data.files import Files, Folder, Names, is_image
-from vitral.data.sources.table import COLUMNS, EXTENSIONS, TABLE_LIMIT, TEXTS
+from vitral.data.sources.labeling import TEXTS
+from vitral.data.sources.table import COLUMNS, EXTENSIONS, TABLE_LIMIT
 from vitral.data.targets import TEXT
 from vitral.data.text import composed, encode, vocabulary
 from vitral.errors import DataError

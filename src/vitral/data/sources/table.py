@@ -17,12 +17,9 @@ import numpy as np
 from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, shown, some, split_name
 from vitral.data.decode import EXTENSIONS as IMAGE_EXTENSIONS
 from vitral.data.files import Files, Folder, is_image, splits_of
-from vitral.data.sources.labeling import LabelReader, reader_of
+from vitral.data.sources.labeling import TEXTS, LabelReader, reader_of
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
-
-TEXTS = ("text", "transcription", "transcript", "caption")
-"""Names of a column of texts, which `--task text` reads."""
 
 COLUMNS = {
     "file": (
@@ -128,7 +125,8 @@ class _Table:
         try:
             rows = self._reader()
             next(rows, None)
-            labels = reader_of(self.header, self.columns, rows, self.wanted, self.where)
+            numbered = ((rows.line_num, row) for row in rows)
+            labels = reader_of(self.header, self.columns, numbered, self.wanted, self.where)
         except csv.Error as error:
             raise self._unreadable(error) from error
         if labels is None:
