@@ -88,6 +88,12 @@ def test_refused_strategies(strategy, device, why, hint, chosen):
     assert hint in str(refused.value)
 
 
+def test_a_strategy_of_parts_offers_an_optimizer_that_goes_with_it(chosen):
+    with pytest.raises(UsageError, match="Muon orthogonalizes") as refused:
+        chosen(10, 4, 4, strategy="fsdp", optimizer="muon")
+    assert refused.value.hint == "--strategy ddp, or --optimizer adamw"
+
+
 def test_memory_of_a_part(chosen, monkeypatch):
     draft, _ = chosen(4000, 16, 8)
     monkeypatch.setattr(memory, "current", lambda: Many(16, 8))

@@ -38,7 +38,7 @@ UNSUPPORTED_BY = {
 
 def mae(stats: DatasetStats, machine: Machine) -> Plan:
     """Masked autoencoder: reconstruct three quarters of the patches (arXiv 2111.06377)."""
-    plan = _plan("mae", stats, machine, mask=0.75, pool="mean")
+    plan = _plan("mae", stats, machine, mask=0.75, pool="mean", optimizer="muon", lr=4e-3)
     why = "reconstruct masked patches, which the encoder does not compute (arXiv 2111.06377)"
     return _with(plan, Choice("method", "mae", why), Choice("mask", "0.75", "of the patches, as in the paper"))
 
@@ -114,15 +114,17 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, **options: Any) ->
     images = 2_000_000 * (20 if gpu else 1)
     epochs = max(1, stats.epochs or min(400, round(images / max(stats.images, 1))))
     batch = stats.batch(64 if stats.images < 5_000 else 512 if gpu else 256)
-    usual: dict[str, Any] = {"lr": 1e-3, "beta2": 0.95, "crop": shape.crop, "crop_area": 0.2}
+    usual: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "beta2": 0.95, "crop": shape.crop, "crop_area": 0.2}
     run = Run(
         recipe=method, model=shape.model, image_size=shape.size, channels=stats.channels, epochs=epochs,
-        batch_size=batch, optimizer="adamw", momentum=0.9, weight_decay=0.05, schedule="cosine",
+        batch_size=batch, momentum=0.9, weight_decay=0.05, schedule="cosine",
         warmup=min(epochs / 10, 40.0), clip=1.0, flip=stats.channels == 3,
         val_fraction=None if stats.classes > 1 else 0.0, **{**usual, **options},
     )  # fmt: skip
     height, width = stats.size
     why_epochs = "about 2 million images (× 20 on a GPU), at most 400 epochs; --minutes limits the time instead"
+    muon = "for the blocks: needs a quarter of AdamW's epochs (docs/log/accuracy.md)"
+    why_optimizer = muon if run.optimizer == "muon" else f"β2 {run.beta2:g}, as in the method's paper"
     geometry = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100 %"
     return Plan(
         run,
@@ -132,7 +134,7 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, **options: Any) ->
             Choice("model", shape.model, "plain patches: behind a stem, a patch would see its masked neighbors"),
             Choice("epochs", str(epochs), "" if stats.epochs else why_epochs),
             Choice("batch", str(batch), "uses the hardware well" if batch > 64 else "small, for few images"),
-            Choice("optimizer", f"adamw, {run.lr:g}", f"β2 {run.beta2:g}, as in the method's paper"),
+            Choice("optimizer", f"{run.optimizer}, {run.lr:g}", why_optimizer),
             *([] if run.crop == "none" else [Choice("geometry", geometry, "masking augments enough")]),
             Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
         ),

@@ -85,9 +85,10 @@ class ConsoleListener(Callback):
         if "image_size" in line:
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
-        if line.get("waited", 0.0) > _NOTICED:
-            parts.append(f"waited {line['waited']:.0%} for images")
         compiling = line.get("compile_seconds", 0.0)
+        slow = line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _NEGLIGIBLE
+        if slow:
+            parts.append(f"waited {line['waited']:.0%} for images")
         if compiling:
             parts.append(f"compiled in {duration(compiling)}")
         self.epoch_seconds.append(line["seconds"] - compiling)
@@ -97,7 +98,7 @@ class ConsoleListener(Callback):
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
             parts.append("best")
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
-        if line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _NEGLIGIBLE and not self.warned:
+        if slow and not self.warned:
             self.warned = True
             self.console.print(SLOW_IMAGES, style="dim", highlight=False, soft_wrap=True)
 
@@ -107,7 +108,7 @@ MONITORED = {"knn_accuracy": "k-NN", "probe_accuracy": "linear probe"}
 _NOTICED = 0.1
 """Share of an epoch's training time above which waiting for images is reported."""
 _NEGLIGIBLE = 5.0
-"""Seconds of an epoch up to which waiting is not worth a hint."""
+"""Seconds of an epoch up to which waiting is not worth a word."""
 RESIDENCY_HINT = "--residency memory or cache keeps them decoded"
 SLOW_IMAGES = (
     f"  training is input-bound: decoding images takes longer than the steps. For streamed images, {RESIDENCY_HINT}; "

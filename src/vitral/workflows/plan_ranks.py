@@ -46,6 +46,9 @@ def check_strategy(run: Run, machine: Machine) -> None:
     """Raise `UsageError` for a strategy that is not possible here, or that the run does not allow."""
     if why := _refusal(run, machine):
         hint = "--strategy fsdp" if run.strategy == "hsdp" and not _unsharded(run) else "--strategy ddp"
+        hint += ", or --optimizer adamw" * (
+            run.optimizer == "muon" and not _unsharded(dataclasses.replace(run, optimizer="adamw"))
+        )
         raise UsageError(f"--strategy {run.strategy} does not go with this run", why=why, hint=hint)
 
 
