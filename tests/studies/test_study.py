@@ -175,8 +175,11 @@ def test_a_finished_study_redoes_nothing_and_may_be_extended(finished, data, tmp
     assert before.items() <= stamps(place.cells).items()
     with pytest.raises(RunError, match="another study"):
         run_study(asked(data, seeds=1), place.path)
-    with pytest.raises(RunError, match="trains otherwise"):
-        run_study(asked(data, seeds=3, options={"lr": 1e-4}), place.path)
+    changed = {"lr": 1e-4, "flip": None, "mixup": 0.2}
+    with pytest.raises(RunError, match="trains otherwise: ") as refused:
+        run_study(asked(data, seeds=3, options=changed), place.path)
+    differing = "flip off there, not set now; lr 0.005 there, 0.0001 now; mixup not set there, 0.2 now"
+    assert str(refused.value.why).endswith(differing)
 
 
 def test_a_folder_of_other_things_is_refused(data, tmp_path):
@@ -330,6 +333,14 @@ def test_a_crossing_is_claimed_only_where_both_orders_are():
     assert "The order changes: B is ahead of A with 10 % of the images, and behind it with all images." in conclusions(
         both
     )
+
+
+@pytest.mark.parametrize(("gain", "claimed"), [(0.3, True), (0.0, False)])
+def test_a_gain_is_claimed_only_if_its_interval_excludes_zero(gain, claimed):
+    study = Study("data", "x", models=("A",), fractions=(0.1, 1.0), seeds=3)
+    results = supposed(study, lambda f: 0.6 + gain * f["fraction"])
+    sentence = next(one for one in conclusions(results) if one.startswith("From 10 % of the images to all images A"))
+    assert sentence.endswith("; no difference can be claimed.") is not claimed
 
 
 def test_a_single_seed_claims_nothing():

@@ -127,6 +127,8 @@ def _gains(results: Results) -> Iterator[str]:
         more, less = ([each[seed] for seed in seeds] for each in by_seed)
         gain = paired_difference("", name, name, more, less, results.images)
         interval = _points(gain) if len(seeds) > 1 else f"{_signed(gain.difference)} points, with one seed"
+        if len(seeds) > 1 and gain.interval[0] <= 0 <= gain.interval[1]:
+            interval += "; no difference can be claimed"
         levels = " to ".join(f"{100 * sum(one) / len(one):.1f} %" for one in (less, more))
         start, end = in_words("data", fractions[0]), in_words("data", fractions[-1])
         yield f"From {start} to {end} {name} goes from {levels}: {interval}."

@@ -224,6 +224,16 @@ class Study:
         return command_line(f"study {kind}", [self.data], given).replace(f"'study {kind}'", f"study {kind}")
 
 
+def _differing(old: Cell, new: Cell) -> str:
+    """Name the options that differ between two runs of a name: "lr 0.001 there, 0.01 now"."""
+    differing = [name for name in {**old.options, **new.options} if old.options.get(name) != new.options.get(name)]
+
+    def value(cell: Cell, name: str) -> str:
+        return shown(cell.options[name]) if name in cell.options else "not set"
+
+    return "; ".join(f"{name} {value(old, name)} there, {value(new, name)} now" for name in differing)
+
+
 _OF_OPTIONS = ("options", "search")
 
 
@@ -343,7 +353,7 @@ class StudyFolder:
         for cell in old.cells:
             if cells.get(cell.name) == cell:
                 continue
-            why = f"it has {cell.name}, which this one " + (
-                "trains otherwise" if cell.name in cells else "does not have"
-            )
+            own = cells.get(cell.name)
+            otherwise = f"trains otherwise: {_differing(cell, own)}" if own else "does not have"
+            why = f"it has {cell.name}, which this one {otherwise}"
             raise RunError("this folder is another study", where=self.path, why=why, hint=hint)
