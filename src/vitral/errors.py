@@ -47,11 +47,11 @@ class DataError(VitralError, ValueError):
 
 
 class ImageError(DataError):
-    """One image cannot be read; `name` identifies it."""
+    """One image cannot be read; `name` identifies it, and is the place unless `where` is another one."""
 
-    def __init__(self, name: str, why: str, *, hint: str | None = None):
+    def __init__(self, name: str, why: str, *, where: str | None = None, hint: str | None = None):
         self.name = name
-        super().__init__("cannot read image", where=name, why=why, hint=hint)
+        super().__init__("cannot read image", where=where or name, why=why, hint=hint)
 
 
 class WeightsError(VitralError, ValueError):

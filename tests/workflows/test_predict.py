@@ -130,7 +130,14 @@ def test_lists_and_archives_are_printed_too(capsys, trained):
     Path("list.txt").write_text("photos/a/1.png\ngone.png\n")
     out, err = printed(capsys, "predict", str(trained.folder), "list.txt", code=1)
     assert out.startswith("photos/a/1.png\t")
-    assert "gone.png" in err
+    assert "where: list.txt, line 2\n  why: gone.png: no such file\n  try: " in err
+
+
+def test_a_complete_table_has_nothing_to_resume(capsys, trained):
+    for command, out in (("predict", "t.csv"), ("embed", "f.npz")):
+        words = [command, str(trained.folder), "photos/a", "--out", out, "--resume"]
+        assert "nothing to resume" not in printed(capsys, *words, code=1)[1]
+        assert f"note: {out} is no unfinished file: there is nothing to resume" in printed(capsys, *words, code=1)[1]
 
 
 MALICIOUS = {

@@ -34,6 +34,8 @@ def embed(
     predictor, sources = _loaded(run, images, "embed", batch_size, device, precision)
     file = FeatureFile(predictor, sources, out, batch_size)
     typed = {"out": out, "batch_size": batch_size, "device": device, "precision": precision}
+    if resume and file.nothing_to_resume:
+        say(f"note: {file.nothing_to_resume}")
     try:
         with progress(stderr(), "embedding", file.images) as done:
             written = file.write(resume=resume, progress=done)

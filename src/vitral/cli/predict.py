@@ -140,6 +140,8 @@ def _write_predictions(
     ranks = current()
     table = ranks.agree(lambda: _table_of(predictor, sources, typed))
     elsewhere = on_ray(on_workers, table) if on_workers else None
+    if resume and ranks.main and table.nothing_to_resume:
+        say(f"note: {table.nothing_to_resume}")
     try:
         with progress(stderr(quiet=not ranks.main), "predicting", table.images) as done:
             written = table.write(resume=resume, progress=done, ranks=ranks, elsewhere=elsewhere)

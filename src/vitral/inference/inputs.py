@@ -64,6 +64,15 @@ class Record:
     index: int
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An image file that a list names in one of its lines."""
+
+    path: str
+    where: str
+    """`list.txt, line 3`."""
+
+
 def is_single(images: Any) -> bool:
     """True if `images` is one image; False if it stands for any number."""
     if isinstance(images, str | os.PathLike):
@@ -138,6 +147,8 @@ def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str
         yield from ((split.names[number], Record(split, number)) for split, number in source)
     elif isinstance(source, Archive):
         yield from ((source.name(path), Member(source.files, path)) for path in source)
+    elif isinstance(source, ListFile):
+        yield from ((path, Listed(path, f"{source.where}, line {line}")) for line, path in source)
     else:
         yield from ((path, path) for path in source)
 
@@ -192,6 +203,8 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
         image = image.split.raw(image.index)
     elif isinstance(image, Member):
         image = _read_member(image, name)
+    elif isinstance(image, Listed):
+        image = _listed_path(image, name)
     elif isinstance(image, Tensor):
         image = _of_tensor(image, name)
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
@@ -214,6 +227,13 @@ def _read_member(member: Member, name: str) -> bytes:
         return member.files.read(member.path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _listed_path(image: Listed, name: str) -> str:
+    """Return the path. `ImageError` names the line if there is no such file: another kind of text is no list."""
+    if os.path.lexists(image.path):
+        return image.path
+    raise ImageError(name, f"{image.path}: no such file", where=image.where, hint="a .txt is a list of one path a line")
 
 
 def _of_tensor(image: Tensor, name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -115,18 +116,21 @@ class ListFile:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Yield the number of each line with its path."""
         folder = os.path.dirname(self.where)
         try:
             with open(self.where, "rb") as file:
                 if file.read(3) != b"\xef\xbb\xbf":  # UTF-8's byte order mark, which some editors write
                     file.seek(0)
-                while line := file.readline(_LONGEST_LINE + 1):
+                for number in itertools.count(1):
+                    if not (line := file.readline(_LONGEST_LINE + 1)):
+                        break
                     if len(line) > _LONGEST_LINE or b"\0" in line:
                         why = "a line is longer than any path" if len(line) > _LONGEST_LINE else "it is not text"
                         raise DataError("not a list of images", where=self.where, why=why, hint="one path a line")
                     if path := os.fsdecode(line.rstrip(b"\r\n")):
-                        yield os.path.join(folder, path)
+                        yield number, os.path.join(folder, path)
         except OSError as error:
             raise DataError("cannot read list", where=self.where, why=error.strerror or str(error)) from error
 

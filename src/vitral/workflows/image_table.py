@@ -63,6 +63,13 @@ class ImageTable(Generic[R]):
         self._cursor = 0, iter(Items(sources))
         """Number of the image that comes next, and the images from it on, of `batch`."""
 
+    @property
+    def nothing_to_resume(self) -> str:
+        """Note for a resumed command that finds a file but no unfinished rows: it is replaced. "" for any other."""
+        if self.file.partial.exists() or not self.file.target.exists():
+            return ""
+        return f"{self.file.path} is no unfinished file: there is nothing to resume, and all rows are computed again"
+
     def results(self, items: Items | list[Item]) -> Iterator[R | ImageError]:
         """Compute the results of images, or their errors, in order."""
         raise NotImplementedError
