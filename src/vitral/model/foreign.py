@@ -173,13 +173,13 @@ def _from_timm(name: str, config: ForeignConfig) -> nn.Module:
 
 
 def _from_torchvision(name: str, config: ForeignConfig) -> nn.Module:
+    if config.channels != 3:  # before an import that takes seconds
+        what = f"torchvision:{name} takes 3 channels, the images have {config.channels}"
+        raise UsageError(what, why="torchvision builds its networks for three channels", hint="--channels 3")
     models: Any = importlib.import_module("torchvision.models")
     known = models.list_models(module=models)
     if name not in known:
         raise unknown("model of torchvision", name, known)
-    if config.channels != 3:
-        why = "torchvision builds its networks for three channels"
-        raise UsageError(f"torchvision:{name} has no {config.channels} channels", why=why, hint="--channels 3")
     options: dict[str, Any] = {"num_classes": config.classes}
     if name.startswith("vit_"):
         if config.image[0] != config.image[1]:
