@@ -303,8 +303,9 @@ def test_the_listener_is_called():
     [((3.0, 1.0), 0.75, 1), ((0.0, 4.0), 0.0, 0), ((0.3, 3.7), 0.075, 0), ((0.75, 0.25), 0.75, 0)],
 )
 def test_waiting_for_images_is_measured_and_reported_once(monkeypatch: pytest.MonkeyPatch, seconds, share, hints):
-    """By a fake clock, on which reading a batch and computing a step take `seconds`: three batches per epoch. An epoch of
-    less than five seconds is not worth a word.
+    """By a fake clock, on which reading a batch and computing a step take `seconds`: three batches per epoch.
+
+    An epoch of less than five seconds is not worth a word.
     """
     reading, computing = seconds
     now = [0.0]

@@ -72,6 +72,16 @@ def test_a_write_up_by_name_keeps_its_own_shape():
     assert job.config.classes == 10
 
 
+def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):
+    folder = make_images({"a": 20}) / "a"
+    table = folder / "ages.csv"
+    table.write_text(
+        "file,age\n" + "".join(f"{one.name},{n}.5\n" for n, one in enumerate(sorted(folder.glob("*.png"))))
+    )
+    _, why = reasons(plan_run({"data": str(table), **TINY}))["validation"]
+    assert why.startswith("cut from train, about the same share of low and high values")
+
+
 def test_validation_is_reported(make_images: MakeImages):
     plain = make_images({"a": 10, "b": 10}, name="plain")
     own = make_images({"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2}, name="own")

@@ -135,7 +135,11 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, **options: Any) ->
             Choice("epochs", str(epochs), "" if stats.epochs else why_epochs),
             Choice("batch", str(batch), "uses the hardware well" if batch > 64 else "small, for few images"),
             Choice("optimizer", f"{run.optimizer}, {run.lr:g}", why_optimizer),
-            *([] if run.crop == "none" else [Choice("geometry", geometry, "masking augments enough")]),
+            *(
+                []
+                if run.crop == "none"
+                else [Choice("geometry", geometry, "no other augmentation: masking varies the images enough")]
+            ),
             Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
         ),
     )

@@ -79,7 +79,9 @@ def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
         predictor = load(reference, **options)
         _copy_out_of_file(predictor)
     if not predictor.classes:
-        raise WeightsError("this network has no classes to predict", where=reference, hint="vitral train --init …")
+        raise WeightsError(
+            "this network has no classes to predict", where=reference, hint="vitral train DATA --init WEIGHTS"
+        )
     refuse_own_sizes(predictor.preprocessing, "serve", predictor.source)
     self_test(predictor)
     return predictor

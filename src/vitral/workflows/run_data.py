@@ -35,6 +35,12 @@ def cuts_validation(run: Run, dataset: DataSet) -> bool:
     return cut and run.recipe not in METHODS and "train" in dataset.splits
 
 
+_STRATA = {
+    "class": "each class", "labels": "each label", "numbers": "low and high values", "text": "short and long texts",
+}  # fmt: skip
+"""Groups of which validation images have about the same share, by task (`Targets.strata`)."""
+
+
 def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
     """Return the data with the splits of the run, and the choices that explain them."""
     if run.recipe not in METHODS:
@@ -52,11 +58,8 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
     if "val" in original:
         reasons.append(Choice("validation", count(counts["val"], "image"), "the val split of the data"))
     elif "val" in counts:
-        why = (
-            "cut from train, about the same share of each class; test is reserved for the end"
-            if "test" in counts
-            else "cut from train, about the same share of each class"
-        )
+        why = f"cut from train, about the same share of {_STRATA[dataset.targets.task]}"
+        why += "; test is reserved for the end" * ("test" in counts)
         if groups := count_groups(dataset["train"]) + count_groups(dataset["val"]):
             why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
         if missing := _absent(dataset, "val"):

@@ -21,12 +21,12 @@ def require_head(names: Sequence[str]) -> None:
     if not names:
         raise UsageError(
             "this network ends in features", why="it has no head with classes",
-            hint="vitral embed, or evaluate with --knn or --few-shot; or train a head: vitral train DATA --init …",
+            hint="vitral embed, or evaluate with --knn or --few-shot; or a head: vitral train DATA --init WEIGHTS",
         )  # fmt: skip
     if len(names) == 1:
         raise UsageError(
             "this network has one output", why="no file states if it is a probability or a number",
-            hint="a config.json beside it with problem_type; or train a head: vitral train DATA --init …",
+            hint="a config.json beside it with problem_type; or a head: vitral train DATA --init WEIGHTS",
         )  # fmt: skip
 
 
