@@ -120,6 +120,12 @@ def unknown(
     return UsageError(f"unknown {kind} '{name}'", why="; ".join(reasons), hint=hint)
 
 
+def type_of(value: object) -> str:
+    """Return the name of a value's type with its article: "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def empty(what: str, hint: str) -> UsageError:
     """Return the error for an empty path or name: `Path("")` would be the current folder."""
     return UsageError(f"{what} is empty", why="an unset shell variable expands to an empty word", hint=hint)

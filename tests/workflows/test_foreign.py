@@ -43,6 +43,12 @@ def build(classes, channels):
 def features(): return nn.Flatten()
 def pooled(classes): return nn.Sequential(nn.Conv2d(3, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 def number(): return 3
+def failing(classes):
+    raise RuntimeError("my own bug")
+class Later(nn.Module):
+    def forward(self, x):
+        raise ValueError("of the forward")
+def later(): return Later()
 """
 
 
@@ -181,9 +187,13 @@ def test_a_file_alone_runs_no_code(photos, tmp_path, monkeypatch, capsys):
     [
         ("timm:resnet99", {}, "unknown model of timm 'resnet99'"),
         ("torchvision:resnet81", {}, "resnet18"),
-        ("own_nets:nothing", {}, "own_nets has no function 'nothing'"),
+        ("own_nets:nothing", {}, "unknown function of own_nets 'nothing'"),
+        ("own_nets:biuld", {}, "nearest: build"),
+        ("own_nets:failing", {}, "where: own_nets.py, line 12\n  why: RuntimeError: my own bug"),
+        ("own_nets:later", {}, "where: own_nets.py, line 15\n"),
+        ("timm/resnet18", {}, "try: --model timm:resnet18"),
         ("no_such_module:build", {}, "cannot import 'no_such_module'"),
-        ("own_nets:number", {}, "it returns a int"),
+        ("own_nets:number", {}, "it returns an int"),
         ("own_nets:features", {}, "it returns (1, 3072), not logits (1, 2)"),
         ("timm:test_vit", {"image_size": 30}, "timm:test_vit"),
         ("torchvision:resnet18", {"channels": 1}, "resnet18 takes 3 channels, the images have 1\n"),

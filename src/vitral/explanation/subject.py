@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import UsageError, WeightsError
+from vitral.errors import UsageError, WeightsError, type_of
 from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.inference.inputs import expand
 from vitral.inference.predictor import Predictor, load
@@ -88,7 +88,7 @@ def subject_of(
     given: object = model
     if not isinstance(given, nn.Module):
         hint = "vitral.explain(vitral.load('runs/photos'), images)"
-        raise UsageError(f"cannot explain a {type(given).__name__}, only a network", hint=hint)
+        raise UsageError(f"cannot explain {type_of(given)}, only a network", hint=hint)
     module = unwrapped(model)
     if isinstance(module, EncoderDecoder):
         why = "its texts need the characters of its tokens, which a predictor has"

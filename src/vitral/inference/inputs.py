@@ -22,7 +22,7 @@ from vitral.data.dataset import Split
 from vitral.data.decode import MAX_BYTES, read_image
 from vitral.data.files import Files
 from vitral.data.pixels import BYTES
-from vitral.errors import ImageError
+from vitral.errors import ImageError, type_of
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
 
 ImageInput = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
@@ -210,8 +210,7 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
         return pixels_of(_read(image)[1], name=name, channels=channels, levels=levels)
     elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
-        kind = type(image).__name__
-        raise ImageError(name, f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind} is no image", hint=ACCEPTED)
+        raise ImageError(name, f"{type_of(image)} is no image", hint=ACCEPTED)
     return read_image(image, name=name, channels=channels, levels=levels)
 
 
@@ -236,13 +235,20 @@ def _listed_path(image: Listed, name: str) -> str:
     raise ImageError(name, f"{image.path}: no such file", where=image.where, hint="a .txt is a list of one path a line")
 
 
+def _shape_hint(shape: tuple[int, ...]) -> str:
+    """Return the change that makes images of a tensor of another shape."""
+    if len(shape) == 2:
+        return "tensor[None], with its one channel"
+    if len(shape) > 3:
+        return "tensor.flatten(0, -4): several images are (B, C, H, W)"
+    return "permute(2, 0, 1)" if len(shape) == 3 and 1 <= shape[2] <= 4 else "a numpy array may be (H, W) or (H, W, C)"
+
+
 def _of_tensor(image: Tensor, name: str) -> np.ndarray:
     """Convert a tensor (C, H, W) to an array (H, W, C) uint8."""
     shape = tuple(image.shape)
     if image.ndim != 3 or not 1 <= shape[0] <= 4 or not image.numel():
-        last = image.ndim == 3 and 1 <= shape[2] <= 4
-        hint = "permute(2, 0, 1)" if last else "a numpy array may be (H, W) or (H, W, C)"
-        raise ImageError(name, f"a tensor {shape} is not (C, H, W) with C from 1 to 4", hint=hint)
+        raise ImageError(name, f"a tensor {shape} is not (C, H, W) with C from 1 to 4", hint=_shape_hint(shape))
     image = image.detach().cpu()
     if image.is_floating_point():
         image = image.float()

@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral import bounded
-from vitral.errors import MissingExtraError, UsageError, VitralError, unknown
+from vitral.errors import MissingExtraError, UsageError, VitralError, type_of, unknown
 from vitral.folders import cache_folder
 from vitral.model.config_base import ConfigBase, pair
 from vitral.plugins import Extensible
@@ -90,7 +91,9 @@ class Foreign(nn.Module):
             if "memory" in str(error):  # the run reports it, with options that need less
                 raise
             what = f"{self.config.source} cannot compute images of the shape {tuple(images.shape)}"
-            raise UsageError(what, why=_reason(error), hint="another --image-size, or another --model") from error
+            where = _place_of(error, self.config.source.partition(":")[0])
+            hint = "another --image-size, or another --model"
+            raise UsageError(what, where=where, why=_reason(error), hint=hint) from error
         wanted = images.shape[0], self.config.classes  # `len(images)` would fix the batch of an export
         if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -146,14 +149,25 @@ def _built(config: ForeignConfig) -> nn.Module:
     except (VitralError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # code of others raises anything
-        raise UsageError(f"{config.source} cannot be built", why=_reason(error)) from error
+        where = _place_of(error, library)
+        raise UsageError(f"{config.source} cannot be built", where=where, why=_reason(error)) from error
     if not isinstance(built, nn.Module):
-        raise UsageError(f"{config.source} is no network", why=f"it returns a {type(built).__name__}")
+        raise UsageError(f"{config.source} is no network", why=f"it returns {type_of(built)}")
     return built
 
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _place_of(error: Exception, module: str) -> str | None:
+    """Return the last line of the user's module, or its package, that led to the error; None for a library's."""
+    if module in _LIBRARIES:
+        return None
+    own = module.partition(".")[0]
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(one.f_code, line) for one, line in frames if str(one.f_globals.get("__name__")).partition(".")[0] == own]
+    return f"{Path(places[-1][0].co_filename).name}, line {places[-1][1]}" if places else None
 
 
 def _from_timm(name: str, config: ForeignConfig) -> nn.Module:
@@ -194,9 +208,11 @@ def _from_torchvision(name: str, config: ForeignConfig) -> nn.Module:
 def _from_function(name: str, config: ForeignConfig) -> nn.Module:
     """Call the user's function with those of `classes`, `image_size` and `channels` that it takes."""
     module = config.source.partition(":")[0]
-    function = getattr(_module(module, _folder_of(config.source)), name, None)
+    imported = _module(module, _folder_of(config.source))
+    function = getattr(imported, name, None)
     if not callable(function):
-        raise UsageError(f"{module} has no function '{name}'", hint="--model MODULE:FUNCTION")
+        known = [key for key, one in vars(imported).items() if callable(one) and not key.startswith("_")]
+        raise unknown(f"function of {module}", name, known, hint="--model MODULE:FUNCTION")
     given = {"classes": config.classes, "image_size": config.image, "channels": config.channels}
     parameters = inspect.signature(function).parameters.values()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):

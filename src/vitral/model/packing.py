@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitral.errors import UsageError
+from vitral.errors import UsageError, type_of
 from vitral.kernels import random
 from vitral.model.masks import check_images
 from vitral.model.position import Grid, Rotation
@@ -91,7 +91,7 @@ def pack(lengths: Sequence[int], budget: int | None = None) -> Packing:
 def check_packable(network: nn.Module, training: bool = False) -> None:
     """Refuse networks that cannot compute packed images, and in `training` options that mix or drop whole sequences."""
     if not isinstance(network, ViT):
-        raise UsageError("packed images need a ViT", why=f"this network is a {type(network).__name__}")
+        raise UsageError("packed images need a ViT", why=f"this network is {type_of(network)}")
     config = network.config
     options = {"a stem": config.hybrid, "drop path": config.drop_path > 0, "patch dropout": config.patch_dropout > 0}
     if training and (bad := [name for name, on in options.items() if on]):

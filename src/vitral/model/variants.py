@@ -12,7 +12,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
 from vitral.model.decoder_config import EncoderDecoderConfig
-from vitral.model.foreign import ForeignConfig, is_foreign, version_of
+from vitral.model.foreign import ForeignConfig, is_foreign, is_function, version_of
 from vitral.model.registry import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
 
@@ -156,6 +156,9 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
         raise UsageError(
             f"unknown model '{name}'", why="a size needs a patch size, in pixels", hint=f"--model {size}/16"
         )
+    library = f"{size}:{patch}"
+    if is_foreign(library) and not is_function(library):
+        raise UsageError(f"unknown model '{name}'", why=f"nearest: {library}", hint=f"--model {library}")
     known = [
         *(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES),
         *CONV_STEMMED,

@@ -13,7 +13,7 @@ import numpy as np
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.dataset import SPLITS, natural
-from vitral.errors import VitralError
+from vitral.errors import VitralError, type_of
 
 _OTHERS = ("digits", "no-such-data", "photos/", "a.csv", "")
 """Arguments that belong to other sources, or to none."""
@@ -37,7 +37,7 @@ class SourceContract:
 
     def _load(self, folder: Path) -> DataSet:
         loaded = self.source.load(self.make_data(folder), root=folder, download=False)
-        assert isinstance(loaded, DataSet), f"load returned a {type(loaded).__name__}"
+        assert isinstance(loaded, DataSet), f"load returned {type_of(loaded)}"
         return loaded
 
     def test_it_accepts_its_own_arguments_alone(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from vitral import kernels
 from vitral.data.preprocessing import Preprocessing
-from vitral.errors import UsageError, WeightsError
+from vitral.errors import UsageError, WeightsError, type_of
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
 from vitral.weights import labels
 from vitral.weights.architectures.timm_module import UnreadableError, fields, name_of, scheme
@@ -126,7 +126,7 @@ def modification(network: nn.Module) -> str:
     """
     for name, part in network.named_modules():
         if not isinstance(network, Foreign) and _library(type(part)) not in ("vitral", "torch"):
-            return f"'{name}' is a {type(part).__name__} of {type(part).__module__}"
+            return f"'{name}' is {type_of(part)} of {type(part).__module__}"
         if isinstance(own := vars(part).get("backend"), types.FunctionType) and own not in _KNOWN_BACKENDS:
             return f"the backend of '{name}' was replaced"
         if is_parametrized(part):
@@ -163,7 +163,7 @@ def _check_unmodified(module: nn.Module, ignored: Collection[str] = ()) -> None:
             raise UnreadableError(f"'{replaced}' of {shown} was replaced")
         for inner, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None and (type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) or tensor.is_quantized):
-                raise UnreadableError(f"'{inner}' of {shown} is a {type(tensor).__name__}")
+                raise UnreadableError(f"'{inner}' of {shown} is {type_of(tensor)}")
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
@@ -215,7 +215,7 @@ _TORCH = "torch.nn.modules"
 def _timm(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     for name, part in module.named_modules():
         if type(part).__name__ in _TIMM_ACTIVATIONS and not name.endswith(".act") and "backbone" not in name:
-            raise UnreadableError(f"'{name}' is a {type(part).__name__}")
+            raise UnreadableError(f"'{name}' is {type_of(part)}")
     found = fields(module)
     _check_patches(module)
     names = list(module.state_dict())
@@ -234,7 +234,7 @@ def _timm_bit(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     """Read a BiT. Its class has options for many other ResNets, which are refused."""
     for name, part in module.named_modules():
         if name_of(part) not in _BIT:
-            raise UnreadableError(f"'{name}' is a {type(part).__name__}")
+            raise UnreadableError(f"'{name}' is {type_of(part)}")
         if not _BIT[name_of(part)](part):
             raise UnreadableError(f"'{name}' has other parameters than BiT's")
     first = (module.stem.conv.kernel_size, module.stem.conv.stride, module.stem.pool.kernel_size)
@@ -322,7 +322,7 @@ def _torchvision(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     for name, part in module.named_modules():
         places = {_TANH: "heads.act", **dict.fromkeys(_ACTIVATIONS, ".mlp.1")}
         if name_of(part) not in known and not name.endswith(places.get(name_of(part), name + "?")):
-            raise UnreadableError(f"'{name}' is a {type(part).__name__}")
+            raise UnreadableError(f"'{name}' is {type_of(part)}")
     inner = [(name, type(part)) for name, part in module.heads.named_children()]
     if inner not in (
         [("head", nn.Linear)],
@@ -374,7 +374,7 @@ def _transformers(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
         if kind in _ACTIVATIONS and name.endswith(("activation_fn", "act_fn")):
             acts.add(_ACTIVATIONS[kind](part))
         elif not (kind == _TANH if is_pooler else kind in _PLAIN or type(part).__module__ == home):
-            raise UnreadableError(f"'{name}' is a {type(part).__name__}")
+            raise UnreadableError(f"'{name}' is {type_of(part)}")
         if (count := getattr(part, "num_attention_heads", getattr(part, "num_heads", None))) is not None:
             heads.add(_heads(part) if isinstance(part, nn.MultiheadAttention) else count)
             _check_scale(part, count)

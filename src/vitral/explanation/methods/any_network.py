@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import UsageError, VitralError, unknown
+from vitral.errors import UsageError, VitralError, type_of, unknown
 
 CELLS = 14
 """Approximate number of cells along the short side of a map, as for a ViT with patches of 16 at 224."""
@@ -68,7 +68,7 @@ class AnyNetwork(nn.Module):
         def keep(_: nn.Module, __: object, output: Any) -> Any:
             first = output[0] if isinstance(output, tuple | list) and output else output
             if not isinstance(first, Tensor) or not first.is_floating_point():
-                raise UsageError(f"layer '{layer}' has no tensor output", why=f"it returns a {type(output).__name__}")
+                raise UsageError(f"layer '{layer}' has no tensor output", why=f"it returns {type_of(output)}")
             outputs.append(first.detach().requires_grad_())
             passed = outputs[-1].clone()  # the next layer may modify it, as `nn.ReLU(inplace=True)` does
             return passed if first is output else type(output)([passed, *output[1:]])

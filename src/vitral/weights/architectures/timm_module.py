@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from vitral.errors import WeightsError
+from vitral.errors import WeightsError, type_of
 from vitral.model.position import RotaryPosition
 from vitral.weights.transform.keymap import ConfigFields
 
@@ -33,7 +33,7 @@ def fields(module: nn.Module) -> ConfigFields:
     network: Any = module
     for name, part in network.named_modules():
         if name_of(part) not in _KNOWN and not name.startswith("patch_embed.backbone"):
-            raise UnreadableError(f"'{name}' is a {type(part).__name__}")
+            raise UnreadableError(f"'{name}' is {type_of(part)}")
     return {
         **_embedding(network, kind),
         **_agreeing(_block(block) for block in network.blocks),
@@ -177,7 +177,7 @@ def scheme(module: nn.Module) -> str:
 def _backbone(backbone: nn.Module) -> ConfigFields:
     for part in backbone.modules():
         if type(part).__name__ not in _BACKBONE:
-            raise UnreadableError(f"its backbone has a {type(part).__name__}")
+            raise UnreadableError(f"its backbone has {type_of(part)}")
         if type(part).__name__ == "StdConv2dSame" and part.eps != 1e-8:
             raise UnreadableError("its convolutions are standardized with another epsilon")
     return {"stem_numerics": "timm"}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from vitral import bounded
-from vitral.errors import WeightsError
+from vitral.errors import WeightsError, type_of
 from vitral.weights.read.npz import read_npz
 from vitral.weights.read.safetensors_mmap import printable, read_safetensors
 from vitral.weights.read.unpickle import read_pickle
@@ -250,5 +250,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise WeightsError(what, where=path, why=printable(str(error))) from error
     if not isinstance(found, dict):
-        raise WeightsError(what, where=path, why=f"it holds a {type(found).__name__}, not an object")
+        raise WeightsError(what, where=path, why=f"it holds {type_of(found)}, not an object")
     return found
