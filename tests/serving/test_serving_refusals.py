@@ -189,7 +189,7 @@ def test_bodies_that_make_no_sense(server, drawings):
     ):
         assert why in refused(answer, "bad-request")["detail"], why
     problem = refused(post("/v1/predict?tpo=3", content=drawings["cat.png"], headers=PNG), "unknown-parameter")
-    assert "top" in problem["detail"]
+    assert problem["detail"].startswith("unknown parameter 'tpo'; nearest: top; known: explain, model, ")
 
 
 def test_types_models_methods_and_paths_that_are_not_there(server, drawings):
@@ -203,6 +203,7 @@ def test_types_models_methods_and_paths_that_are_not_there(server, drawings):
     refused(post("/v1/predict?explain=rise", content=image, headers=PNG), "no-explanation")
     problem = refused(post("/v1/predict?explain=legrad&target=dya", content=image, headers=PNG), "no-explanation")
     assert "day" in problem["detail"]
+    assert problem["try"] == "GET /v1/models lists the methods and the classes"
     for path in (
         "/nothing",
         "/v1/predict/",

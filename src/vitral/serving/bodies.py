@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from vitral import bounded
 from vitral.console import printable
-from vitral.errors import nearest
+from vitral.errors import unknown
 from vitral.inference.inputs import Item
 from vitral.serving.limits import Limits
 from vitral.serving.problems import Problem
@@ -46,8 +46,8 @@ def question(query: Mapping[str, Any], body: Mapping[str, Any]) -> Question:
     given = {**query, **body}
     known = [field.name for field in dataclasses.fields(Question)]
     if unexpected := next((name for name in given if name not in known), None):
-        near = nearest(unexpected, known) or known
-        raise Problem("unknown-parameter", f"'{_shown(unexpected)}' is not a parameter; {', '.join(near)}")
+        error = unknown("parameter", _shown(unexpected), known)
+        raise Problem("unknown-parameter", f"{error.what}; {error.why}")
     top = _number("top", given.get("top", 5), int)
     if top < 1:
         raise Problem("bad-request", "'top' must be at least 1")

@@ -45,7 +45,9 @@ PROBLEMS: Mapping[str, Kind] = {
     "unreadable-image": Kind(
         422, "An image cannot be read", "send a whole JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF or PPM"
     ),
-    "no-explanation": Kind(422, "The answer cannot be explained in this way", "GET /v1/models lists the methods"),
+    "no-explanation": Kind(
+        422, "The answer cannot be explained in this way", "GET /v1/models lists the methods and the classes"
+    ),
     "no-embedding": Kind(422, "The model has no features", "GET /v1/models lists the models with their task"),
     "headers-too-large": Kind(431, "The header is too large", "send fewer or shorter header fields"),
     "internal": Kind(500, "The server failed", "try again; the server's log has the reason under this request id"),
