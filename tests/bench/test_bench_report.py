@@ -111,7 +111,7 @@ def test_each_network_has_its_table_and_each_batch_its_paragraph() -> None:
 def test_the_origin_of_the_figures_is_printed() -> None:
     text = printed(report(OURS, dataclasses.replace(ROW, matrix_rate=9e9)))
     for part in (
-        "a CPU, 2 cores, 1 torch threads",
+        "a CPU, 2 cores, 1 torch thread;",
         "bf16 8 to 9 GFLOP/s",
         "load average 0.5 → ?",
         "torch 2",

@@ -9,7 +9,8 @@ import pytest
 
 import vitral
 from running import printed
-from vitral.cli.main import COMMANDS
+from vitral.cli.help import _description
+from vitral.cli.main import COMMANDS, _options
 from vitral.training.options import PRETRAINING_OPTIONS, Run
 
 
@@ -30,6 +31,11 @@ def test_help_of_a_command(capsys, name):
         for field in dataclasses.fields(Run):
             shown = f"--{field.name.replace('_', '-')}" in out
             assert shown or field.name in ("data", *PRETRAINING_OPTIONS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_states_a_default_once(name):
+    assert not [one.name for one in _options(COMMANDS[name]) if _description(one).count("(default:") > 1]
 
 
 def test_help_with_other_words_is_the_full_help(capsys):

@@ -273,7 +273,7 @@ def test_refusals_of_tables(make_images: MakeImages) -> None:
     bad = [[f"images/{i}.png", ""] for i in (0, 1)]
     assert "2 rows without a label" in refused(["file", "label"], *bad)
     assert "line 2, 3" in refused(["file", "label"], *bad)
-    assert "1 rows without a file" in refused(["file", "label"], ["", "a"])
+    assert "1 row without a file" in refused(["file", "label"], ["", "a"])
     message = refused(["file", "label"], ["images/0.png", "a"], *([f"{i}.jpg", "b"] for i in range(9)))
     assert "9 files of the table do not exist" in message
     assert "0.jpg, 1.jpg, 2.jpg and 6 more" in message

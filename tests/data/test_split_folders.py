@@ -202,7 +202,7 @@ def test_a_table_without_suffixes_finds_the_images(make_images: MakeImages):
 def test_a_table_without_suffixes_is_not_guessed(make_images: MakeImages):
     data = make_images({"a": 3, "b": 3})
     shutil.copy(data / "a/0.png", data / "a/0.jpg")
-    with pytest.raises(DataError, match="1 files of the table do not exist"):
+    with pytest.raises(DataError, match="1 file of the table does not exist"):
         load(str(table_of(data, "file,label", "{name},{label}")))
 
 
@@ -226,7 +226,7 @@ def test_a_column_of_booleans_is_the_split(make_images: MakeImages, column, spli
 
 def test_a_boolean_that_is_none_is_refused(make_images: MakeImages):
     data = make_images({"a": 4, "b": 4})
-    with pytest.raises(DataError, match=r"1 rows of an unknown split(.|\n)*write true or false"):
+    with pytest.raises(DataError, match=r"1 row of an unknown split(.|\n)*write true or false"):
         load(str(table_of(data, "file,label,is_valid", "{name}.png,{label},{own}", own=["False"] * 7 + ["maybe"])))
 
 

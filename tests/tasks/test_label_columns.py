@@ -74,7 +74,7 @@ def test_labels_are_read_in_every_form(table):
 
 
 REFUSED = {
-    "empty class": ("file label", [("x",), ("",)], {}, "1 rows without a label"),
+    "empty class": ("file label", [("x",), ("",)], {}, "1 row without a label"),
     "text among numbers": ("file age note", [(1.5, "n"), (2, "m")], {}, "--targets age"),
     "no number": ("file age", [(1.5,), ("old",)], {"task": "numbers"}, "needs columns of finite numbers"),
     "infinite": ("file age", [(1.5,), ("inf",)], {"task": "numbers"}, "needs columns of finite numbers"),

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 from vitral.bench.harness import Sample
-from vitral.console import table
+from vitral.console import count, table
 
 VITRAL = "vitral"
 
@@ -124,7 +124,7 @@ class Report:
         """Iterate over lines on the machine, its matrix rate, load, versions and settings."""
         machine = self.machine
         place = [machine["gpu"]] if "gpu" in machine else []
-        place += [f"{machine['cpu']}, {machine['cores']} cores, {self.threads} torch threads"]
+        place += [f"{machine['cpu']}, {count(machine['cores'], 'core')}, {count(self.threads, 'torch thread')}"]
         yield "; ".join([*place, machine["system"], self.date])
         rates: dict[str, set[float]] = {}
         for row in self.rows:

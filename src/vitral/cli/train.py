@@ -115,7 +115,7 @@ NOT_IN_RUN = (
 
 _DEFAULTS = {
     "data": "digits", "data_root": "data", "seed": "0", "recipe": "small, or finetune with --init", "out": "runs/NAME",
-    "device": "auto", "bad_images": "error", "freeze": "nothing", "task": "by the data", "loss": "mse",
+    "device": "auto", "bad_images": "error", "freeze": "nothing", "loss": "mse",
 }  # fmt: skip
 """Defaults that `--help` shows; the plan chooses the values of the other options."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from vitral.atomic import write_text
 from vitral.console import duration
 from vitral.data import load
+from vitral.data.targets import require_one_class
 from vitral.digest import sealed_json
 from vitral.errors import Interrupted, RunError, TrainingError
 from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results, check_held_out, read_outcome
@@ -19,6 +20,7 @@ from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
 from vitral.training.callbacks import Callback
 from vitral.training.run_folder import RunFolder
+from vitral.workflows.tasks import TASKS
 from vitral.workflows.train import train
 
 
@@ -38,7 +40,8 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
     if len(left) < len(study.cells):
         tell(f"{len(study.cells) - len(left)} of {len(study.cells)} runs are finished")
     if left and os.path.exists(study.data):
-        load(study.data)  # raises for data of another task than one class an image, which has no accuracy
+        dataset = load(study.data, tasks=tuple(TASKS))
+        require_one_class(dataset.targets, study.data, "a study")  # other tasks have no accuracy
     for cell in left:
         number = study.cells.index(cell) + 1
         outcome = _run(cell, place, partial(_numbered, tell, f"{number}/{len(study.cells)}"))

@@ -271,7 +271,8 @@ def evaluate_features(
     else:
         predictor = dataclasses.replace(options, precision="fp32").load(model)
         machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
-    require_classes(predictor.output, "features", f"vitral evaluate {predictor.source}")
+    typed = "--few-shot" if few_shot else "--knn"
+    require_classes(predictor.output, f"evaluate {typed}", f"vitral evaluate {predictor.source}")
     dataset, own = data_for(model, data)
     dataset = leveled(dataset, predictor.preprocessing.levels)
     require_one_class(dataset.targets, dataset.source, "an evaluation of features")

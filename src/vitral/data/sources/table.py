@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vitral.console import count
 from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, shown, some, split_name
 from vitral.data.decode import EXTENSIONS as IMAGE_EXTENSIONS
 from vitral.data.files import Files, Folder, is_image, splits_of
@@ -266,21 +267,22 @@ class _Table:
         if problems.unnamed or problems.unlabeled:
             lines, what = (problems.unnamed, "file") if problems.unnamed else (problems.unlabeled, label)
             raise DataError(
-                f"{len(lines):,} rows without a {what}",
+                f"{count(len(lines), 'row')} without a {what}",
                 where=self.where,
                 why=f"line {some(lines, 5)}",
                 hint="fill them in, or delete the lines",
             )
         if problems.unknown_split:
             raise DataError(
-                f"{len(problems.unknown_split):,} rows of an unknown split",
+                f"{count(len(problems.unknown_split), 'row')} of an unknown split",
                 where=self.where,
                 why=some(problems.unknown_split),
                 hint="write train, val or test" if "split" in self.columns else "write true or false",
             )
         if problems.missing:
+            verb = "does" if len(problems.missing) == 1 else "do"
             raise DataError(
-                f"{len(problems.missing):,} files of the table do not exist",
+                f"{count(len(problems.missing), 'file')} of the table {verb} not exist",
                 where=self.where,
                 why=some(problems.missing),
                 hint="paths are relative to the table's own folder",
