@@ -1,7 +1,5 @@
 """Run the command line as `python -m vitral`, for shells that do not find `vitral`."""
 
-import sys
+from vitral.cli.main import run
 
-from vitral.cli.main import main
-
-sys.exit(main())
+run()

@@ -338,6 +338,8 @@ def test_a_broken_shard_is_named_and_counted(
     assert dataset.notes[0].startswith(f"1 of 4 shards, with {count} images, are broken: train-000001.tar ({why}")
     found = as_json(capsys, "data", "check", str(shards), code=1)
     assert {one["name"].partition(":")[0] for one in found["unreadable"]} == {f"{shards}/train-000001.tar"}
+    missing = {one["reason"] for one in found["unreadable"]} == {"train-000001.tar is missing"}
+    assert missing == (damage is remove)
     with pytest.raises(DataError, match=r"unreadable images?\n.*\n.*train-000001\.tar"):
         vitral.train(str(shards), out=str(tmp_path / "a"), quiet=True, **TINY)
     run = vitral.train(str(shards), out=str(tmp_path / "b"), quiet=True, bad_images="skip", **TINY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,29 @@ def test_the_command_of_a_rank_is_that_of_the_launcher():
     assert words == expected.split("|")
 
 
+@pytest.mark.parametrize("environment", [{}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}])
+def test_a_rank_ends_without_the_teardown_of_the_interpreter(environment):
+    """Gloo's threads may abort a process in it. Functions registered for the exit run in any case."""
+    program = """
+import atexit, sys
+from vitral.cli.main import run
+class Kept:
+    def __del__(self):
+        print("torn down")
+kept = Kept()
+atexit.register(print, "exit functions")
+sys.argv = ["vitral", "--version"]
+run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    version, *rest = done.stdout.splitlines()
+    assert version.startswith("vitral ")
+    assert rest == (["exit functions"] if environment else ["exit functions", "torn down"])
+
+
 @pytest.mark.parametrize("count", [0, -1, 5000])
 def test_impossible_numbers_of_ranks(count):
     with pytest.raises(UsageError, match=f"--nproc must be from 1 to 1024, not {count}"):
@@ -118,8 +142,6 @@ def test_an_error_is_printed_once(name, photos, tmp_path, capfd):
 
 def test_an_error_of_another_rank_is_printed_with_its_number(photos, tmp_path, capfd, monkeypatch):
     """Rank 1 reads other images, as from a disk that was not copied whole."""
-    import os
-
     from vitral.workflows import saving
 
     monkeypatch.setattr(saving, "digest", lambda *_: os.environ["RANK"])

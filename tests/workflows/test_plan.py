@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from images import MakeImages
-from running import TINY
+from running import TINY, train
 from vitral.cli.main import main
 from vitral.device import Machine, choose
 from vitral.errors import UsageError
@@ -70,6 +70,21 @@ def test_a_write_up_by_name_keeps_its_own_shape():
     job = plan_run({"data": "digits", "model": "mnist-7562"})
     assert (job.config.image, job.config.dim, job.config.pool) == ((28, 28), 16, "cls")
     assert job.config.classes == 10
+
+
+def test_initial_weights_of_the_same_data_are_a_possible_leak(make_images: MakeImages, tmp_path):
+    photos, others = make_images({"cat": 12, "dog": 12}), make_images({"cat": 12, "dog": 13}, "others")
+    first = train(photos, tmp_path / "first", epochs=1)
+    given = {"init": str(first.folder), "epochs": 1, "device": "cpu"}
+
+    def leak(data: Any = photos, **options: Any) -> str:
+        found = reasons(plan_run({"data": str(data), **given, **options}))
+        return found.get("leak", ("", ""))[1]
+
+    assert leak(seed=1, val_fraction=0.2).endswith("--split-seed 0 --val-fraction 0.2 holds out those that it did")
+    assert leak(seed=0, val_fraction=0.3)
+    assert not leak(seed=1, split_seed=0, val_fraction=0.2)
+    assert not leak(others, seed=1, val_fraction=0.2)
 
 
 def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):

@@ -195,7 +195,7 @@ def test_killed_at_random_moments(predictor, suffix):
     whole = write(predictor, f"whole{suffix}", "list.txt")
     took = time.perf_counter() - start
     moments, kills, code = random.Random(suffix), 0, -1
-    while code:
+    while code or not kills:  # on a busy machine the first may complete before it is killed
         assert kills < 100
         child = os.fork()
         if child == 0:
@@ -210,7 +210,6 @@ def test_killed_at_random_moments(predictor, suffix):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, -signal.SIGKILL)
         kills += code != 0
-    assert kills >= 1
     assert Path(f"cut{suffix}").read_bytes() == Path(f"whole{suffix}").read_bytes()
     assert left_over() == []
 

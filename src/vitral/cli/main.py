@@ -7,13 +7,14 @@ after saving.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from vitral.cli import ranks
 from vitral.cli.bench import bench
@@ -91,6 +92,21 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 _TRAINING = {"train", "pretrain", "study", "tune", "reproduce"}
 """First words of commands that save what they have trained when they are stopped."""
+
+
+def run() -> NoReturn:
+    """Run the command line as the whole work of this process.
+
+    A rank ends without the teardown of the interpreter: a thread of Gloo that still returns the tensors of the last
+    collective needs the interpreter, and aborts a process whose interpreter is going.
+    """
+    code = main()
+    if launched():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,6 +54,12 @@ class Fingerprint:
 
         return any(change("train", name) < 0 < change(split, name) for name in self.classes)
 
+    def may_overlap(self, now: Fingerprint) -> bool:
+        """True if training images may be held out in `now`: as many images of the same classes, held out otherwise."""
+        if (self.classes, self.images) != (now.classes, now.images):
+            return False
+        return any(self.digests.get(name) != one for name, one in now.digests.items() if name != "train")
+
     def to_json(self) -> dict[str, Any]:
         """Convert to plain data, for `from_json`."""
         images = {split: list(counts) for split, counts in self.images.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vitral.console import flag
@@ -20,11 +21,13 @@ from vitral.data.targets import Labeling
 from vitral.data.validate import drop_unopened, readable, sample_unreadable
 from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import UsageError, unknown
+from vitral.folders import is_run
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
 from vitral.recipes.table import CHECKS, RECIPES, UNSUPPORTED
 from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_OPTIONS, Run, checked_options
 from vitral.training.plan import Choice, Plan
+from vitral.training.run_folder import RunFolder
 from vitral.workflows.draft import Draft, Step, format_value
 from vitral.workflows.job import Job
 from vitral.workflows.memory import fit_memory
@@ -214,6 +217,21 @@ def take_split(draft: Draft) -> Draft:
     return draft.change(*draft.split_choices)
 
 
+def report_leak(draft: Draft) -> Draft:
+    """Warn of initial weights of a run that learned from labels of the same data, and held out other images."""
+    place = Path(draft.given["init"]) if draft.init else None
+    if place is None or not is_run(place):
+        return draft
+    before = RunFolder(place).read_plan()
+    known, run = before.fingerprint, before.run
+    if known is None or run.recipe in METHODS or not known.may_overlap(Fingerprint.of(draft.whole, draft.dataset)):
+        return draft
+    same = f"--split-seed {run.seed if run.split_seed is None else run.split_seed}"
+    same += f" --val-fraction {run.val_fraction}" if run.val_fraction is not None else ""
+    why = f"{draft.given['init']} may have seen images that are held out here; {same} holds out those that it did"
+    return draft.change(Choice("leak", "possible", why))
+
+
 def report_source(draft: Draft) -> Draft:
     """Add a line with the notes of the source, such as images that it left out."""
     notes = draft.whole.notes
@@ -259,6 +277,7 @@ STEPS: tuple[Step, ...] = (
     take_network,
     pack_images,
     take_split,
+    report_leak,
     report_source,
     report_depth,
     scale_logits,

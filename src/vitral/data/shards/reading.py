@@ -69,7 +69,10 @@ class LocalStore:
             return None
 
     def open(self, shard: Shard) -> Handle:
-        return Handle(self.path(shard))
+        try:
+            return Handle(self.path(shard))
+        except FileNotFoundError as error:  # the image has a name of its own, in which the shard's is one part
+            raise FileNotFoundError(error.errno, f"{os.path.basename(shard.name)} is missing") from error
 
     def read(self, shard: Shard, offset: int, size: int) -> bytes | None:
         return None
