@@ -85,6 +85,8 @@ def test_initial_weights_of_the_same_data_are_a_possible_leak(make_images: MakeI
     assert leak(seed=0, val_fraction=0.3)
     assert not leak(seed=1, split_seed=0, val_fraction=0.2)
     assert not leak(others, seed=1, val_fraction=0.2)
+    (first.folder / "config.json").write_text('{"run": {}}')
+    assert not leak(seed=1, val_fraction=0.2), "weights load without the configuration of their run"
 
 
 def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):

@@ -29,9 +29,8 @@ def shared_options(command: Callable[..., Any]) -> list[Option]:
 
 
 def run(
-    name: str, options: Sequence[Option], given: Mapping[str, Any], command: Callable[..., int],
-    debug: bool = False,
-) -> int:  # fmt: skip
+    name: str, options: Sequence[Option], given: Mapping[str, Any], command: Callable[..., int], debug: bool
+) -> int:
     """Run a command; with `nproc` as so many ranks, which run the same words without it, and `--debug` as given."""
     rest = {key: value for key, value in given.items() if key != NPROC.name}
     count = given.get(NPROC.name)

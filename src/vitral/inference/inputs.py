@@ -240,7 +240,7 @@ def _shape_hint(shape: tuple[int, ...]) -> str:
     if len(shape) == 2:
         return "tensor[None], with its one channel"
     if len(shape) > 3:
-        return "tensor.flatten(0, -4): several images are (B, C, H, W)"
+        return "tensor.flatten(0, -4), outside a list: several images are (B, C, H, W)"
     return "permute(2, 0, 1)" if len(shape) == 3 and 1 <= shape[2] <= 4 else "a numpy array may be (H, W) or (H, W, C)"
 
 

@@ -20,7 +20,7 @@ from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import Labeling
 from vitral.data.validate import drop_unopened, readable, sample_unreadable
 from vitral.device import Machine, choose, cpu_threads
-from vitral.errors import UsageError, unknown
+from vitral.errors import RunError, UsageError, unknown
 from vitral.folders import is_run
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
@@ -222,7 +222,10 @@ def report_leak(draft: Draft) -> Draft:
     place = Path(draft.given["init"]) if draft.init else None
     if place is None or not is_run(place):
         return draft
-    before = RunFolder(place).read_plan()
+    try:
+        before = RunFolder(place).read_plan()
+    except RunError:  # weights load without it
+        return draft
     known, run = before.fingerprint, before.run
     if known is None or run.recipe in METHODS or not known.may_overlap(Fingerprint.of(draft.whole, draft.dataset)):
         return draft
