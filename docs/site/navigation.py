@@ -12,6 +12,7 @@ NAVIGATION = {
         "docs/index.ja": "日本語",
         "README": "All at a glance",
         "docs/demo": "",
+        "docs/backbone": "",
         "docs/recipes": "",
         "docs/labels": "",
         "docs/text": "",

@@ -32,7 +32,7 @@ from vitral.demo.pack import LARGEST, pack
 from vitral.errors import RunError, UsageError, WeightsError
 from vitral.model import network
 from vitral.weights import native
-from vitral.weights.read.references import DEMO, is_demo
+from vitral.weights.read.references import DEMO, is_included
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = [*(f"{name}.png" for name in SCENES), "explained/ship-fullgrad+.png", "explained/contact-sheet-fullgrad+.png"]
@@ -272,19 +272,19 @@ def test_int8_ranges_are_not_stored_in_the_package(capsys):
 
 @pytest.mark.slow
 def test_weights_of_that_name_in_the_current_folder_come_first(trained):
-    assert is_demo("demo")
+    assert is_included("demo")
     Path("demo").mkdir()
     Path("demo/slides.txt").write_text("a folder as many have")
-    assert is_demo("demo")
+    assert is_included("demo")
     assert len(vitral.load("demo").classes) == 10
     shutil.copytree(trained.folder, "demo", dirs_exist_ok=True)
-    assert not is_demo("demo")
+    assert not is_included("demo")
     assert vitral.load("demo").classes == vitral.load(trained.folder).classes == ("day", "night")
 
 
 def test_a_path_is_a_path(trained):
     for path in ("./demo", Path("demo"), str(Path("demo").absolute())):
-        assert not is_demo(path)
+        assert not is_included(path)
         with pytest.raises(WeightsError, match="no such run or weights"):
             vitral.load(path)
     shutil.copy(trained.folder / "model.safetensors", "demo")

@@ -49,7 +49,7 @@ def test_wrong_labels_are_listed_drawn_and_corrected(
     suspects = {Path(one["place"]["name"]).stem for one in found["suspects"]}
     assert len(suspects) >= 3
     assert suspects <= WRONG
-    assert found["weights"] == "demo"
+    assert found["weights"] == "backbone"
     assert all(one["suggested"] != one["place"]["label"] for one in found["suspects"])
     with Image.open(sheet) as drawn:
         assert drawn.width > 600

@@ -285,7 +285,7 @@ def test_augmentation_depends_on_the_epochs(changes, epochs, augment, erase, val
 )
 def test_the_plan_reports_the_actual_augmentation(make_images, typed, value):
     photos = make_images({"cat": 12, "dog": 8}, size=(32, 32))
-    job = plan_run({"data": str(photos), "device": "cpu", **typed})
+    job = plan_run({"data": str(photos), "device": "cpu", "init": "none", **typed})
     assert reasons(job).get("augmentation", (None,))[0] == value
 
 
@@ -307,7 +307,7 @@ def test_small_color_images_get_a_whitened_deep_stem(changes, model, whiten, shi
 
 def test_a_first_layer_is_whitened_if_there_is_one(make_images):
     photos = make_images({"cat": 6, "dog": 6}, size=(32, 32))
-    job = plan_run({"data": str(photos), "device": "cpu"})
+    job = plan_run({"data": str(photos), "device": "cpu", "init": "none"})
     assert job.run.whiten
     assert reasons(job)["first layer"][0] == "whitened"
     model = initial_model(job)
@@ -355,7 +355,7 @@ def test_a_recipe_gets_the_number_of_training_images(make_images: MakeImages, mo
     monkeypatch.setitem(RECIPES, "small", watched)
     folder = str(make_images({"a": 40, "b": 40}))
     for options in ({}, {"train_share": 0.5}):
-        plan_run({"data": folder, "device": "cpu", **options})
+        plan_run({"data": folder, "device": "cpu", "init": "none", **options})
     asked = [(stats.images, stats.train_images) for stats in shown if stats.sampled]
     assert [images for images, kept in asked if kept is None] == [80, 40], "which decides the split"
     assert [images for images, kept in asked if kept is not None] == [80, 40]

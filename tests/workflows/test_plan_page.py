@@ -17,7 +17,7 @@ from vitral.workflows.plan import plan_run
 
 @pytest.fixture
 def job(photos) -> Job:
-    return plan_run({"data": str(photos), "device": "cpu", "val_fraction": 0.2, "lr": 2e-3})
+    return plan_run({"data": str(photos), "device": "cpu", "val_fraction": 0.2, "lr": 2e-3, "init": "none"})
 
 
 def test_every_choice_is_explained_by_options_that_exist(job):
@@ -55,7 +55,7 @@ def test_the_other_options_are_listed_once(job):
 
 def test_the_command_prints_writes_the_page_and_trains_nothing(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["train", str(photos), "--device", "cpu", "--val-fraction", "0.2", "--plan-only"]
+    words = ["train", str(photos), "--device", "cpu", "--val-fraction", "0.2", "--init", "none", "--plan-only"]
     _, err = printed(capsys, *words, "--report")
     assert "Plan" in err
     assert not Path("runs").exists()

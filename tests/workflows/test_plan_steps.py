@@ -59,7 +59,7 @@ def test_data_are_split_and_the_device_is_chosen_once(make_images, monkeypatch):
 def test_given_options_have_a_line_each(drafted):
     before = drafted("state_given", epochs=3, lr=0.1)
     after = plan.state_given(before)
-    assert names(after, before) == ["epochs", "lr"]
+    assert names(after, before) == ["init", "epochs", "lr"]
 
 
 def test_a_named_model_sets_its_size(drafted):

@@ -27,7 +27,7 @@ from vitral.cli.main import main
 from vitral.errors import RunError, UsageError, WriteError
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find
-from vitral.workflows import image_table, row_file
+from vitral.workflows import row_file
 from vitral.workflows.image_table import Written
 from vitral.workflows.predict import PredictionFile
 from vitral.workflows.row_formats import FORMATS, Csv, format_of
@@ -282,22 +282,6 @@ def test_kept_rows_are_not_computed_again(predictor, monkeypatch):
     assert done.kept == 8
     assert sum(computed) == 23 - 8 - 1  # one of the first eight is unreadable
     assert Path("cut.csv").read_bytes() == Path("whole.csv").read_bytes()
-
-
-def test_batches_in_order_list_the_images_once(predictor, monkeypatch):
-    """In any order they are those of the table: a worker gets later ones, or again an earlier one."""
-    write(predictor, "whole.csv", batch_size=5)
-    table = PredictionFile(predictor, find(("photos",)), "t.csv", batch_size=5)
-    expected = {first: table.batch(first).text for first in range(0, 23, 5)}
-    _, body = Path("whole.csv").read_bytes().split(b"\n", 1)
-    assert b"".join(expected.values()) == body
-    assert [table.batch(first).text for first in (10, 20, 0, 5)] == [expected[first] for first in (10, 20, 0, 5)]
-    listed, own = [], image_table.Items
-    monkeypatch.setattr(image_table, "Items", lambda *given: listed.append(given) or own(*given))
-    table = PredictionFile(predictor, find(("photos",)), "t.csv", batch_size=5)
-    for first in (5, 15, 20):
-        table.batch(first)
-    assert len(listed) == 1
 
 
 def test_damaged_lines_are_computed_again(predictor):

@@ -31,7 +31,7 @@ def data_check(
     ] = False,
     init: Annotated[
         str, Help("with --labels and --near: weights of the features: a run, a file, timm:NAME, …")
-    ] = "demo",
+    ] = "backbone",
     folds: Annotated[int, Help("with --labels: number of folds")] = 5,
     write: Annotated[str | None, Help("with --labels: write a table with suggested labels to this .csv")] = None,
     sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
@@ -47,8 +47,7 @@ def data_check(
     from vitral.data import load
     from vitral.data.targets import Labeling
     from vitral.data.validate import check
-    from vitral.workflows.contact_sheet import check_png
-    from vitral.workflows.data_check import draw_near
+    from vitral.workflows.contact_sheet import check_png, draw_near
 
     if sheet is not None:
         check_png(sheet, "--sheet")

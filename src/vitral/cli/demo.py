@@ -41,7 +41,7 @@ def demo(
 def _serve(port: int) -> int:
     """Serve the built-in model on this machine alone."""
     from vitral.cli.serve import serve
-    from vitral.weights.read.references import DEMO, is_demo
+    from vitral.weights.read.references import DEMO, is_included
 
-    reference = "demo" if is_demo("demo") else f"demo={DEMO}"  # a file or run named demo exists here
+    reference = "demo" if is_included("demo") else f"demo={DEMO}"  # a file or run named demo exists here
     return serve((reference,), port=port)

@@ -48,7 +48,7 @@ def print_only(given: dict[str, Any], report: bool, format: str) -> int:
     else:
         print_plan(stderr(quiet=quiet), job.plan)
     if report:
-        from vitral.workflows.plan_page import write_plan
+        from vitral.workflows.considered import write_plan
 
         path = Path("plans") / f"{Path(job.run.out or job.dataset.name).name}.html"
         write_plan(path, job, command(given))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any
 
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_prediction, print_predictor_notes, resuming, say
 from vitral.cli.ranks import AGAIN
 from vitral.console import count, progress, stderr
-from vitral.distributed.environment import launched
 from vitral.errors import Interrupted, UsageError
 
 
@@ -35,10 +32,7 @@ def predict(
     precision: Precision = "auto",
     engine: Annotated[
         str,
-        Help(
-            "auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile), openvino, or ray: with --out "
-            "on the workers of a Ray cluster"
-        ),
+        Help("auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile), or openvino"),
     ] = "auto",
     tta: Tta = "none",
     patch_size: PatchSize = None,
@@ -59,13 +53,7 @@ def predict(
         raise UsageError(f"{'--all' if all else '--resume'} goes with --out", hint="--out predictions.csv")
     if out is not None:
         format_of(out)
-    cluster = engine == "ray"
-    if cluster and (out is None or launched()):
-        why = "its workers share out one table, in the place of ranks"
-        raise UsageError("--engine ray goes with --out, and without --nproc", why=why, hint="--out predictions.csv")
-    options = InferenceOptions(
-        device, precision, "auto" if cluster else engine, tta, patch_size, beams, class_order, levels
-    )
+    options = InferenceOptions(device, precision, engine, tta, patch_size, beams, class_order, levels)
     with joined(device, AGAIN["predict"]) as ranks:
         if out is None and ranks.together:
             hint = "--out predictions.csv, or leave out --nproc or torchrun"
@@ -76,23 +64,7 @@ def predict(
         if out is None:
             return _print_predictions(predictor, sources, run, top, batch_size, format)
         typed = {"out": out, "top": top, "coverage": coverage, "unknown": unknown, "all": all, "batch_size": batch_size}
-        elsewhere = partial(_table, run, images, options, typed) if cluster else None
-        typed |= {**vars(options), "engine": engine}
-        return _write_predictions(predictor, sources, [run, *images], typed, resume, format, elsewhere)
-
-
-def _table(run: str, images: tuple[str, ...], options: Any, typed: dict[str, Any]) -> Any:
-    """Return the table of a command, on a worker of a cluster."""
-    from vitral.inference.sources import find
-
-    return _table_of(_answering(options.load(run), typed["coverage"], typed["unknown"]), find(images), typed)
-
-
-def _table_of(predictor: Any, sources: Any, typed: dict[str, Any]) -> Any:
-    from vitral.workflows.predict import PredictionFile
-
-    out, top, every, batch_size = (typed[name] for name in ("out", "top", "all", "batch_size"))
-    return PredictionFile(predictor, sources, out, top=top, all=every, batch_size=batch_size)
+        return _write_predictions(predictor, sources, [run, *images], typed | vars(options), resume, format)
 
 
 def _answering(predictor: Any, coverage: float | None, unknown: bool) -> Any:
@@ -131,20 +103,19 @@ def _print_predictions(predictor: Any, sources: Any, run: str, top: int, batch_s
 
 
 def _write_predictions(
-    predictor: Any, sources: Any, words: list[str], typed: dict[str, Any], resume: bool, format: str,
-    on_workers: Callable[[], Any] | None = None,
-) -> int:  # fmt: skip
+    predictor: Any, sources: Any, words: list[str], typed: dict[str, Any], resume: bool, format: str
+) -> int:
     from vitral.distributed.ranks import current
-    from vitral.workflows.predict_on_ray import on_ray
+    from vitral.workflows.predict import PredictionFile
 
     ranks = current()
-    table = ranks.agree(lambda: _table_of(predictor, sources, typed))
-    elsewhere = on_ray(on_workers, table) if on_workers else None
+    shape = {name: typed[name] for name in ("top", "all", "batch_size")}
+    table = ranks.agree(lambda: PredictionFile(predictor, sources, typed["out"], **shape))
     if resume and ranks.main and table.nothing_to_resume:
         say(f"note: {table.nothing_to_resume}")
     try:
         with progress(stderr(quiet=not ranks.main), "predicting", table.images) as done:
-            written = table.write(resume=resume, progress=done, ranks=ranks, elsewhere=elsewhere)
+            written = table.write(resume=resume, progress=done, ranks=ranks)
     except KeyboardInterrupt:
         raise Interrupted(resuming("predict", predict, words, typed)) from None
     if not ranks.main:

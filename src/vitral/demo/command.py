@@ -22,7 +22,7 @@ from vitral.explanation.heatmap import Heatmap
 from vitral.inference.predictions import Prediction
 from vitral.inference.predictor import load
 from vitral.weights import native
-from vitral.weights.read.references import DEMO, is_demo
+from vitral.weights.read.references import DEMO, is_included
 
 SHOWN = "ship"
 """The image with a separate heat map, used in the suggested commands."""
@@ -68,7 +68,7 @@ class Demo:
 
     def next_commands(self) -> list[str]:
         """Return suggested commands, without the program's name."""
-        name = "demo" if is_demo("demo") else shlex.quote(str(DEMO))  # a file or run named demo exists here
+        name = "demo" if is_included("demo") else shlex.quote(str(DEMO))  # a file or run named demo exists here
         image = shlex.quote(str(self.folder / f"{SHOWN}.png"))
         return [
             f"predict {name} {image}",

@@ -32,7 +32,7 @@ def small(stats: DatasetStats, machine: Machine) -> Plan:
         crop_area=0.3, flip=stats.channels == 3,
     )  # fmt: skip
     run = replace(run, **_adjustments(stats, gpu, shape.crop, epochs))
-    return Plan(run, (*_input_choices(stats, shape), *_training_choices(run, why_epochs), *_advice(stats, gpu)))
+    return Plan(run, (*_input_choices(stats, shape), *_training_choices(run, why_epochs)))
 
 
 def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dict[str, Any]:
@@ -83,19 +83,6 @@ def _training_choices(run: Run, why_epochs: str) -> tuple[Choice, ...]:
     )
 
 
-def _advice(stats: DatasetStats, gpu: bool) -> tuple[Choice, ...]:
-    """Recommend pretrained weights for small data sets."""
-    if stats.images >= _FEW:
-        return ()
-    name = f"timm:vit_{'small' if gpu else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
-    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init {name}"
-    if stats.images < _VERY_FEW and stats.finished_runs:
-        why += f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
-    return (Choice("init", "none", why),)
-
-
-_VERY_FEW = 200
-
 _LONG = 20
 """Number of epochs from which strong augmentation helps."""
 
@@ -108,10 +95,6 @@ def _augmentation(run: Run) -> Choice:
         return Choice("augmentation", f"random erasing, {run.erase:g}", why)
     why = "the run is too short to benefit from more" if run.flip else "grayscale images may be text"
     return Choice("augmentation", "none", why)
-
-
-_FEW = 1_000
-"""Number of training images below which pretrained weights are recommended."""
 
 
 def _deep(stats: DatasetStats) -> bool:

@@ -7,6 +7,7 @@ from vitral.data import DataSet
 from vitral.device import Machine
 from vitral.recipes import linear_probe, pretrain
 from vitral.recipes import text as reading
+from vitral.recipes.backbone import backbone
 from vitral.recipes.finetune import finetune, paper_finetune
 from vitral.recipes.mnist_7562 import mnist_7562, mnist_7562_minute
 from vitral.recipes.paper import paper
@@ -18,6 +19,7 @@ from vitral.training.plan import Plan
 
 RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
     "small": small,
+    "backbone": backbone,
     "finetune": finetune,
     "paper": paper,
     "paper-finetune": paper_finetune,
@@ -32,7 +34,7 @@ RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
     "dino": pretrain.dino,
 }
 
-RESIZES = ("paper-finetune",)
+RESIZES = ("backbone", "paper-finetune")
 """Recipes with a fixed image size, to which initial weights are resized."""
 
 UNSUPPORTED: dict[str, tuple[str, ...]] = {

@@ -80,7 +80,9 @@ class Run:
         "timm:NAME, torchvision:NAME, MODULE:FUNCTION",
     )
     init: str | None = option(
-        None, "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, demo"
+        None,
+        "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, or backbone, the network in "
+        "the package; none: random ones (default: auto, the plan's choice)",
     )
     image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
     channels: int = option(3, "1 for gray, 3 for color")

@@ -25,7 +25,7 @@ from vitral.weights.formats.format import Format
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
-from vitral.weights.read.references import DEMO, holds_weights, is_demo
+from vitral.weights.read.references import INCLUDED, holds_weights, is_included
 from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Assumption, Line, LoadReport
 from vitral.weights.root import rooted
@@ -34,7 +34,7 @@ from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
 
-_KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME or demo"
+_KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME, backbone or demo"
 
 CHANGES = ("image_size", "patch_size", "channels", "classes")
 """Fields of the configuration to which weights can be adapted."""
@@ -75,13 +75,13 @@ def read(
 ) -> Loaded:
     """Read weights of any known format.
 
-    `reference` is a run folder, a file, a folder in a hub's layout, `timm:NAME`, `hf:ORG/NAME` or `demo`; or a network
-    in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU are used without a copy.
-    `changes` are new values for `image_size`, `patch_size`, `channels` and `classes`; positions are resized by
-    `scheme`, by default that of the weights' origin. `format`, `heads` and `like` (`timm:NAME`, an architecture) state
-    what no file states. `weights_key` is the prefix of the network in a file that holds several,
-    `class_order` the order of classes whose names the weights do not state: `natural`, `text`, or a file of names.
-    `levels` are black and white of images with more than 8 bits (`vitral.Preprocessing`).
+    `reference` is a run folder, a file, a folder in a hub's layout, `timm:NAME`, `hf:ORG/NAME`, or `backbone` or `demo`
+    in the package; or a network in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU
+    are used without a copy. `changes` are new values for `image_size`, `patch_size`, `channels` and `classes`; `scheme`
+    resizes positions (default: that of the weights' origin). `format`, `heads` and `like` (`timm:NAME`, an
+    architecture) state what no file states, `weights_key` the prefix of the network in a file that holds several,
+    `class_order` the order of classes without names (`natural`, `text`, or a file), and `levels` black and white of
+    images with more than 8 bits.
 
     Raises `WeightsError` for weights that are damaged, unknown or do not fit, for `format`, `heads` or `like` that
     contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
@@ -177,8 +177,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
-    if is_demo(reference):
-        return DEMO, [], text
+    if is_included(reference):
+        return INCLUDED[text], [], text
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
@@ -211,9 +211,9 @@ def _native(path: Path, source: Source, reference: str) -> Loaded:
     file = path if path.is_file() else path / "model.safetensors"
     weights = native.from_metadata(file, source.tensors, source.metadata)
     lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-    assumed = Assumption.from_json(weights.trained.get("assumed"))
-    account = LoadReport(source.where, "vitral's own", lines, assumed=assumed)
-    return Loaded(weights, account, "native", reference)
+    account = LoadReport(source.where, "vitral's own", lines, digest=native.stated_digest(source.metadata))
+    account.assumed = Assumption.from_json(weights.trained.get("assumed"))
+    return Loaded(weights, account, "native", reference, scheme=weights.trained.get("positions", Loaded.scheme))
 
 
 def _foreign(

@@ -99,6 +99,11 @@ def known_finite(metadata: Mapping[str, str]) -> bool:
     return bool(header.get("finite")) and KEY in header
 
 
+def stated_digest(metadata: Mapping[str, str]) -> str:
+    """Return the digest that the metadata state, which reading has compared; empty if they state none."""
+    return str(_header(metadata).get(KEY, ""))
+
+
 def from_metadata(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Weights:
     """Build `Weights` from tensors and metadata that `weights.read.source` has read and checked."""
     return whole(path, state, _header(metadata))

@@ -80,6 +80,8 @@ class LoadReport:
     """True if no file states the names of the classes."""
     class_order: str | None = None
     """The order of the classes that the user stated for weights without names."""
+    digest: str = ""
+    """Digest that the file states of itself; empty if it states none."""
     written: list[str] = field(default_factory=list)
     """Files written from it."""
 

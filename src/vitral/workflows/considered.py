@@ -6,10 +6,14 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from vitral.atomic import write_text
 from vitral.console import flag
+from vitral.digest import with_digest
 from vitral.errors import VitralError
+from vitral.evaluation.pages import environment, without_control_characters
 from vitral.model import config as model_config
 from vitral.model import summarize
 from vitral.model.config_base import kinds_of
@@ -135,3 +139,15 @@ def to_json(job: Job) -> dict[str, Any]:
                for one in explain_plan(job)]  # fmt: skip
     return {"run": job.run.to_json(), "choices": choices,
             "sizes": [dataclasses.asdict(one) for one in compare_sizes(job)]}  # fmt: skip
+
+
+def write_plan(path: Path, job: Job, command: str) -> None:
+    """Write the page of a plan atomically, with folders that are missing."""
+    text = environment(__package__).get_template("plan.html.jinja").render(
+        title=job.dataset.name, run=job.run, machine=job.machine, explained=explain_plan(job), sizes=compare_sizes(job),
+        images={name: len(split) for name, split in job.dataset.splits.items()}, untouched=untouched(job),
+        command=command,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoded = without_control_characters(text).encode("utf-8", errors="replace")
+    write_text(path, with_digest(encoded, "\n<!-- ", " -->\n").decode())

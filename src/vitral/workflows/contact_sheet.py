@@ -10,7 +10,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitral import fonts
 from vitral.atomic import replacing
+from vitral.data import DataSet
 from vitral.data.dataset import shown
+from vitral.data.findings import NearPair, Place
 from vitral.errors import UsageError
 
 _CELL, _GAP, _LINE, _COLUMNS = 200, 12, 16, 6
@@ -54,3 +56,20 @@ def _fitted(draw: ImageDraw.ImageDraw, line: str, font: ImageFont.FreeTypeFont) 
     while line and draw.textlength(f"…{line}", font) > _CELL:
         line = line[max(1, len(line) // 20) :]
     return f"…{line}"
+
+
+MOST_PAIRS = 60
+"""Pairs on a sheet."""
+
+
+def draw_near(dataset: DataSet, pairs: Sequence[NearPair], path: Path) -> int:
+    """Write the first pairs side by side, those between splits first. Returns how many are on the sheet."""
+    drawn = sorted(pairs, key=lambda pair: not pair.leaks)[:MOST_PAIRS]
+    cells = [_cell(dataset, place, pair) for pair in drawn for place in (pair.first, pair.second)]
+    contact_sheet(cells, path)
+    return len(drawn)
+
+
+def _cell(dataset: DataSet, place: Place, pair: NearPair) -> tuple[np.ndarray, str]:
+    text = f"{pair.similarity:.1%}{', mirrored' if pair.mirrored else ''}\n{place.split}: {place.label}\n{place.name}"
+    return dataset[place.split].image(place.index), text

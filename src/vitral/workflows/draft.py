@@ -36,6 +36,8 @@ class Draft:
     choices: tuple[Choice, ...] = ()
     init: Loaded | None = None
     teacher: Loaded | None = None
+    start: Choice | None = None
+    """The line on the weights that the run starts from."""
     near: Sets = ()
     """Near-duplicates among the train images of the whole data."""
     network: ModelConfig | None = None

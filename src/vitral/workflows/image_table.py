@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -60,8 +59,6 @@ class ImageTable(Generic[R]):
         self.predictor, self.sources, self.batch_size = predictor, sources, batch_size
         self.file = RowFile(out, ["path", *columns, "error"], batch_size, format)
         self.images = count(sources)
-        self._cursor = 0, iter(Items(sources))
-        """Number of the image that comes next, and the images from it on, of `batch`."""
 
     @property
     def nothing_to_resume(self) -> str:
@@ -79,16 +76,14 @@ class ImageTable(Generic[R]):
         raise NotImplementedError
 
     def write(
-        self, *, resume: bool = False, progress: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE,
-        elsewhere: Callable[[int], Iterator[Lines]] | None = None,
-    ) -> Written:  # fmt: skip
+        self, *, resume: bool = False, progress: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
+    ) -> Written:
         """Compute the missing rows and finish the file. `progress` receives the number of rows of each batch.
 
         With `resume`, rows of an interrupted command are kept; the file has the same bytes as without interruption.
         Raises the errors of `RowFile.opened`; the rows written so far stay on disk.
 
         Ranks compute batches in turn, and the first one writes the file: its bytes do not depend on their number.
-        `elsewhere` computes the rows after so many kept ones in the place of this process.
         """
         file = self.file
         origin = ranks.agree(self.origin)
@@ -97,7 +92,7 @@ class ImageTable(Generic[R]):
         with ExitStack() as stack:
             kept = ranks.share(lambda: stack.enter_context(file.opened(origin, self._names(), resume=resume)).kept)
             progress(kept)
-            for batch in elsewhere(kept) if elsewhere else self._in_turn(kept, ranks):
+            for batch in self._in_turn(kept, ranks):
                 file.append(batch)
                 progress(batch.rows)
             return ranks.share(lambda: self.finish(kept, origin["model_hash"]))
@@ -111,15 +106,6 @@ class ImageTable(Generic[R]):
             ranks.reached(f"image {first + 1 + ranks.number * self.batch_size}")
             batches = ranks.collect(next(own, Lines(b"", 0, 0)))
             yield from () if batches is None else batches
-
-    def batch(self, first: int) -> Lines:
-        """Compute the rows of the batch that begins with image `first`; batches in order list the images once."""
-        place, rest = self._cursor
-        if first < place:
-            place, rest = 0, iter(Items(self.sources))
-        items = list(itertools.islice(rest, first - place, first - place + self.batch_size))
-        self._cursor = first + len(items), rest
-        return self.file.lines(list(map(self._row, self.results(items))))
 
     def finish(self, kept: int, model_hash: str) -> Written:
         """Complete the table, whose rows are all written."""

@@ -32,6 +32,7 @@ from vitral.evaluation.label_errors import Estimate, estimate
 from vitral.folders import is_run
 from vitral.inference.options import AUTO, InferenceOptions
 from vitral.training.run_folder import RunFolder
+from vitral.weights.read.references import BACKBONE
 from vitral.workflows.contact_sheet import contact_sheet
 from vitral.workflows.features import FeatureCache, features_of
 from vitral.workflows.run_data import is_data_of
@@ -142,7 +143,7 @@ class LabelCheck:
 
 def check_labels(
     dataset: DataSet,
-    weights: str = "demo",
+    weights: str = BACKBONE,
     options: InferenceOptions = AUTO,
     *,
     folds: int = 5,

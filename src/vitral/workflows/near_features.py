@@ -25,6 +25,7 @@ from vitral.inference.options import AUTO, InferenceOptions
 from vitral.inference.predictor import Predictor
 from vitral.inference.stream import stream
 from vitral.model import ViT
+from vitral.weights.read.references import BACKBONE
 
 STRANGERS = 3.09
 """Deviations above the median similarity of nearest images: one of a thousand of a normal distribution is higher."""
@@ -78,7 +79,7 @@ class FeatureSearch:
 
 
 def search_features(
-    dataset: DataSet, report: DataCheck, weights: str = "demo", options: InferenceOptions = AUTO, *,
+    dataset: DataSet, report: DataCheck, weights: str = BACKBONE, options: InferenceOptions = AUTO, *,
     progress: Progress | None = None,
 ) -> FeatureSearch:  # fmt: skip
     """Find pairs that are more similar by features than strangers are, without those in `report`.

@@ -28,6 +28,7 @@ from vitral.recipes.table import CHECKS, RECIPES, UNSUPPORTED
 from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_OPTIONS, Run, checked_options
 from vitral.training.plan import Choice, Plan
 from vitral.training.run_folder import RunFolder
+from vitral.weights.read.references import BACKBONE
 from vitral.workflows.draft import Draft, Step, format_value
 from vitral.workflows.job import Job
 from vitral.workflows.memory import fit_memory
@@ -56,6 +57,7 @@ from vitral.workflows.plan_network import (
 )
 from vitral.workflows.plan_pack import choose_plain_patches, pack_images
 from vitral.workflows.plan_ranks import choose_strategy, share_batches
+from vitral.workflows.plan_start import AUTO, NONE, choose_start
 from vitral.workflows.plan_threads import choose_threads
 from vitral.workflows.run_data import cuts_validation, load_run_data, split_for
 from vitral.workflows.tasks import TASKS
@@ -143,8 +145,9 @@ def check_images(
 
 
 def find_recipe(given: Mapping[str, Any]) -> Callable[[DatasetStats, Machine], Plan]:
-    """Return the named recipe; by default "finetune" with initial weights, else "small"."""
-    name = given.get("recipe", "finetune" if given.get("init") else "small")
+    """Return the named recipe; by default that of the initial weights, else "small"."""
+    start = given.get("init", NONE)
+    name = given.get("recipe") or {NONE: "small", AUTO: "small", BACKBONE: "backbone"}.get(start, "finetune")
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]
@@ -160,6 +163,8 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     count = max(1, round(stats.images * given.get("train_share", 1.0)))
     runs = find_finished_runs(dataset, stats)
     stats = dataclasses.replace(stats, images=count, epochs=given.get("epochs"), finished_runs=runs)
+    init, start = choose_start(given, dataset.targets.task, stats, machine)
+    given = {**{name: value for name, value in given.items() if name != "init"}, **init}
     recipe = find_recipe(given)
     splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)
@@ -167,7 +172,7 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     split, choices = split_for(run, with_near(dataset, near))
     stats = dataclasses.replace(stats, train_images=len(split["train"]))
     plan = recipe(stats, machine)
-    return Draft(given, dataset, split, choices, stats, machine, plan, plan.run, near=near)
+    return Draft(given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near)
 
 
 _SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
@@ -207,9 +212,10 @@ def resolve(draft: Draft) -> Job:
 
 def state_given(draft: Draft) -> Draft:
     """Add a line for each option stated by the user."""
-    names = [name for name in draft.given if name not in ("data", "data_root", "out", "recipe")]
+    names = [name for name in draft.given if name not in ("data", "data_root", "init", "out", "recipe")]
     shown = {n: _range(draft.given[n]) if n == "levels" else format_value(draft.given[n]) for n in names}
-    return draft.change(*(Choice(n.replace("_", " "), value, "requested") for n, value in shown.items()))
+    start = [draft.start] if draft.start else []
+    return draft.change(*start, *(Choice(n.replace("_", " "), value, "requested") for n, value in shown.items()))
 
 
 def take_split(draft: Draft) -> Draft:

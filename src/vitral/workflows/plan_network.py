@@ -130,10 +130,12 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
         stated, why = f"--model {given['model']}", f"its network is {model}"
         raise UsageError(f"{stated} contradicts --init {init}", why=why, hint="leave it out")
     why_size = "that of the lines, in whole patches" if isinstance(loaded, InitialReader) else f"that of {init}"
+    size = Choice("image size", format_value(weights.preprocessing.image_size), why_size)
+    own_size = next((one for one in draft.recipe.choices if (one.name, one.value) == (size.name, size.value)), size)
     draft = draft.change(
         Choice("model", model, f"{init} determines the network and its preprocessing"),
         Choice("weights", loaded.account.counts_text(), "; ".join(loaded.account.highlights()) or "unchanged"),
-        Choice("image size", format_value(weights.preprocessing.image_size), why_size),
+        own_size,
         Choice("channels", str(weights.preprocessing.channels), f"those of {init}"),
     )
     overrides = {name: _spread(name, given[name], weights.config.channels) for name in own if name in given}

@@ -27,7 +27,7 @@ from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor, int8_engine
 from vitral.weights.load import locate
-from vitral.weights.read.references import is_demo
+from vitral.weights.read.references import is_included
 from vitral.workflows.data_options import OWN_DATA, DataOptions
 from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
 
@@ -113,8 +113,8 @@ def quantize(
     Raises `UsageError` for a network or a machine that does not support int8, and for a split in `data`; and the errors
     of data and weights.
     """
-    if is_demo(model):
-        hint = "vitral convert demo COPY, then vitral quantize COPY DATA"
+    if is_included(model):
+        hint = f"vitral convert {model} COPY, then vitral quantize COPY DATA"
         raise UsageError("cannot write ranges next to weights in the package", where=model, hint=hint)
     if images < 1 or judged < 1:
         raise UsageError("--images and --judged must be at least 1")

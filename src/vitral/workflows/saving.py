@@ -30,7 +30,7 @@ from vitral.training.loop import State
 from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
-from vitral.weights.read.references import is_demo
+from vitral.weights.read.references import is_included
 from vitral.workflows.job import Job
 from vitral.workflows.tasks import task_of
 
@@ -77,8 +77,8 @@ def open_folder(running: Running) -> None:
     }
     if plan.most_epochs:
         record["most_epochs"] = plan.most_epochs
-    if running.job.init:
-        record["init"] = running.job.init.account.to_json()
+    if init := running.job.init:
+        record["init"] = {**init.account.to_json(), "digest": init.account.digest}
     if teacher := running.job.teacher:
         record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
     if plan.fingerprint:
@@ -93,7 +93,7 @@ def path_entries(run: Run, folder: Path) -> dict[str, str]:
     entries: dict[str, str] = {}
     for name in ("data", "data_root", "init", "teacher"):
         path = os.path.expanduser(getattr(run, name) or "")
-        if os.path.exists(path) and not (name in ("init", "teacher") and is_demo(path)):
+        if os.path.exists(path) and not (name in ("init", "teacher") and is_included(getattr(run, name))):
             entries |= path_entry(name, path, folder)
     return entries
 

@@ -32,6 +32,7 @@ from vitral.workflows.job import Job
 from vitral.workflows.plan import default_folder, load_given, plan_run, reopen
 from vitral.workflows.plan_network import teacher_of
 from vitral.workflows.plan_ranks import check_strategy
+from vitral.workflows.plan_start import AUTO, NONE
 from vitral.workflows.run_data import load_run_data
 from vitral.workflows.saving import command, path_entry
 
@@ -205,6 +206,8 @@ def _check_teacher(job: Job, folder: RunFolder) -> None:
 
 def _same_value(plan: Plan, name: str, value: Any) -> bool:
     """True if an option has the value that the run began with; a path may be written differently."""
+    if name == "init" and value == AUTO:
+        return True
     if name in ("data", "data_root", "init", "teacher") and value and os.path.exists(there := plan.located(name) or ""):
         here = os.path.expanduser(value)
         if os.path.exists(here) and os.path.samefile(here, os.path.expanduser(there)):
@@ -218,4 +221,6 @@ def _canonical(name: str, value: Any) -> Any:
         return Path(value)  # photos and photos/
     if name in ("mean", "std") and isinstance(value, (tuple, list)):
         return value[0] if len(set(value)) == 1 else tuple(value)
+    if name == "init":
+        return None if value == NONE else value
     return (value, value) if name == "image_size" and isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""References to weights: a path, a name on a hub, or `demo`, the network in the package."""
+"""References to weights: a path, a name on a hub, or the name of a network in the package."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from pathlib import Path
 from vitral.folders import is_run
 from vitral.weights.read.source import SUFFIXES
 
+BACKBONE = "backbone"
 DEMO = Path(__file__).parents[2] / "demo" / "model.safetensors"
-"""The file of `demo`."""
+INCLUDED = {BACKBONE: Path(__file__).parents[1] / "backbone.safetensors", "demo": DEMO}
+"""Networks in the package: name → file. `backbone` is where training starts (docs/backbone.md), `demo` is to try."""
 
 
 def is_weights(text: str) -> bool:
     """True if `text` refers to weights (an existing path, a hub reference, `demo`), not to a network's name."""
-    return Path(text).exists() or ":" in text or is_demo(text)
+    return Path(text).exists() or ":" in text or is_included(text)
 
 
-def is_demo(reference: str | Path) -> bool:
-    """True if `reference` is the network in the package. A run or weights named `demo` in the current folder take
+def is_included(reference: str | Path) -> bool:
+    """True if `reference` names a network in the package. A run or weights of that name in the current folder take
     precedence, as a folder does over a data set of its name; `./demo` and a `Path` always mean the path.
     """
-    path = Path("demo")
-    own = path.is_file() or (path.is_dir() and (is_run(path) or holds_weights(path)))
-    return reference == "demo" and not own
+    if not isinstance(reference, str) or reference not in INCLUDED:
+        return False
+    path = Path(reference)
+    return not (path.is_file() or (path.is_dir() and (is_run(path) or holds_weights(path))))
 
 
 def holds_weights(folder: Path) -> bool:

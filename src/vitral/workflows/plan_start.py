@@ -1,0 +1,94 @@
+"""Choose the weights that a run starts from: `--init auto`, the default.
+
+The network in the package has learned from photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
+unless an option asks for another network, or the images are of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitral.console import flag
+from vitral.device import Machine
+from vitral.pretraining.methods import METHODS
+from vitral.recipes.backbone import MODEL
+from vitral.recipes.stats import DatasetStats
+from vitral.training.options import MODEL_OPTIONS
+from vitral.training.plan import Choice
+from vitral.weights.read.references import BACKBONE
+
+AUTO, NONE = "auto", "none"
+MOST_ON_GPU = 20_000
+"""Training images from which a GPU trains a larger network instead."""
+FEW = 1_000
+"""Training images below which pretrained weights are recommended."""
+_VERY_FEW = 200
+_RECIPES = ("backbone", "finetune", "linear-probe")
+"""Recipes that start from trained weights."""
+_OTHER = {
+    *MODEL_OPTIONS, "pack", "patch_sizes", "whiten", "mean", "std", "resize", "resize_size", "interpolation",
+    "antialias", "levels", "channels",
+} - {"dropout", "drop_path", "patch_dropout"}  # fmt: skip
+"""Options that change the network, or the images that it sees, so that its weights no longer fit."""
+
+
+def choose_start(
+    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
+) -> tuple[dict[str, str], Choice | None]:
+    """Return the option `init` of the run, empty for random weights, and its line in the plan, if there is a choice."""
+    stated = given.get("init", AUTO)
+    if stated not in (AUTO, NONE):
+        return {"init": stated}, Choice("init", stated, "requested")
+    if given.get("recipe") in METHODS:
+        return {}, None
+    excluded = "requested" if stated == NONE else _contradiction(given, task)
+    why = excluded or _unlike(stats, machine)
+    if not why:
+        why = f"it is in the package and knows 100,000 photographs; some know more: --init {_published(machine)}"
+        return {"init": BACKBONE}, Choice("init", BACKBONE, f"{why}{_local(stats)}")
+    if advice := _advice(stats, machine):
+        why = advice if excluded and stated == AUTO else f"{why}; {advice}"
+    elif excluded and "init" not in given:
+        return {}, None
+    return {}, Choice("init", NONE, why)
+
+
+def _contradiction(given: Mapping[str, Any], task: str) -> str:
+    """Reason why the options exclude the network in the package; empty if they do not."""
+    if task == "text":
+        return "reading text needs a decoder, which the network in the package has not"
+    if given.get("recipe", _RECIPES[0]) not in _RECIPES:
+        return f"--recipe {given['recipe']} trains from random weights"
+    if given.get("model", MODEL) != MODEL:
+        return f"--model {given['model']} is another network than the one in the package, {MODEL}"
+    other = (name for name in given if name in _OTHER and given[name] not in (False, ()))
+    return next((f"{flag(name)} does not fit the network in the package" for name in other), "")
+
+
+def _unlike(stats: DatasetStats, machine: Machine) -> str:
+    """Reason why the images are better learned from random weights; empty if they are not."""
+    if stats.channels == 1:
+        return "the images are gray: scans, digits or the like, which the network in the package has not seen"
+    if machine.device.type == "cuda" and stats.images >= MOST_ON_GPU:
+        return f"a GPU trains a larger network on {stats.images:,} images"
+    return ""
+
+
+def _advice(stats: DatasetStats, machine: Machine) -> str:
+    """Recommend pretrained weights for small data sets that start from random ones; empty for others."""
+    if stats.images >= FEW:
+        return ""
+    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init {_published(machine)}"
+    return f"{why}{_local(stats)}"
+
+
+def _local(stats: DatasetStats) -> str:
+    """Name finished runs for very few images."""
+    if stats.images >= _VERY_FEW or not stats.finished_runs:
+        return ""
+    return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
+
+
+def _published(machine: Machine) -> str:
+    return f"timm:vit_{'small' if machine.device.type == 'cuda' else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
