@@ -43,6 +43,31 @@ def test_a_broken_package_is_named(monkeypatch):
     assert len(str(caught.value).splitlines()) <= 5
 
 
+def installed(folder: Path, package: str) -> None:
+    """A package that adds `zz` to vitral.test, as it lies in a folder of the path."""
+    about = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[vitral.test]\nzz = os:sep\n")
+
+
+def test_a_name_that_two_packages_add_is_refused(tmp_path, monkeypatch):
+    for folder, package in (("one", "vitral-one"), ("two", "vitral-two"), ("copy", "vitral-one")):
+        installed(tmp_path / folder, package)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    table: Extensible[str] = Extensible("vitral.test", {})
+    assert list(table) == ["zz"]
+    with pytest.raises(UsageError, match=r"2 packages add zz(?s:.*)vitral-one or vitral-two|vitral-two or vitral-one"):
+        table["zz"]
+
+
+def test_a_package_found_twice_is_one(tmp_path, monkeypatch):
+    for folder in ("one", "copy"):
+        installed(tmp_path / folder, "vitral-one")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    assert dict(Extensible("vitral.test", {})) == {"zz": os.sep}
+
+
 @pytest.mark.slow
 def test_the_template_is_built_installed_and_used(tmp_path):
     target = tmp_path / "site"

@@ -33,19 +33,28 @@ class Extensible(Mapping[str, T]):
         self.group, self.built_in, self._load = group, dict(built_in), load
 
     @cached_property
-    def _added(self) -> dict[str, EntryPoint]:
-        found = entry_points(group=self.group)
-        return {one.name: one for one in sorted(found, key=lambda one: one.name) if one.name not in self.built_in}
+    def _added(self) -> dict[str, dict[str, EntryPoint]]:
+        """Name → package → entry; a package that is found twice, by two paths, is one."""
+        found: dict[str, dict[str, EntryPoint]] = {}
+        for one in sorted(entry_points(group=self.group), key=lambda one: one.name):
+            if one.name not in self.built_in:
+                found.setdefault(one.name, {}).setdefault(one.dist.name if one.dist else one.value, one)
+        return found
 
     def __getitem__(self, name: str) -> T:
-        """Return the entry; `UsageError` for a package that cannot be imported, `KeyError` without an entry."""
+        """Return the entry; `UsageError` for a package that cannot be imported and for a name that two packages add,
+        `KeyError` without an entry.
+        """
         if name in self.built_in:
             return self.built_in[name]
-        entry = self._added[name]
+        (package, entry), *others = self._added[name].items()
+        if others:
+            packages = [package, *(other for other, _ in others)]
+            hint, why = f"pip uninstall {packages[-1]}", f"it may mean that of {' or '.join(packages)}"
+            raise UsageError(f"{len(packages)} packages add {name} to {self.group}", why=why, hint=hint)
         try:
             return self._load(entry)
         except Exception as error:  # a package may fail in any way
-            package = entry.dist.name if entry.dist else entry.value
             where, why = f"{self.group}: {name} = {entry.value}", f"{type(error).__name__}: {error}"
             hint = f"pip install --upgrade {package}, or pip uninstall {package}"
             raise UsageError(f"the package {package} is broken", where=where, why=why, hint=hint) from error

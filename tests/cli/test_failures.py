@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +108,21 @@ def test_a_closed_pipe(tmp_path, capfd):
 
     assert in_child(work) in (0, -signal.SIGPIPE)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vitral models >&-",
+        "vitral models 2>&-",
+        "vitral models >&- 2>&-",
+        "PYTHONIOENCODING=cp1252 vitral train --help",
+    ],
+)
+def test_streams_that_are_closed_or_know_few_characters(line):
+    line = line.replace("vitral", f"{shlex.quote(sys.executable)} -m vitral")
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=120)
+    assert done.returncode == 0
+    assert b"bug in vitral" not in done.stdout + done.stderr
+    assert bool(done.stdout) == (">&-" not in line.replace("2>&-", ""))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from textlines import draw, write_lines
+from vitral.data import load
 from vitral.data.sources.lines import load_lines
 from vitral.data.splits import with_validation
 from vitral.data.text import END, PADDING, SPECIAL, decode, encode, vocabulary
@@ -65,10 +66,10 @@ def test_characters_that_training_never_shows_are_noted(tmp_path):
     [
         (["file,label2", "a.png,x"], "no text column"),
         (["name,text", "a.png,x"], "no file column"),
-        (["file,text", "b.png,x"], "no such file"),
-        (["file,text", "a.png,"], "no text"),
-        (["file,text,split", "a.png,x,extra"], "unknown split"),
-        (["file,text"], "no rows"),
+        (["file,text", "b.png,x"], "does not exist"),
+        (["file,text", "a.png,"], "without a text"),
+        (["file,text,split", "a.png,x,extra"], "an unknown split"),
+        (["file,text"], "without rows"),
         (["file,text", "a.png," + "x" * 1001], "too long"),
         (["file,text,split", "a.png,x,val"], "no images to train on"),
     ],
@@ -89,3 +90,36 @@ def test_images_without_a_text_and_other_data_are_refused(tmp_path):
         load_lines(tmp_path)
     with pytest.raises(DataError, match="no images with texts"):
         load_lines(tmp_path / "nothing")
+
+
+def test_a_table_of_texts_has_the_columns_of_other_tables(tmp_path):
+    """`is_valid` holds lines out, and `group` keeps them on one side of a cut."""
+    for number in range(6):
+        draw("ab").save(tmp_path / f"{number}.png")
+    rows = "".join(f"{n}.png,{'ab'[n % 2]},{'True' if n > 3 else 'False'},page {n // 2}\n" for n in range(6))
+    (tmp_path / "labels.csv").write_text("file,text,is_valid,group\n" + rows)
+    dataset = load_lines(tmp_path)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 4, "val": 2}
+    assert dataset["train"].groups.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("column", ["text", "label", "comment"])
+def test_a_quotation_mark_that_swallows_lines_is_refused(tmp_path, column):
+    """A TSV without quoting, one cell of which begins with a quotation mark."""
+    for number in range(6):
+        draw("ab").save(tmp_path / f"{number}.png")
+    marked = [f"{n}.png\t{'ab'[n % 2]}\t{chr(34) * (n == 2)}note" for n in range(6)]
+    if column != "comment":
+        marked = [f"{n}.png\t{chr(34) * (n == 2)}{'ab'[n % 2]}" for n in range(6)]
+    header = f"file\t{column}" if column != "comment" else "file\tlabel\tcomment"
+    (tmp_path / "labels.tsv").write_text("\n".join([header, *marked]) + "\n")
+    with pytest.raises(DataError, match=r"(?s)quotation mark is not closed.*lines 4 to 7"):
+        load(tmp_path / "labels.tsv") if column != "text" else load_lines(tmp_path)
+
+
+def test_a_comment_of_several_lines_is_no_fault(tmp_path):
+    for number in range(3):
+        draw("a").save(tmp_path / f"{number}.png")
+    rows = ["0.png,a,fine", '1.png,b,"two\nlines"', "2.png,a,fine"]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label,comment", *rows]))
+    assert len(load(tmp_path / "labels.csv")["train"]) == 3

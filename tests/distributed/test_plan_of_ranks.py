@@ -38,7 +38,8 @@ def chosen(make_images, monkeypatch: pytest.MonkeyPatch):
         """Return the draft with a strategy, and its reason, for weights, gradients and moments of `held` MiB and a
         rank's memory of 1,000.
         """
-        draft = draft_run({"data": photos, "optimizer": "adamw", **given}, load(photos), choose("cpu"))
+        given = {name: value for name, value in {"optimizer": "adamw", **given}.items() if value is not None}
+        draft = draft_run({"data": photos, **given}, load(photos), choose("cpu"))
         for step in STEPS[: STEPS.index(plan_ranks.choose_strategy)]:
             draft = step(draft)
         draft = dataclasses.replace(draft, machine=dataclasses.replace(draft.machine, device=torch.device(device)))
@@ -101,3 +102,12 @@ def test_memory_of_a_part(chosen, monkeypatch):
     assert parts == {"ddp": 4800, "fsdp": 300, "hsdp": 600}
     two_blocks = 2 * memory.needs(draft.config).weights // draft.config.depth
     assert memory.rank_share("offload", 4800, draft.config) == two_blocks
+
+
+def test_a_stated_strategy_takes_adamw_where_the_plan_would_take_muon(chosen):
+    draft, _ = chosen(10, 4, 4, strategy="fsdp", optimizer=None)
+    assert (draft.run.strategy, draft.run.optimizer, draft.run.lr) == ("fsdp", "adamw", 1e-3)
+    (reason,) = [one.reason for one in draft.choices if one.name == "optimizer"]
+    assert "whole matrices" in reason
+    draft, _ = chosen(10, 4, 4, strategy="fsdp", optimizer=None, lr=2e-4)
+    assert draft.run.lr == 2e-4

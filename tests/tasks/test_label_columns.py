@@ -161,3 +161,17 @@ def test_groups_of_labels_and_numbers_stay_on_one_side(column, tmp_path):
     sides = [set(dataset[part].groups.tolist()) for part in ("train", "val")]
     assert not sides[0] & sides[1]
     assert len(dataset["val"]) >= 4
+
+
+@pytest.mark.parametrize("column", ["label", "age"])
+def test_decimal_commas_are_refused(tmp_path, column):
+    """Each value would be a class of its own."""
+    for number in range(8):
+        Image.new("RGB", (8, 8), (30 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    values = ["12,50", "7", "3,25", "-1,5", "12,50", "8", "9,75", "0,5"]
+    rows = "".join(f"{number}.png;{value}\n" for number, value in enumerate(values))
+    (tmp_path / "t.csv").write_text(f"file;{column}\n{rows}")
+    with pytest.raises(
+        DataError, match=rf"the column {column} holds numbers with a decimal comma(?s:.*)line 2: '12,50'"
+    ):
+        load(tmp_path / "t.csv")

@@ -35,6 +35,7 @@ from vitral.weights.files import read_tensors
 from vitral.workflows import execute, saving
 from vitral.workflows.features import FeatureCache
 from vitral.workflows.verify import Verification
+from vitral.workflows.verify import verify as vitral_verify
 
 FLIPS = 120
 
@@ -411,3 +412,12 @@ def test_a_verification_is_plain_data(run: RunFolder):
     assert json.loads(json.dumps(found.to_json()))["of"] == str(run.path)
     with pytest.raises(WeightsError, match="no such run or weights"):
         vitral.verify(run.path / "gone.safetensors")
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl", "model.safetensors"])
+def test_a_file_that_is_gone_is_damage(run, name):
+    (run.path / name).unlink()
+    (damaged,) = vitral_verify(run.path).damaged
+    assert damaged.file == str(run.path / name)
+    assert damaged.why == "it is missing"
+    assert damaged.hint

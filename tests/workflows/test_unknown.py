@@ -19,12 +19,12 @@ from images import MakeImages
 from running import as_json, printed
 from vitral.cli.main import main
 from vitral.evaluation.unknown import auroc_interval, separate, threshold_of
-from vitral.inference.fingerprint import model_hash
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.classes import Classes
 from vitral.inference.unknown import SCORES, Detector, fit_statistics, mahalanobis, scored
 from vitral.weights import load as loading
 from vitral.weights import native
+from vitral.workflows.image_table import model_hash
 from vitral.workflows.unknown import save
 
 

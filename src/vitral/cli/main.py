@@ -100,6 +100,7 @@ def run() -> NoReturn:
     A rank ends without the teardown of the interpreter: a thread of Gloo that still returns the tensors of the last
     collective needs the interpreter, and aborts a process whose interpreter is going.
     """
+    _usable_streams()
     code = main()
     if launched():
         atexit._run_exitfuncs()
@@ -107,6 +108,15 @@ def run() -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _usable_streams() -> None:
+    """Open closed streams (`>&-`) as the null device; let streams replace characters that their encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ values are in docs/log/start.md.
 from __future__ import annotations
 
 from vitral.device import Machine
+from vitral.recipes.finetune import geometry
 from vitral.recipes.stats import MIRRORED, DatasetStats
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
@@ -22,10 +23,9 @@ _LONG = 10
 def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     """Train all layers with Muon, at a third of the rate from scratch, on images of a size that the network knows."""
     gpu = machine.device.type == "cuda"
-    images = 240_000 * (10 if gpu else 1)
+    photographs, side = max(stats.size) > 96, _side(stats, gpu)
+    images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
     epochs = max(4, min(50, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
-    photographs = max(stats.size) > 96
-    side = _side(stats, gpu)
     run = Run(
         recipe="backbone", model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 64 if stats.images < 10_000 else 128),
@@ -34,8 +34,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )  # fmt: skip
-    height, width = stats.size
-    small = f"images are {height}×{width}; the network knows 64 to 160"
+    small = f"images are {stats.size[0]}×{stats.size[1]}; the network knows 64 to 160"
     total = f"about {epochs * stats.images / 1e6:.2g} million images in total; --minutes limits the time instead"
     return Plan(
         run,
@@ -44,7 +43,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("epochs", str(epochs), total),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 64 else "usual"),
             Choice("optimizer", f"muon, {run.lr:g}", "a third of the rate from scratch, for all layers alike"),
-            Choice("geometry", *_geometry(photographs)),
+            Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
             Choice("mirror", "yes", MIRRORED),
             Choice("augmentation", run.augment, f"{epochs} epochs are {'enough' if epochs >= _LONG else 'too few'}"),
             Choice("smoothing", "0.1, weights averaged", "both regularize a network that sees each image often"),
@@ -57,9 +56,3 @@ def _side(stats: DatasetStats, gpu: bool) -> int:
     if max(stats.size) <= 48:
         return 96 if stats.images < 20_000 or gpu else 64
     return 160 if gpu else 128
-
-
-def _geometry(photographs: bool) -> tuple[str, str]:
-    if photographs:
-        return "crops of 30 to 100 %", "the object may be anywhere in a photograph"
-    return "shifts by up to 1/8", "the object fills a small image"

@@ -36,14 +36,14 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 32 else "usual"),
             Choice("optimizer", "adamw, 0.001", "rate of the head; lower for the blocks below it"),
             Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
-            Choice("geometry", _geometry(run.crop), "the position of the object does not matter"),
+            Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
             Choice("mirror", "yes" if color else "no", MIRRORED if color else NOT_MIRRORED),
             Choice("smoothing", "0.1", "regularizes a network that sees each image often"),
         ),
     )
 
 
-def _geometry(crop: str) -> str:
+def geometry(crop: str) -> str:
     return "crops of 30 to 100 %" if crop == "random-resized" else "shifts by up to 1/8"
 
 

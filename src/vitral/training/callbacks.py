@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, called in their order."""
+    """Several callbacks as one, called in their order, each with copies: one that edits its line changes no run."""
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.callbacks = tuple(callbacks)
 
     def on_run_start(self, run: RunStart) -> None:
         for one in self.callbacks:
-            one.on_run_start(run)
+            one.on_run_start(replace(run, options=copy.deepcopy(run.options), history=copy.deepcopy(run.history)))
 
     def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
         for one in self.callbacks:
@@ -75,7 +76,7 @@ class Callbacks(Callback):
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         for one in self.callbacks:
-            one.on_epoch_end(line, best)
+            one.on_epoch_end(copy.deepcopy(line), best)
 
     def on_stop(self) -> None:
         for one in self.callbacks:
@@ -83,4 +84,4 @@ class Callbacks(Callback):
 
     def on_run_end(self, result: Mapping[str, Any] | None) -> None:
         for one in self.callbacks:
-            one.on_run_end(result)
+            one.on_run_end(copy.deepcopy(result))

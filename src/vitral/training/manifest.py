@@ -1,8 +1,8 @@
 """Manifest of a run folder: digests of its text files, whose formats cannot contain one.
 
 A file's entry has the digests of its latest and of its previous text, and is written before the file. So a run killed
-between the two writes leaves a file that matches its manifest. A missing file, or one without an entry, is not checked:
-it comes from a version without manifests.
+between the two writes leaves a file that matches its manifest. A new file comes before its entry. A file without one is
+not checked: it is of a run killed between the two, or of a version without manifests.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Manifest:
         known = dict(self.known())
         before = digest(file.read_bytes()) if file.is_file() else None
         known[file.name] = [digest(text.encode()), *(one for one in known.get(file.name, []) if one == before)]
+        if before is None:  # a file that is listed and missing has been removed
+            write_text(file, text)
         self._replace(known)
         write_text(file, text)
 

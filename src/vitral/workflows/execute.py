@@ -60,7 +60,7 @@ from vitral.workflows.linear_probe import fit_probe
 from vitral.workflows.memory import eval_batch_size, out_of_memory_reported
 from vitral.workflows.restore import restore
 from vitral.workflows.samples import training_samples
-from vitral.workflows.saving import Running, Saving, open_folder, save_metrics, save_weights, versions
+from vitral.workflows.saving import Running, Saving, circumstances, open_folder, save_metrics, save_weights
 from vitral.workflows.schedules import planned_again, replanning
 from vitral.workflows.tasks import task_of
 from vitral.workflows.tasks.task import Metrics
@@ -309,12 +309,6 @@ def _part() -> Part:
     return Part(ranks.number, ranks.count, ranks.local_count)
 
 
-def _median_rate(state: State) -> float | None:
-    """Return the median images per second over the epochs; None without epochs."""
-    rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
-    return float(np.median(rates)) if rates else None
-
-
 def _validation(running: Running) -> Callable[[nn.Module], dict[str, float]]:
     if running.job.run.recipe in METHODS:
         return pretraining.measure(running)
@@ -364,14 +358,7 @@ def _write_result(
         "images": {name: len(split) for name, split in job.dataset.splits.items()},
         "best_epoch": weights.trained.get("epoch"),
         "epochs": state.epoch or None,
-        "seconds": state.seconds,
-        **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),
-        "images_per_second": _median_rate(state),
-        "device": job.machine.name,
-        "precision": job.machine.precision,
-        "seed": job.run.seed,
-        "command": running.command,
-        "versions": versions(),
+        **circumstances(running),
     }
     last: _Measured | None = None
     output = _fitted(running, weights, logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,11 +16,12 @@ import torch
 from vitral._version import __version__
 from vitral.distributed.ranks import ALONE, Ranks
 from vitral.errors import ImageError, RunError
-from vitral.inference.fingerprint import model_hash
 from vitral.inference.inputs import Item, Items
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import Source, count
 from vitral.inference.stream import in_batches
+from vitral.model.registry import config_to_json
+from vitral.weights.native import digest
 from vitral.workflows.row_file import Lines, RowFile
 from vitral.workflows.row_formats import Cell, Format, Row
 
@@ -144,3 +146,15 @@ class ImageTable(Generic[R]):
             "tta": predictor.tta, "threads": torch.get_num_threads(), "vitral": __version__,
             "torch": torch.__version__,
         }  # fmt: skip
+
+
+def model_hash(predictor: Predictor) -> str:
+    """Return a hash of all that determines a predictor's results, except the machine: the weights, the dtype that they
+    compute in, the configuration, the preprocessing, the classes, the output and the int8 ranges.
+    """
+    network = predictor.model
+    described: list[object] = [config_to_json(network.config), predictor.preprocessing.to_json(), predictor.classes]
+    described += [predictor.output.to_json()] if predictor.output.to_json() else []
+    dtype = str(predictor.dtype)
+    text = json.dumps([digest(network.state_dict()), dtype, *described, predictor.ranges], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

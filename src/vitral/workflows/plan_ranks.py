@@ -28,6 +28,10 @@ def choose_strategy(draft: Draft) -> Draft:
         raise UsageError("--strategy is for several ranks", why="this is one process", hint="--nproc 2, or torchrun")
     if not together:
         return draft
+    if run.strategy not in ("auto", "ddp") and run.optimizer == "muon" and "optimizer" not in draft.given:
+        lr, why = draft.given.get("lr", 1e-3), "muon orthogonalizes whole matrices, and ranks hold parts of them"
+        draft = draft.change(Choice("optimizer", f"adamw, {lr:g}", why), optimizer="adamw", lr=lr)
+    run = draft.run
     check_strategy(run, draft.machine)
     held, available = training_bytes(run, draft.config, draft.machine)[0], rank_bytes(draft.machine)
     needs = f"weights, gradients and moments take {_mib(held)} of a rank's {_mib(available)}"

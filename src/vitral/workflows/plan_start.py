@@ -79,8 +79,8 @@ def _advice(stats: DatasetStats, machine: Machine) -> str:
     """Recommend pretrained weights for small data sets that start from random ones; empty for others."""
     if stats.images >= FEW:
         return ""
-    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init {_published(machine)}"
-    return f"{why}{_local(stats)}"
+    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init"
+    return f"{why} {_published(machine)}{_local(stats)}"
 
 
 def _local(stats: DatasetStats) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from vitral.device import seeded
@@ -19,7 +18,7 @@ from vitral.workflows.build import initial_model
 from vitral.workflows.contact_sheet import contact_sheet
 from vitral.workflows.memory import eval_batch_size
 from vitral.workflows.pretraining_samples import draw_samples
-from vitral.workflows.saving import Running, versions
+from vitral.workflows.saving import Running, circumstances
 
 SHEET = "samples.png"
 _EVERY = 60.0
@@ -82,7 +81,6 @@ def _write(running: Running, model: Any) -> None:
     job, folder, state = running.job, running.folder, running.state
     weights = native.read(folder.weights)
     last = state.history[-1] if state.history else {}
-    rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
     result: dict[str, Any] = {
         "method": job.run.recipe,
         "model": job.run.model,
@@ -92,14 +90,7 @@ def _write(running: Running, model: Any) -> None:
         "epochs": state.epoch,
         "train_loss": last.get("train_loss"),
         **{name: last[name] for name in MEASURED if name in last},
-        "seconds": state.seconds,
-        **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),
-        "images_per_second": float(np.median(rates)) if rates else None,
-        "device": job.machine.name,
-        "precision": job.machine.precision,
-        "seed": job.run.seed,
-        "command": running.command,
-        "versions": versions(),
+        **circumstances(running),
     }
     cells = draw_samples(running, model)
     contact_sheet(cells, folder.path / SHEET)

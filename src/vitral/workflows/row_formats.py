@@ -83,6 +83,7 @@ class Csv:
 
 
 _FORMULA = tuple("=+-@＝＋－＠")
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 _NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
 
 
@@ -98,7 +99,7 @@ def _csv_line(cells: Sequence[Cell]) -> bytes:
 
 
 class JsonLines:
-    """One object per line with every column; names are exact, with any characters."""
+    """One object per line with every column; names are exact, but with bytes that are no UTF-8 escaped."""
 
     def __init__(self, columns: Sequence[str]):
         self.columns = columns
@@ -107,11 +108,12 @@ class JsonLines:
         return b""
 
     def line(self, row: Row) -> bytes:
-        return (json.dumps(dict(zip(self.columns, row, strict=True))) + "\n").encode()
+        cells = (_exact(cell) if isinstance(cell, str) else cell for cell in row)
+        return (json.dumps(dict(zip(self.columns, cells, strict=True))) + "\n").encode()
 
     def read(self, line: bytes) -> tuple[str, bool] | None:
         try:
-            row = json.loads(line)  # one row; names may hold surrogates, which `bounded` refuses
+            row = json.loads(line)  # one row; names of earlier versions may hold surrogates, which `bounded` refuses
         except (ValueError, RecursionError):
             return None
         if not isinstance(row, dict) or list(row) != list(self.columns):
@@ -120,10 +122,15 @@ class JsonLines:
         return path, error is not None
 
     def path(self, name: str) -> str:
-        return name
+        return _exact(name)
 
     def finish(self, partial: Path, target: Path) -> None:
         os.replace(partial, target)
+
+
+def _exact(text: str) -> str:
+    """Return the text, with bytes that are no UTF-8, which strict readers of JSON refuse, as `\\xe9`."""
+    return _NO_TEXT.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
 
 
 class Parquet(JsonLines):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -102,6 +103,22 @@ def path_entry(name: str, path: str, folder: Path) -> dict[str, str]:
     with contextlib.suppress(ValueError):  # on Windows, another drive has no relative path
         return {name: os.path.relpath(os.path.realpath(path), os.path.realpath(folder))}
     return {}
+
+
+def circumstances(running: Running) -> dict[str, Any]:
+    """Return the fields of result.json on time, machine and program."""
+    job, state = running.job, running.state
+    rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
+    return {
+        "seconds": state.seconds,
+        **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),
+        "images_per_second": median(rates) if rates else None,
+        "device": job.machine.name,
+        "precision": job.machine.precision,
+        "seed": job.run.seed,
+        "command": running.command,
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -115,13 +115,14 @@ def _run(folder: RunFolder) -> Iterator[Checked]:
     rewrite = "the run rewrites it when it resumes" if not folder.result.is_file() else restore
     finish = f"remove it and finish the run again: {resume}"
     hints = {folder.config: restore, folder.metrics: rewrite, folder.result: finish}
-    for file in filter(Path.is_file, hints):
-        if file.name in listed:
+    for file in hints:
+        if not file.is_file():
+            if file == folder.config or file.name in listed:
+                yield Checked(str(file), "damaged", "it is missing", hints[file])
+        elif file.name in listed:
             yield _one(file, partial(_listed, folder, file), f"{hints[file]}; {accept}")
         else:
             yield Checked(str(file), "without digest", "no intact manifest.json next to it lists one")
-    if not folder.config.is_file():
-        yield Checked(str(folder.config), "damaged", "it is missing", restore)
     if folder.weights.is_file():
         yield from _weights(folder.weights)
     elif folder.result.is_file():

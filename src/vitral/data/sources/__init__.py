@@ -66,7 +66,7 @@ def load(
     if not text:
         raise empty("DATA", "a folder of images, or the name of a set: digits")
     if wanted.task == "text":
-        return lines.load_lines(data, root=root)
+        return lines.load_lines(data)
     for kind, source in SOURCES.items():
         if source.accepts(text):
             options: dict[str, Any] = {"wanted": wanted} if kind in TABLES else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitral.data.dataset import index_labels, nfc, shown, some
-from vitral.data.targets import NUMBERS, ONE_CLASS, SEVERAL_LABELS, Labeling, Targets
+from vitral.data.targets import NUMBERS, ONE_CLASS, SEVERAL_LABELS, TEXT, Labeling, Targets
+from vitral.data.text import composed, encode, vocabulary
 from vitral.errors import DataError, unknown
 
 SEPARATORS = ("|", ";")
@@ -24,6 +26,11 @@ _NOT_TARGETS = ("id", "index", "idx", "group", "patient", "fold", "")
 
 TEXTS = ("text", "transcription", "transcript", "caption")
 """Names of a column of texts, in lower case, which `--task text` reads."""
+TEXT_COLUMNS = (*TEXTS, "label")
+"""Names of the column that `--task text` reads, in lower case; the first in the table counts."""
+LONGEST_TEXT = 1_000
+"""Most characters of a text; a longer one is a paragraph, or a mistake."""
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _LONGEST = 40
 """Most characters of a cell that a message shows."""
 
@@ -133,6 +140,28 @@ class NumberColumns:
         return self.names, {split: np.array(rows, np.float64) for split, rows in labels.items()}
 
 
+@dataclass(frozen=True)
+class OneText:
+    """A column with a text, or texts from elsewhere."""
+
+    column: int = 0
+    reason: str = "the images are lines of text"
+    targets: Targets = TEXT
+    missing: str = "text"
+
+    def parse(self, row: Sequence[str]) -> str | None:
+        return composed(_cell(row, self.column)) or None
+
+    def build(self, labels: Mapping[str, list[str]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        every = [text for own in labels.values() for text in own]
+        longest = max(map(len, every), default=0)
+        if longest > LONGEST_TEXT:
+            why = f"“{shown(max(every, key=len)[:40])}…” has {longest:,} characters, and the most is {LONGEST_TEXT:,}"
+            raise DataError("a text is too long", where=where, why=why, hint="one line of text in each image")
+        names = vocabulary(every)
+        return names, {split: encode(own, names, longest + 1) for split, own in labels.items()}
+
+
 def reader_of(
     header: Sequence[str],
     known: Mapping[str, int],
@@ -145,6 +174,10 @@ def reader_of(
     `known` has the columns file, label and split by position, `rows` the number of each row's line. Raises
     `UsageError` for a wanted column that the table lacks, `DataError` for columns that do not hold what is wanted.
     """
+    if wanted.task == "text":
+        lower = [name.lower() for name in header]
+        column = next((lower.index(name) for name in TEXT_COLUMNS if name in lower), None)
+        return None if column is None else OneText(column)
     free = [i for i in range(len(header)) if i not in known.values() and header[i].lower() not in _NOT_TARGETS]
     label = known.get("label")
     lower = [name.lower() for name in header]
@@ -156,7 +189,9 @@ def reader_of(
                 raise unknown("column", name, header)
         free = [lower.index(name.lower()) for name in wanted.columns]
         label = free[0] if len(free) == 1 else None
-    kept = {line: row for line, row in rows if any(cell.strip() for cell in row)}
+    kept = dict(rows)
+    if label is not None and wanted.task in (None, "numbers"):
+        _refuse_commas(header, [label], kept, where)
     if label is not None and (reader := _of_column(header, label, list(kept.values()), wanted)):
         return reader
     return _of_columns(header, [label] if label is not None else free, kept, wanted, where)
@@ -203,6 +238,7 @@ def _of_columns(
             return NumberColumns(tuple(columns), names, f"{_columns(names)} numbers")
     if wanted.task in (None, "numbers"):
         _refuse_odd(header, odd, len(rows), where)
+    _refuse_commas(header, columns, rows, where)
     if numeric and wanted.task in (None, "numbers") and not wanted.columns:
         others = some([header[i] for i in columns if i not in numeric])
         raise DataError(
@@ -235,6 +271,18 @@ def _refuse_odd(header: Sequence[str], odd: Mapping[int, Sequence[str]], rows: i
             raise DataError(
                 f"not all cells of the column {header[column]} are numbers", where=where, why=f"{few} {verb}",
                 hint="correct them, or delete the lines" + (f"; or --targets {others}" if others else ""),
+            )  # fmt: skip
+
+
+def _refuse_commas(header: Sequence[str], columns: list[int], rows: Mapping[int, Sequence[str]], where: str) -> None:
+    """Raise `DataError` for a column of numbers with decimal commas, each of which would be a class of its own."""
+    for column in columns:
+        cells = {line: _cell(row, column) for line, row in rows.items()}
+        commas = [line for line, cell in cells.items() if _DECIMAL_COMMA.fullmatch(cell)]
+        if commas and all(_number(cell.replace(",", ".", 1)) is not None for cell in cells.values()):
+            raise DataError(
+                f"the column {header[column]} holds numbers with a decimal comma", where=where,
+                why=f"line {commas[0]}: '{cells[commas[0]]}'", hint="write a point: 12.50",
             )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import posixpath
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from vitral.console import count
 from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, shown, some, split_name
 from vitral.data.decode import EXTENSIONS as IMAGE_EXTENSIONS
 from vitral.data.files import Files, Folder, is_image, splits_of
-from vitral.data.sources.labeling import TEXTS, LabelReader, reader_of
+from vitral.data.sources.labeling import TEXT_COLUMNS, TEXTS, LabelReader, reader_of
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
 
@@ -61,14 +62,14 @@ def accepts(data: str) -> bool:
 def load(data: str, *, root: Path, download: bool, wanted: Labeling = ANY) -> DataSet:
     """Load the images of a table on disk; its paths are absolute or relative to it."""
     folder, name = os.path.split(data)
-    table = _Table(Folder(folder), name, data, wanted)
+    table = Table(Folder(folder), name, data, wanted)
     return table.dataset(os.path.splitext(name)[0])
 
 
 def read(files: Files, name: str, wanted: Labeling = ANY) -> DataSet | None:
     """Read the images of the one table among these files; None if there is no table."""
     paths = [path for path in files.paths if path.lower().endswith(EXTENSIONS)]
-    tables = [_Table(files, path, files.prefix + path, wanted) for path in paths]
+    tables = [Table(files, path, files.prefix + path, wanted) for path in paths]
     if len(tables) > 1:
         tables = [table for table in tables if {"file", "label"} <= table.columns.keys()]
         if len(tables) != 1:
@@ -91,7 +92,7 @@ class _Problems:
     missing: list[str] = field(default_factory=list)
 
 
-class _Table:
+class Table:
     """A table and the files that its paths refer to."""
 
     def __init__(self, files: Files, path: str, where: str, wanted: Labeling):
@@ -101,8 +102,7 @@ class _Table:
             text = files.read(path, TABLE_LIMIT).decode("utf-8-sig")
             first = text.partition("\n")[0]
             self.delimiter, self.text = max(",;\t|", key=first.count), text
-            self.reader = self._reader()
-            self.header = [column.strip() for column in next(self.reader, [])]
+            self.header = [column.strip() for column in next(self._reader(), [])]
         except (OSError, ValueError, csv.Error) as error:
             raise self._unreadable(error) from error
         lower = [column.lower() for column in self.header]
@@ -115,6 +115,31 @@ class _Table:
     def _reader(self) -> Any:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter)
 
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows below the header that are not empty, each with the number of its last line."""
+        reader = self._reader()
+        next(reader, None)
+        before = reader.line_num
+        try:
+            for row in reader:
+                self._check_quotes(row, before + 1, reader.line_num)
+                before = reader.line_num
+                if any(cell.strip() for cell in row):
+                    yield before, row
+        except csv.Error as error:
+            raise self._unreadable(error) from error
+
+    def _check_quotes(self, row: Sequence[str], first: int, last: int) -> None:
+        """Raise `DataError` for a cell that holds lines of the table, after a quotation mark that is not closed."""
+        for column, cell in enumerate(row if first < last else ()):
+            rows = [line for line in cell.split("\n")[1:] if line.count(self.delimiter) >= len(self.header) - 1]
+            if rows or ("\n" in cell.strip() and column in self.columns.values()):
+                raise DataError(
+                    "a quotation mark is not closed", where=self.where,
+                    why=f"it makes one cell of lines {first} to {last}",
+                    hint='write "" for a quotation mark in a quoted cell, or remove it',
+                )  # fmt: skip
+
     def _unreadable(self, error: Exception) -> DataError:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         return DataError("cannot read table", where=self.where, why=why, hint="save it as CSV in UTF-8")
@@ -123,15 +148,9 @@ class _Table:
         """Read the images of all rows; `DataError` for malformed rows."""
         if "file" not in self.columns:
             raise self._no_column("file")
-        try:
-            rows = self._reader()
-            next(rows, None)
-            numbered = ((rows.line_num, row) for row in rows)
-            labels = reader_of(self.header, self.columns, numbered, self.wanted, self.where)
-        except csv.Error as error:
-            raise self._unreadable(error) from error
+        labels = reader_of(self.header, self.columns, self._lines(), self.wanted, self.where)
         if labels is None:
-            raise self._no_column("label")
+            raise self._no_column("text" if self.wanted.task == "text" else "label")
         paths, found, notes = self._rows(labels)
         if not paths:
             raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")
@@ -168,7 +187,7 @@ class _Table:
             why=f"columns found: {some(self.header, 8) or 'none'}",
             hint="--task text, to read the text in images; or name a column label"
             if texts
-            else f"name one of them {', '.join(COLUMNS[kind][:5])} (first line of the file)",
+            else f"name one of them {', '.join(COLUMNS.get(kind, TEXT_COLUMNS)[:5])} (first line of the file)",
         )
 
     def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:
@@ -177,25 +196,20 @@ class _Table:
         found: dict[str, list[Any]] = defaultdict(list)
         labels_of: dict[str, set[Any]] = defaultdict(set)
         repeated, problems = [], _Problems()
-        try:
-            for row in self.reader:
-                if not any(cell.strip() for cell in row):
-                    continue
-                file, label, split = self._row(row, reader, problems)
-                path = self._locate(file) if file else None
-                if file and path is None:
-                    problems.missing.append(file)
-                if path is None:
-                    continue
-                if path in labels_of:
-                    repeated.append(path)
-                labels_of[path].add(label)
-                paths[split].append(path)
-                found[split].append(label)
-                if "group" in self.columns:
-                    self.groups[split].append(self._cell(row, "group") or f"\0{path}")  # without one, on its own
-        except csv.Error as error:
-            raise self._unreadable(error) from error
+        for line, row in self._lines():
+            file, label, split = self._row(line, row, reader, problems)
+            path = self._locate(file) if file else None
+            if file and path is None:
+                problems.missing.append(file)
+            if path is None:
+                continue
+            if path in labels_of:
+                repeated.append(path)
+            labels_of[path].add(label)
+            paths[split].append(path)
+            found[split].append(label)
+            if "group" in self.columns:
+                self.groups[split].append(self._cell(row, "group") or f"\0{path}")  # without one, on its own
         self._refuse(problems, reader.missing)
         notes = [f"{len(repeated):,} rows repeat an image: {some(repeated)}"] if repeated else []
         if self.added:
@@ -208,17 +222,17 @@ class _Table:
             notes.append(f"{len(conflicts):,} images have more than one label: {some(conflicts)}")
         return dict(paths), dict(found), notes
 
-    def _row(self, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
+    def _row(self, line: int, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
         """Return file, label and split of one row; add missing ones to `problems`."""
         cells = {kind: self._cell(row, kind) for kind in self.columns}
         split, cell = self._split_of(cells)
         if not cells["file"]:
-            problems.unnamed.append(self.reader.line_num)
+            problems.unnamed.append(line)
         label = reader.parse(row)
         if label is None:
-            problems.unlabeled.append(self.reader.line_num)
+            problems.unlabeled.append(line)
         if not split:
-            problems.unknown_split.append(f"'{cell}' in line {self.reader.line_num}")
+            problems.unknown_split.append(f"'{cell}' in line {line}")
         return cells["file"], label, split
 
     def _split_of(self, cells: dict[str, str]) -> tuple[str, str]:
