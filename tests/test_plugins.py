@@ -8,10 +8,13 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitral import plugins
-from vitral.errors import UsageError
+from vitral.data import DataSet, Split, load, sources
+from vitral.data.validate import check
+from vitral.errors import DataError, UsageError
 from vitral.plugins import Extensible
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "examples" / "plugin"
@@ -66,6 +69,53 @@ def test_a_package_found_twice_is_one(tmp_path, monkeypatch):
         installed(tmp_path / folder, "vitral-one")
         monkeypatch.syspath_prepend(tmp_path / folder)
     assert dict(Extensible("vitral.test", {})) == {"zz": os.sep}
+
+
+class Letters:
+    """A source of a package: twelve images, the labels and the reader of a test."""
+
+    def __init__(self, labels, read):
+        self.labels, self.read = labels, read
+
+    def accepts(self, data):
+        return data == "letters:x"
+
+    def load(self, data, *, root, download):
+        names = [f"{number}.png" for number in range(12)]
+        return DataSet("letters", ("a", "b"), {"train": Split(names, np.asarray(self.labels), self.read)}, data)
+
+
+def plain(number):
+    return np.full((8, 8, 3), number, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ([0, 2] * 6, "not numbers from 0 to 1"), ([0, -1] * 6, "not numbers from 0 to 1"),
+        ([0.5, 1.0] * 6, "not numbers from 0 to 1"), ([0, 1], "12 names but 2 labels"),
+    ],
+)  # fmt: skip
+def test_a_source_with_wrong_labels_is_named(labels, why, monkeypatch):
+    table = Extensible("vitral.sources", {})
+    monkeypatch.setattr(sources, "SOURCES", table)
+    monkeypatch.setattr(table, "_added", {"letters": {"vitral-letters": None}})
+    monkeypatch.setattr(table, "_load", lambda entry: Letters(labels, plain))
+    with pytest.raises(DataError, match="the source letters is broken") as caught:
+        load("letters:x")
+    assert why in caught.value.why
+
+
+def test_a_reader_that_fails_makes_unreadable_images(monkeypatch):
+    def read(number):
+        return {}[number] if number == 3 else plain(number)
+
+    table = Extensible("vitral.sources", {})
+    monkeypatch.setattr(sources, "SOURCES", table)
+    monkeypatch.setattr(table, "_added", {"letters": {"vitral-letters": None}})
+    monkeypatch.setattr(table, "_load", lambda entry: Letters([0, 1] * 6, read))
+    found = check(load("letters:x"))
+    assert [(one.index, one.reason) for one in found.unreadable] == [(3, "its reader failed: KeyError: 3")]
 
 
 @pytest.mark.slow

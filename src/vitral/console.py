@@ -19,7 +19,14 @@ def printable(text: str) -> str:
     """Escape invisible characters that a terminal acts on: control characters except line breaks and tabs, marks that
     change the text direction, and bytes of file names that are not text.
     """
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(as_escape, text)
+
+
+def as_escape(found: re.Match[str]) -> str:
+    r"""Return the escape of a character, and of a byte that is no text as Python writes bytes: `\xff`."""
+    if "\udc80" <= found[0] <= "\udcff":
+        return f"\\x{ord(found[0]) & 0xFF:02x}"
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -188,7 +189,7 @@ def test_predict_names_a_link_to_itself(photos, trained, capsys):
 def test_predict_names_links_to_themselves_without_the_name_of_an_image(photos, trained, capsys):
     (photos / "sub").symlink_to("sub")
     (photos / "cat" / "loop").symlink_to("loop")
-    (photos / "cat" / "gone").symlink_to("nowhere")  # a link to nowhere is no image
+    (photos / "cat" / "gone").symlink_to("nowhere")  # a link to nowhere without the name of an image is no image
     (photos / "cat" / "notes").symlink_to(photos / "cat" / "notes.txt")
     (photos / "cat" / "notes.txt").write_text("no image")
     assert main(["predict", str(trained.folder), str(photos)]) == 1
@@ -196,6 +197,24 @@ def test_predict_names_links_to_themselves_without_the_name_of_an_image(photos, 
     assert str(photos / "sub") in output
     assert str(photos / "cat" / "loop") in output
     assert "2 of 10 could not be read" in output
+    assert "note: 1 broken links are left out: cat/gone" in output
+
+
+def test_prediction_reads_the_images_that_training_reads(photos, trained, tmp_path, capsys):
+    """Through linked class folders, too; links to images that were never fetched are unreadable images."""
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "cat").symlink_to(photos / "cat")
+    for number in range(3):
+        (photos / "cat" / f"annex{number}.png").symlink_to(f"../.git/annex/objects/{number}")
+    shutil.copytree(trained.folder, tmp_path / "linked" / "run")
+    assert main(["predict", str(trained.folder), str(tmp_path / "linked"), "--out", str(tmp_path / "t.csv")]) == 1
+    rows = (tmp_path / "t.csv").read_text().splitlines()[1:]
+    assert len(rows) == 4 + 3
+    assert sum("a broken link to ../.git/annex/objects/" in row for row in rows) == 3
+    assert "note: 1 run folders are left out: run" in capsys.readouterr().err
+    assert main(["data", "check", str(photos), "--format", "json"]) == 1
+    named = [Path(one["name"]).name for one in json.loads(capsys.readouterr().out)["unreadable"]]
+    assert named == ["annex0.png", "annex1.png", "annex2.png"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from running import TINY, as_json
 from vitral.data import load
 from vitral.data.shards import remote
 from vitral.data.shards.cache import ShardCache
+from vitral.data.targets import Labeling
 from vitral.data.validate import check
 from vitral.errors import DataError, MissingExtraError
 
@@ -61,6 +62,7 @@ def test_the_files_of_a_repository(tmp_path: Path) -> None:
     assert (dataset.name, dataset.classes, list(dataset.splits)) == ("pets", ("cat", "dog"), ["train", "val"])
     assert dataset["train"].labels.tolist() == [0, 1, 0, 1, 1, 1, 0, 0]
     assert dataset["val"].labels.tolist() == [1, 0], "a hidden label is left out"
+    assert dataset.notes == ("1 images without a class are not used: validation-00000-of-00001.parquet:000000001.jpg",)
     for i in range(8):
         assert np.array_equal(dataset["train"].image(i), noise(i))
     assert np.array_equal(dataset["val"].image(1), noise(10))
@@ -103,6 +105,51 @@ def test_bad_rows_and_files(tmp_path: Path) -> None:
     write(tmp_path / "wrong.parquet", [0, 1], [0, 7], ["a", "b"])
     with pytest.raises(DataError, match="label 7 is none of 2 classes"):
         load(tmp_path / "wrong.parquet")
+
+
+def several(path: Path, **columns: tuple[str, list[Any]]) -> str:
+    """Write a file with columns of a kind: Image or ClassLabel of two names, "" for none."""
+    names = {"Image": {"_type": "Image"}, "ClassLabel": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    table = pyarrow.table({name: values for name, (_, values) in columns.items()})
+    features = {name: names[kind] for name, (kind, _) in columns.items() if kind}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pyarrow.parquet.write_table(table, path)
+    return str(path)
+
+
+def images(*seeds: int) -> tuple[str, list[Any]]:
+    return "Image", [{"bytes": png(seed), "path": None} for seed in seeds]
+
+
+def test_of_several_columns_the_one_with_the_name_is_read(tmp_path: Path) -> None:
+    labels, others = ("ClassLabel", [0, 1]), ("ClassLabel", [1, 1])
+    data = load(several(tmp_path / "a.parquet", mask=images(8, 9), image=images(0, 1), domain=others, label=labels))
+    assert data["train"].labels.tolist() == [0, 1]
+    assert np.array_equal(data["train"].image(1), noise(1))
+    two = several(tmp_path / "b.parquet", image=images(0, 1), coarse_label=others, fine_label=labels)
+    with pytest.raises(DataError, match="several label columns") as caught:
+        load(two)
+    assert (caught.value.why, caught.value.hint) == (
+        "coarse_label, fine_label may be it", "--targets coarse_label, or another of them",
+    )  # fmt: skip
+    for column, found in (("coarse_label", ["b", "b"]), ("fine_label", ["a", "b"])):
+        dataset = load(two, wanted=Labeling(columns=(column,)))
+        assert [dataset.classes[label] for label in dataset["train"].labels] == found
+        assert column in dataset.reason
+    with pytest.raises(DataError, match="several image columns"):
+        load(several(tmp_path / "c.parquet", left=images(0, 1), right=images(2, 3), label=labels))
+    with pytest.raises(DataError, match="several labels an image"):
+        load(several(tmp_path / "d.parquet", image=images(0, 1), label=("", [["a", "b"], ["a"]])))
+
+
+def test_labels_as_other_programs_write_them(tmp_path: Path) -> None:
+    """A missing one is left out and counted; numbers that pandas made fractions are whole."""
+    for name, cells, classes in (
+        ("floats", [1.0, None, 2.0, float("nan")], ("1", "2")), ("texts", ["x", "nan", "y", None], ("x", "y")),
+    ):  # fmt: skip
+        dataset = load(several(tmp_path / f"{name}.parquet", image=images(0, 1, 2, 3), label=("", cells)))
+        assert (dataset.classes, dataset["train"].labels.tolist()) == (classes, [0, 1])
+        assert dataset.notes[0].startswith("2 images without a class are not used")
 
 
 def test_training_on_an_address_of_the_hub(

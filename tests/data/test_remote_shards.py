@@ -11,12 +11,15 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import objectstore
 import pytest
 import torch
+import webdataset
 from objectstore import BUCKET, FAULTS, Store
+from PIL import Image
 
 import vitral
 from images import MakeImages
@@ -455,6 +458,77 @@ def test_http(web: str, shards: Path, store: Store) -> None:
     assert sorted(contents(load(f"{web}/train-{{000000..000005}}.tar")["train"])) == sorted(expected)
     with pytest.raises(DataError, match="has no listings"):
         load(f"{web}/")
+
+
+class _Stated(_Plain):
+    """A server that states what `files` says of each path, and is busy for the first requests of each."""
+
+    files: ClassVar[dict[str, tuple[bytes, dict[str, str]]]]
+    asked: ClassVar[Counter[str]]
+    busy = 0
+
+    def do_GET(self) -> None:
+        data, headers = self.files.get(self.path, (b"", {}))
+        self.asked[self.path] += 1
+        status = 503 if self.asked[self.path] <= self.busy else 200 if data else 404
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data) if status == 200 else 0))
+        self.end_headers()
+        if self.command == "GET" and status == 200:
+            self.wfile.write(data)
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+@pytest.fixture
+def stated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[str, type[_Stated]]]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "PAUSE", 0.001)
+    handler = type("Handler", (_Stated,), {"files": {}, "asked": Counter()})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler
+        server.shutdown()
+
+
+def packed(folder: Path, *names: str) -> bytes:
+    """A tar of two images of these classes, of the same size whatever their names."""
+    with webdataset.TarWriter(str(folder / "t.tar"), encoder=False) as sink:
+        for i, name in enumerate(names):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / "t.png")
+            sink.write({"__key__": str(i), "png": (folder / "t.png").read_bytes(), "cls": name.encode()})
+    return (folder / "t.tar").read_bytes()
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified", ""])
+def test_a_file_that_was_replaced_by_one_of_equal_size(header: str, stated, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    url, handler = stated
+    found = []
+    for day, names in ((1, ("ant", "bee")), (2, ("cat", "dog"))):
+        data = packed(tmp_path, *names)
+        about = {"ETag": f'"{day}"', "Last-Modified": f"Thu, 0{day} Jan 2026 00:00:00 GMT"}
+        handler.files["/train.tar"] = data, {header: about[header]} if header else {}
+        dataset = load(f"{url}/train.tar")
+        found.append(dataset.classes)
+    if header:
+        assert (found, dataset.notes) == ([("ant", "bee"), ("cat", "dog")], ())
+    else:
+        assert "a change that keeps the size is not noticed" in dataset.notes[0]
+
+
+def test_a_busy_server_is_asked_again(stated, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """fsspec reports any failed request as a missing file."""
+    url, handler = stated
+    handler.files["/train.tar"] = packed(tmp_path, "ant", "bee"), {}
+    handler.busy = 2
+    assert load(f"{url}/train.tar").classes == ("ant", "bee")
+    with pytest.raises(DataError, match="no such shards"):
+        load(f"{url}/gone.tar")
+    handler.busy = 1_000
+    with pytest.raises(DataError, match=r"503.*after 8 attempts"):
+        load(f"{url}/other.tar")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import io
 import json
 import os
 import pickle
@@ -446,8 +447,89 @@ def test_shards_by_webdataset(tmp_path: Path) -> None:
     assert np.array_equal(dataset["train"].image(1), noise(1))
     assert dataset["train"].names[3] == f"{folder}/set-train-0001.tar:a/0000"
     (folder / "classnames.txt").write_text("\n".join(f"kind {n}" for n in range(11)))
-    (folder / "set-train-0001.tar").touch()
     assert load(folder).classes == ("kind 0", "kind 2", "kind 10")
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(noise(seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_members(path: Path, *members: tuple[str, bytes]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_every_image_of_a_shard_is_read_or_counted(tmp_path: Path) -> None:
+    """Dots in names, a name twice, two images of a key, a mask, images without a class, files without an image."""
+    write_members(
+        tmp_path / "s/train-0.tar",
+        ("p0.png", png(0)), ("p0.cls", b"0"), ("p0.1.png", png(1)), ("p0.1.cls", b"1"), ("p0.2.png", png(2)),
+        ("p0.seg.png", png(3)), ("p1.png", png(4)), ("p1.jpeg", png(5)), ("p1.cls", b"1"),
+        ("p2.png", png(6)), ("p3.png", png(7)), ("p3.cls", b"-1"), ("p4.png", png(8)), ("p4.cls", b"nan"),
+        ("p5.txt", b"a"),
+        ("p6.png", png(9)), ("p6.cls", b"0"), ("p6.png", png(10)),
+    )  # fmt: skip
+    dataset = load(tmp_path / "s")
+    names = [name.rpartition(":")[2] for name in dataset["train"].names]
+    assert names == ["p0", "p0.1", "p1", "p6"]
+    for i, seed in enumerate((0, 1, 4, 10)):
+        assert np.array_equal(dataset["train"].image(i), noise(seed))
+    assert dataset["train"].labels.tolist() == [0, 1, 1, 0]
+    assert set(dataset.notes) == {
+        "3 images beside the one of their record are not used: train-0.tar:p0.2.png, train-0.tar:p0.seg.png, "
+        "train-0.tar:p1.jpeg",
+        "3 images without a class are not used: train-0.tar:p2.png, train-0.tar:p3.png, train-0.tar:p4.png",
+        "1 records without an image are not used: train-0.tar:p5",
+        "1 files whose name comes again are not used: train-0.tar:p6.png",
+    }
+
+
+def test_a_shard_that_was_cut_off_is_noted(tmp_path: Path) -> None:
+    path = write_members(tmp_path / "s/0.tar", ("a.png", png(0)), ("a.cls", b"0"), ("b.png", png(1)), ("b.cls", b"1"))
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.truncate(tarfile.BLOCKSIZE * (sum(-(-len(png(i)) // 512) + 3 for i in (0, 1))))
+    assert path.stat().st_size < size
+    assert load(path.parent).notes == ("1 shard without an end mark, perhaps cut off: 0.tar",)
+
+
+def test_a_file_of_an_unknown_split_is_refused(tmp_path: Path) -> None:
+    for name in ("train-0", "heldout-0"):
+        write_foreign_in(tmp_path / "s" / f"{name}.tar", ["0", "1"])
+    with pytest.raises(DataError, match="1 file of an unknown split") as caught:
+        load(tmp_path / "s")
+    assert caught.value.why == "heldout-0.tar, beside train"
+    assert len(load(tmp_path / "s/train-*.tar")["train"]) == 2
+
+
+def write_foreign_in(path: Path, labels: list[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_foreign(path, labels)
+
+
+def test_names_of_classes_beside_the_shards_are_read_anew(tmp_path: Path) -> None:
+    write_foreign_in(tmp_path / "s/train-0.tar", ["0", "1"])
+    for names in (("ant", "bee"), ("cat", "dog")):
+        (tmp_path / "s/classnames.txt").write_text("\n".join(names))
+        assert load(tmp_path / "s").classes == names
+    (tmp_path / "s/classnames.txt").unlink()
+    assert load(tmp_path / "s").classes == ("0", "1")
+
+
+def test_a_folder_with_brackets_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_foreign_in(Path("[x]/train-0.tar"), ["0", "1"])
+    write_foreign_in(Path("x/train-0.tar"), ["2", "3"])
+    for data in ("[x]", "[x]/train-*.tar", "[x]/train-{0..0}.tar"):
+        assert load(data).classes == ("0", "1")
+    assert load("?/train-0.tar").classes == ("2", "3")
 
 
 def test_shards_without_labels_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from images import MakeImages, noise
 from vitral.data import SOURCES, DataSet, load
 from vitral.data.dataset import natural, shown
 from vitral.data.sources.layout import LAYOUTS
+from vitral.data.validate import check
 from vitral.errors import DataError, ImageError, UsageError, VitralError
 
 SPLIT_FOLDERS = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1, "test/dog": 2}
@@ -158,7 +159,10 @@ def test_links_are_followed_but_not_in_circles(make_images: MakeImages, tmp_path
     os.mkfifo(folder / "dog/pipe.png")
     dataset = load(folder)
     assert dataset.classes == ("cat", "dog", "owl")
-    assert len(dataset["train"]) == 4
+    assert len(dataset["train"]) == 5
+    assert [(one.name, one.reason) for one in check(dataset).unreadable] == [
+        (str(folder / "dog/gone.png"), f"a broken link to {tmp_path / 'nothing'}")
+    ], "an image that was not fetched is named; it is not left out in silence"
 
 
 def test_a_file_that_vanishes_or_breaks_is_named(make_images: MakeImages) -> None:
@@ -179,7 +183,7 @@ def test_unprintable_names_are_escaped_in_messages(make_images: MakeImages) -> N
     with open(wild + b"/1.png", "wb") as file:
         file.write(png())
     dataset = load(folder)
-    assert dataset.classes[1] == "d\\udcffg\\n\\x1b[2J"
+    assert dataset.classes[1] == "d\\xffg\\n\\x1b[2J"
     assert dataset["train"].names[2].isprintable()
     assert dataset["train"].image(2).shape == (8, 10, 3)
     assert shown("Käfer 甲虫 ×") == "Käfer 甲虫 ×"

@@ -176,6 +176,13 @@ class TestRefusals:
         with pytest.raises(UsageError, match="nearest: fp16"):
             export_model("demo", "onnx", precision="fp6")  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("words", [{"to": "web"}, {"to": "onnx", "with_preprocessing": True}])
+    def test_images_of_16_bits_are_refused_where_bytes_are_read(self, words, tmp_path):
+        deep = vitral.load("demo", device="cpu", precision="fp32", levels=(0, 4095))
+        with pytest.raises(UsageError, match="cannot be exported") as caught:
+            export_model(deep, **words, out=tmp_path / "deep")
+        assert "16 bits by --levels" in caught.value.why
+
     def test_too_few_images_are_refused(self):
         with pytest.raises(UsageError, match="at least 64"):
             export_model("demo", "torch", images=63)

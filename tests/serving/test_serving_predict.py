@@ -16,6 +16,8 @@ import pytest
 import torch
 import uvicorn
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import vitral
@@ -265,6 +267,27 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_images(server, drawi
     server.client.post("/v1/predict?top=1", files={"image": ("secret-name.png", drawings["cat.png"])})
     assert server.logged("POST /v1/predict 200")
     assert "secret-name" not in server.log
+
+
+@pytest.mark.parametrize("way", ["mounted", "root path"])
+def test_under_a_prefix_open_addresses_stay_open_and_the_others_closed(way):
+    token = "0123456789abcdef0123"
+    own = app("demo", precision="fp32", device="cpu", tokens=(token,))
+    outer = Starlette(routes=[Mount("/m", app=own)], lifespan=lambda _: own.router.lifespan_context(own))
+    client = TestClient(outer) if way == "mounted" else TestClient(own, root_path="/m")
+    with client:
+        for path in ("/", "/page.js", "/docs", "/openapi.json", "/healthz", "/readyz"):
+            assert client.get(f"/m{path}").status_code == 200
+        assert client.get("/m/v1/models").status_code == 401
+        lines = client.get("/m/metrics", headers={"Authorization": f"Bearer {token}"}).text.splitlines()
+    assert any('route="/healthz"' in line for line in lines)
+
+
+def test_without_a_lifespan_it_says_so():
+    client = TestClient(app("demo", precision="fp32", device="cpu"), base_url="http://localhost")
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert "must run its lifespan" in answer.json()["detail"]
 
 
 def test_images_of_no_known_class_are_answered_so(write_run, tmp_path):

@@ -215,7 +215,7 @@ def test_the_reason_that_nothing_can_be_served(capsys):
     assert main(["serve", "no-such-run", "--workers", "2", "--port", "0"]) == 2
     assert "no-such-run" in capsys.readouterr().err
     assert main(["serve", os.fsdecode(b"night=no-\xff"), "--workers", "2", "--port", "0"]) == 2
-    assert r"no-\udcff" in capsys.readouterr().err
+    assert r"no-\xff" in capsys.readouterr().err
     assert main(["serve", "demo", "--workers", "0"]) == 2
 
 

@@ -24,7 +24,7 @@ from vitral.evaluation import report
 from vitral.studies import running
 from vitral.studies.conclusions import conclusions
 from vitral.studies.page import write_study
-from vitral.studies.results import Outcome, Results, read_results
+from vitral.studies.results import Outcome, Results, _at_chance, read_results
 from vitral.studies.running import run_study
 from vitral.studies.seeds import mean_of, paired_difference
 from vitral.studies.study import Study, StudyFolder
@@ -180,6 +180,21 @@ def test_a_finished_study_redoes_nothing_and_may_be_extended(finished, data, tmp
         run_study(asked(data, seeds=3, options=changed), place.path)
     differing = "flip off there, not set now; lr 0.005 there, 0.0001 now; mixup not set there, 0.2 now"
     assert str(refused.value.why).endswith(differing)
+
+
+def test_a_study_is_not_extended_on_other_images(finished, data, tmp_path):
+    """Half of its table would be of one data set, half of another."""
+    shutil.copytree(data, tmp_path / "sky")
+    own = asked(tmp_path / "sky", models=("mu/4",), fractions=(1.0,), seeds=1)
+    run_study(own, tmp_path / "study")
+    for number in range(5):
+        (tmp_path / "sky" / "day" / f"{number}.png").unlink()
+    before = stamps(tmp_path / "study" / "cells")
+    with pytest.raises(RunError, match="the images of the study have changed") as caught:
+        run_study(asked(tmp_path / "sky", models=("mu/4",), fractions=(1.0,), seeds=2), tmp_path / "study")
+    assert "of 'day' fewer" in caught.value.why
+    assert stamps(tmp_path / "study" / "cells") == before
+    assert StudyFolder(tmp_path / "study").read() == own
 
 
 def test_a_folder_of_other_things_is_refused(data, tmp_path):
@@ -341,6 +356,25 @@ def test_a_gain_is_claimed_only_if_its_interval_excludes_zero(gain, claimed):
     results = supposed(study, lambda f: 0.6 + gain * f["fraction"])
     sentence = next(one for one in conclusions(results) if one.startswith("From 10 % of the images to all images A"))
     assert sentence.endswith("; no difference can be claimed.") is not claimed
+
+
+def test_nothing_is_claimed_of_runs_at_chance():
+    study = Study("compute", "x", models=("A", "B"), epochs=(1, 9), seeds=3)
+    results = supposed(study, lambda f: 0.5 + 0.04 * (f["model"] == "A") * f["epochs"])
+    assert {one.where for one in results.differences if one.claimed} == {"1 epoch", "9 epochs"}
+    weak = [dataclasses.replace(one, at_chance=one.cell.factors["epochs"] == 1) for one in results.outcomes]
+    results = Results(study, tuple(weak))
+    assert {one.where for one in results.differences} == {"9 epochs"}
+    (sentence,) = [one for one in conclusions(results) if "not above chance" in one]
+    assert sentence.startswith("6 runs are not above chance")
+    assert sentence.endswith("A_1_seed0, B_1_seed0, A_1_seed1, B_1_seed1 and 2 more.")
+
+
+def test_a_run_is_at_chance_if_its_interval_has_the_share_of_the_largest_class():
+    half = [{"images": 50}, {"images": 50}]
+    for low, weak in ((0.45, True), (0.55, False)):
+        assert _at_chance({"per_class": half, "images": 100, "accuracy_interval": [low, 0.7]}) is weak
+    assert _at_chance({"per_class": [{"images": 90}, {"images": 10}], "images": 100, "accuracy_interval": [0.85, 0.95]})
 
 
 def test_a_single_seed_claims_nothing():

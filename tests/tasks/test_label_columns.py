@@ -50,6 +50,43 @@ CHOSEN = {
 }
 
 
+SPELLINGS = {
+    "no label is none of the labels": ("file labels", ["x|y", "nan", "None|x", ""], "labels", ("x", "y")),
+    "lists of Python": ("file labels", ["['x', 'y']", "['y']", "[]", "nan"], "labels", ("x", "y")),
+    "lists in a column of one class": ("file label", ["['x', 'y']", "['y']"], "labels", ("x", "y")),
+    "lists of numbers": ("file labels", ["[1, 2]", "[2]"], "labels", ("1", "2")),
+    "whole numbers as fractions": ("file label", ["1.0", "12.0", "2.0"], "class", ("1", "2", "12")),
+    "two sides": ("file label", ["-1", "1", "-1.0"], "class", ("1", "-1")),
+    "truth as words": ("file sunny wet", [("True", "False"), ("False", "True")], "labels", ("sunny", "wet")),
+    "the index of a data frame": ("Unnamed:0,file,age", [(0, 3.5), (1, 4)], "numbers", ("age",)),
+}
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_cells_as_other_programs_write_them(case, tmp_path):
+    header, rows, task, classes = SPELLINGS[case]
+    names = header.replace(",", " ").split()
+    place = names.index("file")
+    for number in range(len(rows)):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    cells = [[row] if isinstance(row, str) else list(row) for row in rows]
+    written = [[*row[:place], f"{number}.png", *row[place:]] for number, row in enumerate(cells)]
+    dataset = read(str(write(tmp_path / "t.csv", names, written)))
+    assert (dataset.targets.task, dataset.classes) == (task, classes)
+
+
+@pytest.mark.parametrize("missing", ["nan", "NULL", "None", "NA", "", "-1"])
+def test_a_row_without_a_class_is_refused_by_its_line(missing, table):
+    others = ("0", "3", "2") if missing == "-1" else ("x", "y", "x")
+    with pytest.raises(DataError, match="1 row without a label") as caught:
+        read(table("file label", *((cell,) for cell in (others[0], missing, *others[1:]))))
+    assert caught.value.why == "line 3"
+
+
+def test_minus_one_is_a_class_if_classes_are_asked_for(table):
+    assert read(table("file label", ("-1",), ("0",), ("1",)), task="class").classes == ("0", "1", "-1")
+
+
 @pytest.mark.parametrize("case", CHOSEN)
 def test_the_columns_choose_the_task(case, table):
     header, rows, task = CHOSEN[case]

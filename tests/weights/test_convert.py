@@ -154,6 +154,29 @@ def test_what_a_file_cannot_tell_of_images_is_warned_of(tmp_path: Path):
     assert account.written == [str(tmp_path / "out" / "model.safetensors")]
 
 
+@pytest.mark.parametrize("to", ["timm", "hf", "torchvision"])
+def test_the_temperature_is_part_of_the_written_head(to: str, tmp_path: Path):
+    """Other programs know the softmax alone, and their probabilities are those of the run."""
+    weights = dataclasses.replace(weights_of(image_size=32), output={"temperature": 2.5, "scores": [0.1, 0.4]})
+    images, ours = logits(weights)
+    write(weights, tmp_path / "out", to)
+    there = native.build(read(tmp_path / "out", heads=4, image_size=(32, 32)).weights)
+    with torch.no_grad():
+        assert close(ours / 2.5, there(images))
+    notes = lost(weights, to)
+    assert "the head is divided by the temperature 2.5, so that probabilities are the same" in notes
+    assert any("the sets of classes (conformal prediction)" in note for note in notes)
+
+
+def test_levels_are_kept_for_vitral_and_warned_of_for_others(tmp_path: Path):
+    plain = weights_of(image_size=32)
+    deep = dataclasses.replace(plain, preprocessing=dataclasses.replace(plain.preprocessing, levels=(100, 4095)))
+    write(deep, tmp_path / "hf", "hf")
+    assert read(tmp_path / "hf").weights.preprocessing.levels == (100, 4095)
+    for to in ("hf", "timm", "jax"):
+        assert any(note.startswith("WARNING") and "100 to 4,095" in note for note in lost(deep, to)), to
+
+
 def _native(weights: Weights, folder: Path) -> tuple[Path, Path]:
     (file,) = write(weights, folder / "own", "native")
     return file, folder / "out"

@@ -29,6 +29,7 @@ class Hub:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self.refuse: dict[str, tuple[int, str]] = {}
         self.asked: list[str] = []
+        self.body = b"{}"
 
     def answer(self, url: str) -> tuple[int, dict[str, str], bytes]:
         path = urlparse(url).path.strip("/").split("/")
@@ -39,7 +40,7 @@ class Hub:
         name = "/".join(path[2:4] if api else path[:2])
         rest = path[4:] if api else path[2:]
         if name in self.refuse:
-            return self.refuse[name][0], {"X-Error-Code": self.refuse[name][1]}, b"{}"
+            return self.refuse[name][0], {"X-Error-Code": self.refuse[name][1]}, self.body
         if name not in self.commits:
             return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
         commits = self.commits[name]
@@ -105,6 +106,21 @@ def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens on port 9 of this machine."""
     point_at(monkeypatch, "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503, 200])
+def test_a_copy_is_used_and_said_if_the_hub_refuses(hub, tmp_path, status):
+    """A page of a proxy comes with 200, and is no JSON."""
+    before = resolve("hf:google/vit", cache_dir=tmp_path)
+    assert before.note == ""
+    hub.refuse["google/vit"] = (status, "")
+    hub.body = b"<html>Log in to the proxy</html>"
+    again = resolve("hf:google/vit", cache_dir=tmp_path)
+    assert again.path == before.path
+    assert f"the hub refused ({status})" in again.note if status != 200 else "could not be asked" in again.note
+    with pytest.raises(WeightsError) as caught:
+        resolve("hf:google/vit", cache_dir=tmp_path / "other")
+    assert "bug" not in str(caught.value)
 
 
 def names(folder: Path) -> list[str]:

@@ -153,6 +153,16 @@ def test_what_is_not_there(tmp_path):
 # ---- names
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16])
+def test_matrices_of_whole_numbers_are_refused(tmp_path, kind):
+    """Without their scale they would be other weights."""
+    matrix = torch.zeros(2, 2, dtype=kind)
+    save_file({"a.weight": torch.zeros(2, 2), "b.weight": matrix, "c": torch.zeros(1, dtype=kind)}, tmp_path / "m.st")
+    with pytest.raises(WeightsError, match="quantized weights are not read") as caught:
+        open_source(tmp_path / "m.st")
+    assert caught.value.why == f"b.weight is {str(kind).removeprefix('torch.')}"
+
+
 def test_shared_prefixes_go_and_others_stay():
     one = torch.ones(1)
     names, notes = without_prefixes({"module._orig_mod.a.w": one, "module._orig_mod.model.b": one})

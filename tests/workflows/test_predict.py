@@ -150,7 +150,7 @@ MALICIOUS = {
     'a,"b";\'c.png': 'a,"b";\'c.png',
     "\u202egnp.png": "\\u202egnp.png",
     "ünï 猫.png": "ünï 猫.png",
-    "\udcff.png": "\\udcff.png",
+    "\udcff.png": "\\xff.png",
 }
 
 

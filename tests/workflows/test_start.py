@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import tarfile
+import threading
+import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from huggingface_hub import constants
 from PIL import Image
+from safetensors.torch import save_file
 from tools import train_backbone
 
 import vitral
 from images import MakeImages
 from vitral.device import Machine
-from vitral.errors import UsageError
+from vitral.errors import UsageError, WeightsError
 from vitral.model.position import resize_matrix
 from vitral.recipes.stats import DatasetStats
 from vitral.weights import native
 from vitral.weights.load import read
+from vitral.weights.read import hub, published
+from vitral.weights.read.published import PUBLISHED
 from vitral.weights.read.references import INCLUDED, is_included
 from vitral.workflows.plan import plan_run
-from vitral.workflows.plan_start import MOST_ON_GPU, choose_start
+from vitral.workflows.plan_start import MOST_FEATURES, MOST_ON_GPU, choose_start
 
 STATS = DatasetStats(images=5_000, classes=5, size=(240, 320), uniform=False, channels=3, imbalance=1.0)
 BACKBONE = INCLUDED["backbone"]
@@ -34,6 +42,13 @@ BACKBONE = INCLUDED["backbone"]
 
 def machine(kind: str = "cpu") -> Machine:
     return Machine(torch.device(kind), "fp32", "")
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache, and a hub that is not asked: published weights are taken where a test puts them."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def start(given: dict[str, Any], stats: DatasetStats = STATS, task: str = "class", kind: str = "cpu") -> str:
@@ -111,6 +126,89 @@ def test_a_plan_starts_from_the_network_in_the_package(make_images: MakeImages) 
     assert small.run.size == (96, 96), "a token has 16 pixels"
     stated = plan_run({"data": str(photos), "device": "cpu", "threads": 1, "image_size": (64, 96)})
     assert stated.config.image_size == (64, 96)
+
+
+def cached_copy(folder: Path, reference: str) -> str:
+    """Put a small network into huggingface_hub's cache under the name of published weights; its pinned reference."""
+    commit = "3" * 40
+    place = folder / f"models--timm--{reference.removeprefix('timm:')}"
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, depth=1, num_heads=3, num_classes=5)
+    (place / "snapshots" / commit).mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": {"input_size": [3, 32, 32]}}
+    (place / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), place / "snapshots" / commit / "model.safetensors")
+    return f"{reference}@{commit}"
+
+
+def test_published_weights_are_taken_if_they_are_in_the_cache(
+    make_images: MakeImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "resolve", lambda reference: pytest.fail("the hub is not asked"))
+    assert choose_start({}, "class", STATS, machine())[0] == {"init": "backbone"}
+    pinned = cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
+    init, choice = choose_start({}, "class", STATS, machine())
+    assert init == {"init": pinned, "recipe": "linear-probe"}
+    assert choice is not None
+    assert "in the cache already (Apache-2.0), trained on 14 million photographs" in choice.reason
+    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": pinned, "recipe": "finetune"}
+    for given, stats in (
+        ({"minutes": 2.0}, STATS), ({"model": "C+Micro/16"}, STATS), ({"recipe": "backbone"}, STATS),
+        ({}, of(images=MOST_FEATURES + 1)),
+    ):  # fmt: skip
+        assert choose_start(given, "class", stats, machine())[0] == {"init": "backbone"}
+    monkeypatch.undo()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    photos = make_images({"train/cat": 12, "train/dog": 12, "val/cat": 4, "val/dog": 4}, size=(40, 40))
+    run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, device="cpu")
+    about = json.loads((run.folder / "config.json").read_text())
+    assert (about["run"]["init"], about["run"]["recipe"]) == (pinned, "linear-probe")
+
+
+def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts a connection and says nothing, none at all, and HF_HUB_OFFLINE."""
+    monkeypatch.setattr(published, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for endpoint in (f"http://127.0.0.1:{silent.getsockname()[1]}", "http://127.0.0.1:9"):
+            monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+            began = time.monotonic()
+            assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+            assert time.monotonic() - began < 2
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("nobody is asked"))
+    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+
+
+def test_a_gpu_fetches_them_from_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = f"{PUBLISHED['small'].reference}@{'4' * 40}"
+    monkeypatch.setattr(hub, "answers", lambda reference, seconds: True)
+    monkeypatch.setattr(hub, "resolve", lambda reference: hub.Fetched(Path(), f"{reference}@{'4' * 40}", "4" * 40))
+    init, choice = choose_start({}, "class", STATS, machine("cuda"))
+    assert init == {"init": pinned, "recipe": "finetune"}
+    assert choice is not None
+    assert choice.reason.startswith("88 MB of the hub (Apache-2.0)")
+    assert choose_start({}, "class", STATS, machine())[0] == {"init": "backbone"}, "a CPU waits for no download"
+
+    def cut(reference: str) -> None:
+        raise WeightsError("the connection was cut")
+
+    monkeypatch.setattr(hub, "resolve", cut)
+    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+
+
+def test_a_run_of_the_same_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backbone").mkdir()
+    (tmp_path / "backbone" / "model.safetensors").write_bytes(BACKBONE.read_bytes())
+    init, choice = choose_start({}, "class", STATS, machine())
+    assert init == {}
+    assert choice is not None
+    assert "called backbone in this folder hide" in choice.reason
+    assert choose_start({"init": "backbone"}, "class", STATS, machine())[0] == {"init": "backbone"}
 
 
 def test_a_run_keeps_where_it_started_and_resumes(make_images: MakeImages, tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(run, lines, tmp_path, monkey
         ("explain", "RUN", "IMAGE", "--compare"), ("inspect", "RUN"), ("embed", "RUN", "IMAGE", "--out", "e.npz"),
         ("export", "RUN", "--to", "torch"), ("quantize", "RUN"), ("evaluate", "RUN", "--knn", "3"),
         ("replay", "RUN", "--step", "1"),
-        ("train", "DATA", "--task", "text", "--dry-run"),
         ("predict", "RUN", "IMAGE", "--tta", "mirror"), ("convert", "RUN", "target", "--to", "timm"),
     ],
     ids=" ".join,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
-from vitral.cli.output import print_json, print_predictor_notes, print_text, resuming, say
+from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say
 from vitral.console import count, progress, stderr
 from vitral.errors import Interrupted, UsageError
 
@@ -96,7 +96,7 @@ def _loaded(
 ) -> tuple[Any, Any]:
     """Return the predictor and the sources of images."""
     from vitral.inference.predictor import load
-    from vitral.inference.sources import find
+    from vitral.inference.sources import find, notes
 
     if batch_size < 1:
         raise UsageError("--batch-size must be at least 1")
@@ -105,6 +105,7 @@ def _loaded(
     sources = find(images, command)
     predictor = load(run, device=device, precision=precision, engine="plain")
     print_predictor_notes(predictor)
+    print_notes(notes(sources))
     return predictor, sources
 
 

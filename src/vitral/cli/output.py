@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitral.console import command_line, printable
@@ -42,6 +42,12 @@ def print_predictor_notes(predictor: Any) -> None:
     if predictor.note:
         say(f"Engine   {predictor.note}")
     if note := unfinished(predictor.source):
+        say(f"note: {note}")
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """Print notes on the images that are read."""
+    for note in notes:
         say(f"note: {note}")
 
 

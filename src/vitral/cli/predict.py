@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
-from vitral.cli.output import print_json, print_prediction, print_predictor_notes, resuming, say
+from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say
 from vitral.cli.ranks import AGAIN
 from vitral.console import count, progress, stderr
 from vitral.errors import Interrupted, UsageError
@@ -44,7 +44,7 @@ def predict(
     """Classify images: single files, or all in folders, archives and lists of paths."""
     from vitral.distributed.ranks import joined
     from vitral.inference.options import InferenceOptions
-    from vitral.inference.sources import find
+    from vitral.inference.sources import find, notes
     from vitral.workflows.row_formats import format_of
 
     if top < 1 or batch_size < 1:
@@ -61,6 +61,7 @@ def predict(
         sources, predictor = ranks.agree(lambda: (find(images), _answering(options.load(run), coverage, unknown)))
         if ranks.main:
             print_predictor_notes(predictor)
+            print_notes(notes(sources))
         if out is None:
             return _print_predictions(predictor, sources, run, top, batch_size, format)
         typed = {"out": out, "top": top, "coverage": coverage, "unknown": unknown, "all": all, "batch_size": batch_size}

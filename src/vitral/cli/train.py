@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from vitral.cli import dry_run, plan_only
+from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, print_text, program, say
 from vitral.cli.ranks import NPROC
@@ -24,8 +24,6 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
 
     Options left out are chosen by the plan, which is printed before training.
     """
-    if (values := dry_run.take(given)) is not None:
-        return dry_run.print_estimate(given, values, format)
     if (planning := plan_only.take(given)) is not None:
         return plan_only.print_only(given, planning["report"], format)
     if find_lr:
@@ -77,7 +75,7 @@ def train_options() -> list[Option]:
 
     fields = run_options(hidden=[name for name in PRETRAINING_OPTIONS if name not in DECODER_OPTIONS])
     first = [fields.pop(name) for name in _FIRST]
-    return [*first, NPROC, FIND_LR, *NOT_IN_RUN, *plan_only.OPTIONS, *dry_run.OPTIONS, *fields.values()]
+    return [*first, NPROC, FIND_LR, *NOT_IN_RUN, *plan_only.OPTIONS, *fields.values()]
 
 
 def run_options(hidden: Sequence[str]) -> dict[str, Option]:

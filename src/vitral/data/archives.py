@@ -116,6 +116,8 @@ class Listing:
             return self.skip(name, "with a path outside the archive")
         if any(is_hidden(part) for part in path.split("/")):
             return False
+        if path in self.members:
+            self.skip(name, "whose name comes again")
         self.members[path] = self.rows
         self.rows += 1
         return True
@@ -138,10 +140,12 @@ class _Archive:
     members: dict[str, int]
     paths: Sequence[str]
     notes: tuple[str, ...]
+    skipped: dict[str, list[str]]
 
     def _set_listing(self, where: str, listing: Listing) -> None:
         self.where, self.prefix = where, f"{where}:"
         self.members, self.paths, self.notes = listing.members, sorted(listing.members), listing.notes
+        self.skipped = listing.skipped
 
     def has(self, path: str) -> bool:
         return path in self.members
@@ -152,6 +156,9 @@ class _Archive:
 
 class Tar(_Archive):
     """The files of an uncompressed tar."""
+
+    cut_off = False
+    """The end mark is missing."""
 
     def __init__(self, where: str):
         listing = Listing()
@@ -171,6 +178,7 @@ class Tar(_Archive):
         block = self._handle.read_up_to(offset, tarfile.BLOCKSIZE)
         if not block:
             self.notes += ("the archive has no end mark: it may have been cut off",)
+            self.cut_off = True
         elif block.strip(b"\0") or len(block) < tarfile.BLOCKSIZE:
             raise tarfile.ReadError(f"no file header at byte {offset:,}")
 

@@ -16,7 +16,7 @@ from typing import overload
 
 import numpy as np
 
-from vitral.console import Described
+from vitral.console import Described, as_escape
 from vitral.data.decode import read_image
 from vitral.data.targets import ONE_CLASS, Targets
 from vitral.errors import DataError, ImageError
@@ -107,14 +107,18 @@ class Split:
         return self if levels in (None, self.levels) else replace(self, levels=levels)
 
     def raw(self, index: int) -> bytes | np.ndarray:
-        """Fetch an image, still encoded; `ImageError`, which names the image, if its file cannot be read."""
+        """Fetch an image, still encoded; `ImageError`, which names the image, if its file cannot be read, or the reader
+        of a package's source fails in any way.
+        """
         try:
             return self.fetch(index)
-        except ImageError:
+        except (ImageError, MemoryError):
             raise
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise ImageError(self.names[index], why) from error
+        except Exception as error:
+            raise ImageError(self.names[index], f"its reader failed: {type(error).__name__}: {error}") from error
 
     def identity(self, index: int) -> str:
         """A string that differs after the image has changed, and from that of every other image.
@@ -124,7 +128,7 @@ class Split:
         """
         try:
             return _identity(self.fetch, index)
-        except (OSError, ValueError):
+        except Exception:  # the image has the reason
             return "unreadable"
 
     def shard_numbers(self) -> np.ndarray | None:
@@ -319,7 +323,7 @@ def shown(name: str) -> str:
     """
     if name.isprintable():
         return name
-    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), name)
+    return _UNSHOWN.sub(as_escape, name)
 
 
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -232,6 +232,7 @@ def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
             os.scandir(path).close()  # permission errors come first: they are more specific than "not a file"
         if os.path.exists(path) and not os.path.isfile(path):
             raise ImageError(name, "not a file")
+        check_link(path)
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except ImageError:
@@ -239,6 +240,15 @@ def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
     except (OSError, ValueError) as error:  # of a zero byte in the path
         raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
     return data
+
+
+def check_link(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError, with the path that it leads to, for a link to nothing."""
+    if os.path.islink(path):
+        try:
+            os.stat(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"a broken link to {os.readlink(path)}") from None
 
 
 # Exceptions of Python in a decoder, which speak of its buffers, not of the file; Pillow passes on their words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order, index_labels, shown, some
-from vitral.data.decode import EXTENSIONS, MAX_BYTES
+from vitral.data.decode import EXTENSIONS, MAX_BYTES, check_link
 from vitral.data.file_kinds import LIKE_IMAGES
 from vitral.errors import DataError
 from vitral.folders import RUN_FILES
@@ -131,8 +131,27 @@ class Names(LazyNames):
         return list(self.paths)
 
 
+@dataclass
+class LeftOut:
+    """Files and rows that a reader met and does not use, by reason."""
+
+    sentence: str = "{count:,} {what} are not used: {names}"
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, what: str, name: str) -> None:
+        """Record one of a kind, "images without a class"."""
+        self.found.setdefault(what, []).append(name)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each kind, with some of the names."""
+        parts = ((what, sorted(names)) for what, names in sorted(self.found.items()))
+        return tuple(self.sentence.format(count=len(own), what=what, names=some(own)) for what, own in parts)
+
+
 class Folder:
-    """The files below a folder. Links are followed, except to a parent folder.
+    """The files below a folder. Links are followed, except to a parent folder; one that leads nowhere counts as an
+    unreadable image if its name is that of an image: git-annex and DVC leave these for files that were not fetched.
 
     A folder that cannot be opened counts as one unreadable image. Run folders are left out.
     """
@@ -142,11 +161,10 @@ class Folder:
         self.root = os.path.abspath(where)
 
     @cached_property
-    def _listing(self) -> tuple[list[str], list[str], list[str]]:
-        empty: list[str] = []
-        runs: list[str] = []
+    def _listing(self) -> tuple[list[str], tuple[str, ...]]:
+        left = LeftOut("{count:,} {what}: {names}")
         try:
-            return sorted(_walk(self.root, empty, runs)), sorted(empty), sorted(runs)
+            return sorted(_walk(self.root, left)), left.notes
         except OSError as error:
             where = shown(error.filename or self.where)
             raise DataError("cannot read folder", where=where, why=error.strerror or str(error)) from error
@@ -157,9 +175,7 @@ class Folder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        _, empty, runs = self._listing
-        notes = (f"{len(empty):,} empty folders: {some(empty)}",) if empty else ()
-        return notes + ((f"{len(runs):,} run folders are left out: {some(runs)}",) if runs else ())
+        return self._listing[1]
 
     def has(self, path: str) -> bool:
         return os.path.isfile(os.path.join(self.root, path))
@@ -175,8 +191,8 @@ UNOPENED = "(folder that cannot be opened).jpg"
 """File name of a placeholder, which is reported as an unreadable image."""
 
 
-def _walk(root: str, empty: list[str], runs: list[str]) -> Iterator[str]:
-    """Yield paths of regular files below the root; add empty folders and run folders to the lists."""
+def _walk(root: str, left: LeftOut) -> Iterator[str]:
+    """Yield paths of regular files below the root; add empty folders, run folders and broken links to `left`."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         prefix, above = todo.pop()
@@ -190,18 +206,25 @@ def _walk(root: str, empty: list[str], runs: list[str]) -> Iterator[str]:
         if here in above:
             continue
         if not kept and prefix:
-            empty.append(prefix.rstrip("/"))
+            left.add("empty folders", prefix.rstrip("/"))
         if prefix and {entry.name for entry in kept} >= RUN_FILES:
-            runs.append(prefix.rstrip("/"))
+            left.add("run folders are left out", prefix.rstrip("/"))
             continue
         for entry in kept:
             try:
                 if entry.is_dir():
                     todo.append((f"{prefix}{entry.name}/", above | {here}))
-                elif entry.is_file():  # no pipes, sockets or devices, no dangling links
+                elif entry.is_file() or (_is_broken(entry) and is_image(entry.name)):  # no pipes, sockets or devices
                     yield prefix + entry.name
+                elif _is_broken(entry):
+                    left.add("broken links are left out", prefix + entry.name)
             except OSError:  # a link to itself
                 yield prefix + entry.name if is_image(entry.name) else f"{prefix}{entry.name}/{UNOPENED}"
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    """True for a link to nothing."""
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def _entries(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
@@ -242,6 +265,7 @@ def file_numbers(status: os.stat_result) -> tuple[int, ...]:
 
 def read_file(path: str | Path, limit: int) -> bytes:
     """Read a regular file; ValueError above `limit` bytes."""
+    check_link(path)
     with open(path, "rb") as file:
         check_size(os.fstat(file.fileno()).st_size, limit)
         return file.read(limit + 1)

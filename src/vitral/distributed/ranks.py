@@ -35,8 +35,6 @@ class Ranks:
     number, count = 0, 1
     local_count = 1
     """Ranks on this machine."""
-    simulated = False
-    """True if the other ranks do not exist."""
 
     @property
     def machines(self) -> int:

@@ -59,7 +59,7 @@ class Ddp(Strategy):
         warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         # Otherwise torch rearranges gradients after its first step, and a run that goes on has a first step again: from
         # three ranks on the order in which they are added would differ, and with it the bits.
-        unused = getattr(model, "may_leave_unused", False) or (ranks.count > 2 and not ranks.simulated)
+        unused = getattr(model, "may_leave_unused", False) or ranks.count > 2
         called = _Called(model)
         super().__init__(DistributedDataParallel(called, find_unused_parameters=unused, **self.options), ranks)
 
@@ -97,17 +97,13 @@ class Fsdp(Strategy):
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks):
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
         from torch.distributed.device_mesh import init_device_mesh
 
         if ranks.count > 1:
             share_norms(model)
         self.device = next(model.parameters()).device.type
         names: tuple[str, ...] = ("replicate", "shard") if len(self.shape(ranks)) == 2 else ("shard",)
-        if ranks.simulated:  # torch caches results by the mesh: those of rank 0 must not answer for a real rank
-            names = tuple(f"simulated_{name}" for name in names)
-        with unset_fake_temporarily():  # a dry run's tensors are fake, those of a mesh are not
-            self.mesh: Any = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
+        self.mesh: Any = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
         super().__init__(model, ranks)
         self._fully_shard(model)
 

@@ -284,6 +284,10 @@ def _job(
         predictor.model, predictor.preprocessing, precision, with_preprocessing, metadata(predictor),
         temperature=output.temperature if isinstance(output, Classes) else 1.0,
     )  # fmt: skip
+    if getattr(output, "unknown", None):
+        job.warnings.append(
+            "the threshold of unknown images is not part of an export: it answers with a class for any image"
+        )
     if precision != "int8":
         return job
     if dataset is None:
@@ -321,9 +325,11 @@ def metadata(predictor: Predictor) -> dict[str, str]:
 
 def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
     """Return the content of `preprocessing.json`: steps from an image to the input, and classes of the output."""
+    levels = predictor.preprocessing.levels
+    scaled = [f"values of 16 bits: {levels[0]} becomes 0 and {levels[1]} becomes 255"] if levels else []
     return {
         "input": {"name": job.input_name, "layout": "batch, channels, height, width", "dtype": "float32"},
-        "steps": ["resize and crop as below", "pixel / 255", "(pixel - mean) / std, for each channel"],
+        "steps": [*scaled, "resize and crop as below", "pixel / 255", "(pixel - mean) / std, for each channel"],
         "preprocessing": predictor.preprocessing.to_json(),
         "output": {"name": job.output_name, **_output(predictor).meaning(), **_text_facts(job)},
         "classes": list(predictor.classes),

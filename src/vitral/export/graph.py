@@ -39,7 +39,10 @@ columns first, whichever is faster.
 
 
 def check_exact(preprocessing: Preprocessing, hint: str) -> None:
-    """Raise `UsageError` for an interpolation that is not exported."""
+    """Raise `UsageError` for an interpolation that is not exported, and for images of more than a byte a channel."""
+    if preprocessing.levels is not None:
+        why = "it reads images of 16 bits by --levels, and a graph or a browser takes 8 bits of them"
+        raise UsageError("this preprocessing cannot be exported", why=why, hint=hint)
     if not preprocessing.antialias or preprocessing.interpolation not in FILTERS:
         how = preprocessing.interpolation + " interpolation" + " without antialias" * (not preprocessing.antialias)
         why = f"it resizes by {how}; bilinear and bicubic with antialias can be exported"

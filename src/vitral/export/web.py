@@ -61,6 +61,8 @@ COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER I
 OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 """
 
+_SERVE = "--to onnx, and vitral serve for a page"
+
 CSP = web.policy({"script-src": "'self' 'wasm-unsafe-eval'", "worker-src": "'self'"})
 """Policy of the page: its own files, and WebAssembly."""
 
@@ -78,7 +80,7 @@ class WebTarget:
 
     def write(self, job: Job, folder: Path) -> dict[str, str]:
         """Write the page, the graph and the runtime."""
-        check_exact(job.preprocessing, hint="--to onnx, and vitral serve for a page")
+        check_exact(job.preprocessing, hint=_SERVE)
         archive = npm.archive(PACKAGE, job.runtime)
         versions = write_graph(job, folder)
         for path, content in npm.members(archive, [f"package/dist/{name}" for name in RUNTIME]).items():
@@ -107,7 +109,7 @@ def write_graph(job: Job, folder: Path) -> dict[str, str]:
     """Write `model.onnx`: with the map of a class where the network has attention, else the logits alone."""
     if sum(one.numel() * one.element_size() for one in job.network.state_dict().values()) > LARGEST:
         why = "a page loads it in one piece of at most 2 GB"
-        raise UsageError("this network is too large for a page", why=why, hint="--to onnx, and vitral serve for a page")
+        raise UsageError("this network is too large for a page", why=why, hint=_SERVE)
     onnx, runtime = packages()
     if method_of(job.network):
         program, outputs = traced_with_map(job), [job.output_name, "map"]

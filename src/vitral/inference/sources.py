@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +22,23 @@ _LONGEST_LINE = 1 << 16
 class _Paths:
     """Images of one place, by path."""
 
-    where: str
-    paths: list[str]
+    def __init__(self, where: str):
+        self.where = where
+
+    @cached_property
+    def files(self) -> Files:
+        """All files of the place."""
+        return open_files(self.where)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Paths of the images, in natural order."""
+        return sorted(filter(is_image, self.files.paths), key=natural)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on what was left out."""
+        return self.files.notes
 
     def check(self) -> None:
         """Raise `DataError` if there is no image, or an archive is damaged."""
@@ -40,31 +53,15 @@ class _Paths:
 
 
 class Folder(_Paths):
-    """The images of a folder at all levels, in natural order, without hidden ones. A subfolder that cannot be opened
-    counts as an unreadable image.
-    """
-
-    def __init__(self, where: str):
-        self.where = where
+    """The images of a folder at all levels: those that training reads."""
 
     @cached_property
-    def paths(self) -> list[str]:  # type: ignore[override]
-        return sorted((str(path) for path in _images_in(Path(self.where))), key=natural)
+    def paths(self) -> list[str]:
+        return sorted((str(Path(self.where, path)) for path in filter(is_image, self.files.paths)), key=natural)
 
 
 class Archive(_Paths):
     """The images of a .tar, .zip or .tar.gz, read without unpacking."""
-
-    def __init__(self, where: str):
-        self.where = where
-
-    @cached_property
-    def files(self) -> Files:
-        return open_files(self.where)
-
-    @cached_property
-    def paths(self) -> list[str]:  # type: ignore[override]
-        return sorted(filter(is_image, self.files.paths), key=natural)
 
     def name(self, path: str) -> str:
         """Return the name for messages: `photos.zip:cat/1.jpg`."""
@@ -169,6 +166,17 @@ def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
     return sources
 
 
+def notes(sources: Sequence[Source]) -> list[str]:
+    """Return notes on what the sources leave out, a sentence each."""
+    found: list[str] = []
+    for source in sources:
+        if isinstance(source, Folder | Archive):
+            found += source.notes
+        elif isinstance(source, Shards):
+            found += source.dataset.notes
+    return found
+
+
 def count(sources: Sequence[Source]) -> int:
     """Return the number of images; each list is read once."""
     return sum(1 if isinstance(source, str) else len(source) for source in sources)
@@ -197,27 +205,3 @@ def _usage(command: str) -> str:
     if command == "evaluate":
         return "vitral evaluate RUN --unknown FOLDER"
     return f"vitral {command} RUN IMAGE{' FOLDER' if command == 'similar' else '_OR_FOLDER'} …"
-
-
-def _images_in(folder: Path) -> Iterator[Path]:
-    errors: list[OSError] = []
-    for inside, folders, files in os.walk(folder, onerror=errors.append):
-        folders[:] = [one for one in folders if not one.startswith(".")]
-        here = Path(inside)
-        yield from (here / one for one in files if not one.startswith(".") and _is_listed(here / one))
-    yield from (Path(error.filename) for error in errors)
-
-
-def _is_listed(path: Path) -> bool:
-    """True for an image file, and for a link that leads to itself: it counts as an unreadable image. False for other
-    files, pipes, sockets and broken links.
-    """
-    named = is_image(path.name)
-    if not named and not path.is_symlink():
-        return False
-    try:
-        return stat.S_ISREG(path.stat().st_mode) and named
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        return named or error.errno == errno.ELOOP

@@ -32,6 +32,8 @@ from vitral.serving.service import Service
 MOST_OVERLAYS = 64
 """Most characters of a text whose maps are drawn; the others have values alone."""
 
+_NOT_STARTED = "it has not started: a server, or the application that mounts this one, must run its lifespan"
+
 _WATCH_AFTER = 0.2
 """Seconds of a request after which a client that leaves is noticed."""
 
@@ -231,7 +233,7 @@ async def readyz(request: Request) -> Response:
     """New requests are welcome."""
     service: Service = request.app.state.service
     if not service.ready:
-        raise Problem("not-ready", "it is ending" if service.draining else "it has not started")
+        raise Problem("not-ready", "it is ending" if service.draining else _NOT_STARTED)
     return JSONResponse({"status": "ready", "models": list(service.models)})
 
 

@@ -68,7 +68,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        path = scope["path"] if scope["path"] in self.routes else "other"
+        path = _below_root(scope)
+        path = path if path in self.routes else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         exchange = _Exchange(path, method, given if _ID.fullmatch(given) else secrets.token_hex(8))
         token = request_id.set(exchange.id)
@@ -138,6 +139,12 @@ class Guard:
             f"{exchange.method} {exchange.route} {exchange.status}", logging.DEBUG if quiet else logging.INFO,
             ms=round(1000 * seconds, 1), client=client,
         )  # fmt: skip
+
+
+def _below_root(scope: Scope) -> str:
+    """Path of a request without the prefix that the application is mounted under, by `Mount` or `--root-path`."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 async def _throw_away(receive: Receive, exchange: _Exchange) -> None:

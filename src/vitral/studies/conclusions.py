@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vitral.console import count
 from vitral.studies.results import Group, Outcome, Results, in_words, listed
@@ -216,6 +216,12 @@ def _values(one: Outcome) -> str:
     return ", ".join(f"{name} {shown(value)}" for name, value in one.cell.factors.items())
 
 
+def _shortened(outcomes: Sequence[Outcome]) -> list[str]:
+    """Names of the first runs, and the number of the others."""
+    names = [one.cell.name for one in outcomes[:4]]
+    return [*names, *([f"{len(outcomes) - 4} more"] if len(outcomes) > 4 else [])]
+
+
 def _limits(results: Results) -> Iterator[str]:
     """State what the figures leave open."""
     failed = [one for one in results.outcomes if one.status == "failed"]
@@ -228,6 +234,11 @@ def _limits(results: Results) -> Iterator[str]:
     if results.study.kind == "search":
         yield from _of_time(results)
         return
+    if weak := [one for one in results.outcomes if one.at_chance]:
+        yield (
+            f"{count(len(weak), 'run')} {'is' if len(weak) == 1 else 'are'} not above chance, the share of the largest "
+            f"class: too short, or too few images. No difference is claimed of {listed(_shortened(weak))}."
+        )
     left = sum(one.status in ("open", "begun") for one in results.outcomes)
     if left:
         yield f"{count(left, 'run')} of {len(results.outcomes)} {'is' if left == 1 else 'are'} not finished."

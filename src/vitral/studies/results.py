@@ -7,7 +7,7 @@ import dataclasses
 import io
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -61,6 +61,8 @@ class Outcome:
     seconds: float | None = None
     """Of training and validation."""
     images_per_second: float | None = None
+    at_chance: bool = False
+    """The interval of the accuracy reaches down to the share of the largest class: nothing is seen to be learned."""
     held_out: str = ""
     """Digest of the names and labels of the held-out images."""
     curve: tuple[float, ...] = ()
@@ -75,12 +77,17 @@ class Outcome:
         return self.status == "done"
 
     @property
+    def compared(self) -> bool:
+        """True if differences may be claimed of it."""
+        return self.done and not self.at_chance
+
+    @property
     def ended(self) -> bool:
         """True if nothing is left to train."""
         return self.status in ("done", "failed", "pruned")
 
 
-_NO_FIGURES = ("cell", "status", "why", "held_out", "curve", "planned_epochs", "test")
+_NO_FIGURES = ("cell", "status", "why", "at_chance", "held_out", "curve", "planned_epochs", "test")
 
 
 @dataclass(frozen=True)
@@ -209,14 +216,14 @@ class Results:
         for value in dict.fromkeys(group.factors[factor] for group in self.groups):
             where = in_words(self.study.kind, value)
             here = [
-                _Runs(group.label((factor,)), {(one.cell.seed,): one.accuracy or 0.0 for one in group.done})
+                _Runs(group.label((factor,)), {(o.cell.seed,): o.accuracy or 0.0 for o in group.done if o.compared})
                 for group in self.groups
                 if group.factors[factor] == value
             ]
             yield from ((where, a, b) for a, b in itertools.combinations(here, 2))
 
     def _values_of_options(self) -> Iterator[tuple[str, _Runs, _Runs]]:
-        done = [one for one in self.outcomes if one.done]
+        done = [one for one in self.outcomes if one.compared]
         for name, values in corners(self.study.vary).items():
             where = f"over all values of {listed([other for other in self.study.vary if other != name])}"
             runs = [_Runs(f"{name} {shown(value)}", _by_others(done, name, value)) for value in values]
@@ -339,8 +346,16 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
         batch_size=options.batch_size * options.accumulate if result["epochs"] else None,
         parameters=result["parameters"], flops=_training_flops(run), seconds=result["seconds"],
-        images_per_second=result["images_per_second"], held_out=_held_out(run, split), **of_trial,
+        images_per_second=result["images_per_second"], at_chance=_at_chance(measured),
+        held_out=_held_out(run, split), **of_trial,
     )  # fmt: skip
+
+
+def _at_chance(measured: Mapping[str, Any]) -> bool:
+    if not measured.get("per_class"):
+        return False
+    largest = max(one["images"] for one in measured["per_class"]) / measured["images"]
+    return bool(measured["accuracy_interval"][0] <= largest)
 
 
 def _curve(run: RunFolder) -> tuple[float, ...]:

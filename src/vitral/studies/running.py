@@ -20,6 +20,7 @@ from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
 from vitral.training.callbacks import Callback
 from vitral.training.run_folder import RunFolder
+from vitral.workflows.run_data import load_run_data
 from vitral.workflows.tasks import TASKS
 from vitral.workflows.train import train
 
@@ -32,6 +33,7 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
     Raises `Interrupted` when the user stops, with the command that continues; and the errors of `vitral.train`.
     """
     place = StudyFolder(folder)
+    _check_images(study, place)
     place.open(study)
     if study.kind == "search":
         return _search(study, place, tell)
@@ -50,6 +52,18 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
         check_held_out(list(outcomes.values()))
         write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
     return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+
+
+def _check_images(study: Study, place: StudyFolder) -> None:
+    """Raise `RunError` if the images are not those of the runs that are there: the table would compare two data sets.
+
+    One run is enough, since each was checked against an earlier one. Data that are not there any more are left to the
+    runs that need them.
+    """
+    run = next((run for path in sorted(place.cells.glob("*")) if (run := RunFolder(path)).config.is_file()), None)
+    if run and os.path.exists(study.data) and (changes := load_run_data(run.read_plan()).changes):
+        hint = "restore them, or another --out"
+        raise RunError("the images of the study have changed", where=place.path, why="; ".join(changes), hint=hint)
 
 
 def _refresh(outcomes: dict[str, Outcome], place: StudyFolder) -> None:

@@ -55,8 +55,25 @@ def lost(weights: Weights, to: str) -> list[str]:
     own = weights.preprocessing
     if to not in _PREPROCESSING:
         return []
+    return [*_preprocessing_lost(own, to), *_output_lost(weights.output, to)]
+
+
+def _output_lost(output: Mapping[str, Any], to: str) -> list[str]:
+    """Note a temperature that is part of the written head, and warn about what only vitral measures and uses."""
+    notes = []
+    if (temperature := output.get("temperature", 1.0)) != 1:
+        notes.append(f"the head is divided by the temperature {temperature:.4g}, so that probabilities are the same")
+    known = {"scores": "the sets of classes (conformal prediction)", "unknown": "the threshold of unknown images"}
+    if gone := [what for name, what in known.items() if output.get(name)]:
+        notes.append(f"WARNING for {to}: its files cannot state: {'; '.join(gone)}")
+    return notes
+
+
+def _preprocessing_lost(own: Preprocessing, to: str) -> list[str]:
     carried, used = to in _CARRY_PREPROCESSING, _PREPROCESSING[to](own)
     found = differences(own, used) if own.channels == 3 or carried else ["channels"]
+    if own.levels is not None and own.levels == used.levels:  # in a field of vitral's own
+        found.append("levels of 16 bits: {:,} to {:,}".format(*own.levels))
     if not found:
         return _rounding(own, used, to)
     reason = "its files cannot state" if carried else "its files state no preprocessing, and its default differs"
@@ -132,12 +149,22 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         hint = "a network of patches alone: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
     try:
-        return writer(materialized(weights), path)
+        return writer(at_temperature_one(materialized(weights)), path)
     except WeightsError as error:
         if error.hint:
             raise
         hint = "--to native writes any network"
         raise WeightsError(error.what, where=error.where, why=error.why, hint=hint) from error
+
+
+def at_temperature_one(weights: Weights) -> Weights:
+    """Divide the heads by the temperature of the probabilities: other programs know the softmax alone."""
+    temperature = weights.output.get("temperature", 1.0)
+    heads = [name for name in weights.state if name.split(".")[0] in ("head", "head_dist")]
+    if temperature == 1:
+        return weights
+    state = {**weights.state, **{name: weights.state[name] / temperature for name in heads}}
+    return dataclasses.replace(weights, state=state, output={**weights.output, "temperature": 1.0})
 
 
 def materialized(weights: Weights) -> Weights:

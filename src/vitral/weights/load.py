@@ -176,7 +176,7 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
         raise empty("RUN or WEIGHTS", _KINDS)
     if hub.is_reference(text):
         fetched = hub.resolve(text)
-        return fetched.path, [f"fetched revision {fetched.revision}"], fetched.reference
+        return fetched.path, [f"fetched revision {fetched.revision}", *filter(None, [fetched.note])], fetched.reference
     if is_included(reference):
         return INCLUDED[text], [], text
     path = Path(reference)

@@ -195,6 +195,9 @@ def from_huggingface(config: Mapping[str, Any], image_size: Size | None = None) 
         final, len(mean), resize, fraction, _RESAMPLE[code], True, mean, std, None if plain else size,
         "floor" if cropped else "round",
     )  # fmt: skip
+    if config.get("levels") is not None:
+        black, white = map(int, read.numbers("levels", (), 2))
+        recipe = dataclasses.replace(recipe, levels=(black, white))
     return recipe if image_size is None else recipe.at(image_size)
 
 
@@ -203,9 +206,9 @@ def to_huggingface(preprocessing: Preprocessing) -> dict[str, Any]:
 
     `ViTImageProcessor` stretches; the center is cropped by `BitImageProcessor` (short side) or `DeiTImageProcessor`
     (stretched first), because older releases of `ViTImageProcessor` ignore the fields. transformers has no letterbox,
-    which becomes a stretch, and no resize without antialias: `differences(preprocessing, from_huggingface(written))`
-    lists what is lost. The center may differ from vitral's by one pixel, see `Preprocessing.center`, and so may the
-    sides of a `crop` without `resize_size`.
+    which becomes a stretch, and no resize without antialias; `levels` is a field that vitral alone reads.
+    `differences(preprocessing, from_huggingface(written))` lists what is lost. The center may differ from vitral's by
+    one pixel, see `Preprocessing.center`, and so may the sides of a `crop` without `resize_size`.
     """
     height, width = preprocessing.image_size
     resized = _resize_size(preprocessing)
@@ -229,6 +232,8 @@ def to_huggingface(preprocessing: Preprocessing) -> dict[str, Any]:
             {"shortest_edge": max(resized)} if square else dict(zip(("height", "width"), resized, strict=True))
         )
         data["crop_size"] = {"height": height, "width": width}
+    if preprocessing.levels is not None:
+        data["levels"] = list(preprocessing.levels)
     return data
 
 

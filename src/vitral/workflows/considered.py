@@ -29,7 +29,7 @@ from vitral.workflows.job import Job
 from vitral.workflows.memory import training_bytes
 from vitral.workflows.plan import EXPLAINS
 
-GENERAL = ("small", "finetune", "paper")
+GENERAL = ("small", "backbone", "finetune", "paper")
 """Recipes for any images, whose values are alternatives; the others are for one data set or one method."""
 _NEIGHBORS = 2
 """Sizes of the network to either side that are compared."""

@@ -1,7 +1,8 @@
 """Choose the weights that a run starts from: `--init auto`, the default.
 
 The network in the package has learned from photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
-unless an option asks for another network, or the images are of another kind.
+unless an option asks for another network, the images are of another kind, or published weights are at hand, which know
+more.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from vitral.console import flag
 from vitral.device import Machine
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.backbone import MODEL
+from vitral.recipes.linear_probe import UNSUPPORTED as PROBE_UNSUPPORTED
 from vitral.recipes.stats import DatasetStats
 from vitral.training.options import MODEL_OPTIONS
 from vitral.training.plan import Choice
-from vitral.weights.read.references import BACKBONE
+from vitral.weights.read.published import at_hand, proposed
+from vitral.weights.read.references import BACKBONE, is_included
 
 AUTO, NONE = "auto", "none"
+MOST_FEATURES = 10_000
+"""Training images up to which a CPU computes the features of published weights: a minute for a thousand, or two."""
 MOST_ON_GPU = 20_000
 """Training images from which a GPU trains a larger network instead."""
 FEW = 1_000
@@ -43,15 +48,23 @@ def choose_start(
     if given.get("recipe") in METHODS:
         return {}, None
     excluded = "requested" if stated == NONE else _contradiction(given, task)
-    why = excluded or _unlike(stats, machine)
+    why = excluded or _hidden() or _unlike(stats, machine)
     if not why:
-        why = f"it is in the package and knows 100,000 photographs; some know more: --init {_published(machine)}"
-        return {"init": BACKBONE}, Choice("init", BACKBONE, f"{why}{_local(stats)}")
+        if found := _published(given, task, stats, machine):
+            return found
+        why = "it is in the package and knows 100,000 photographs; others know more: --init"
+        return {"init": BACKBONE}, Choice("init", BACKBONE, f"{why} {proposed(_has_gpu(machine))}{_local(stats)}")
     if advice := _advice(stats, machine):
         why = advice if excluded and stated == AUTO else f"{why}; {advice}"
     elif excluded and "init" not in given:
         return {}, None
     return {}, Choice("init", NONE, why)
+
+
+def _hidden() -> str:
+    """Reason why the name of the network in the package means another one here; empty if it does not."""
+    why = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
+    return "" if is_included(BACKBONE) else why
 
 
 def _contradiction(given: Mapping[str, Any], task: str) -> str:
@@ -70,7 +83,7 @@ def _unlike(stats: DatasetStats, machine: Machine) -> str:
     """Reason why the images are better learned from random weights; empty if they are not."""
     if stats.channels == 1:
         return "the images are gray: scans, digits or the like, which the network in the package has not seen"
-    if machine.device.type == "cuda" and stats.images >= MOST_ON_GPU:
+    if _has_gpu(machine) and stats.images >= MOST_ON_GPU:
         return f"a GPU trains a larger network on {stats.images:,} images"
     return ""
 
@@ -80,7 +93,7 @@ def _advice(stats: DatasetStats, machine: Machine) -> str:
     if stats.images >= FEW:
         return ""
     why = f"{stats.images:,} images are few; pretrained weights would help most: try --init"
-    return f"{why} {_published(machine)}{_local(stats)}"
+    return f"{why} {proposed(_has_gpu(machine))}{_local(stats)}"
 
 
 def _local(stats: DatasetStats) -> str:
@@ -90,5 +103,22 @@ def _local(stats: DatasetStats) -> str:
     return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
 
 
-def _published(machine: Machine) -> str:
-    return f"timm:vit_{'small' if machine.device.type == 'cuda' else 'tiny'}_patch16_224.augreg_in21k_ft_in1k"
+def _published(
+    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
+) -> tuple[dict[str, str], Choice] | None:
+    """Return published weights that are at hand, and their line; None if there are none, or the options do not fit.
+
+    A GPU trains all layers. A CPU computes the features of each image once and fits a linear probe.
+    """
+    gpu = _has_gpu(machine)
+    recipe = given.get("recipe", "finetune" if gpu else "linear-probe")
+    probes = task == "class" and not {*given} & {*PROBE_UNSUPPORTED}
+    fits = gpu or (stats.images <= MOST_FEATURES and (probes or "recipe" in given))
+    if "model" in given or recipe == "backbone" or not fits or not (found := at_hand(gpu)):
+        return None
+    how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
+    return {"init": found[0], "recipe": recipe}, Choice("init", found[0], f"{found[1]}; {how}")
+
+
+def _has_gpu(machine: Machine) -> bool:
+    return machine.device.type == "cuda"

@@ -91,7 +91,8 @@ def _write(run: str | Path, repository: str, license: str, folder: Path) -> str:
         raise UsageError("a network without classes cannot be published", where=run, why=why, hint=hint)
     require_classes(output_of(weights.classes, weights.output, weights.statistics), "vitral push", "copy its folder")
     reason = _write_weights(weights, folder)
-    notes = [] if reason else [note.removeprefix("WARNING for hf: ") for note in convert.lost(weights, "hf")]
+    lost = [] if reason else convert.lost(weights, "hf")
+    notes = [note.removeprefix("WARNING for hf: ") for note in lost if note.startswith("WARNING")]
     facts = Facts(
         repository, license, source.read_result(), plan.run.recipe, weights.preprocessing, reason, tuple(notes)
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitral.atomic import replacing
+from vitral.console import as_escape
 from vitral.data import lazy_pyarrow
 from vitral.data.dataset import shown
 from vitral.errors import UsageError
@@ -130,7 +131,7 @@ class JsonLines:
 
 def _exact(text: str) -> str:
     """Return the text, with bytes that are no UTF-8, which strict readers of JSON refuse, as `\\xe9`."""
-    return _NO_TEXT.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
+    return _NO_TEXT.sub(as_escape, text)
 
 
 class Parquet(JsonLines):

@@ -133,6 +133,10 @@ def evaluate_unknown(
     kept = score(_items(val))[0] if val is not None else {}
     thresholds = {name: threshold_of(values, share) for name, values in kept.items()}
     found = {name: separate(known[name], unknown[name], thresholds.get(name)) for name in names}
+    if val is not None and list(val.names) == list(evaluated.images.names):
+        notes += (
+            "the known images set the threshold: known kept is no figure of new ones, which test images would give",
+        )
     result = UnknownImages(
         str(folder), len(unknown[names[0]]), len(evaluated.images), share, found, None, tuple(unreadable), notes
     )

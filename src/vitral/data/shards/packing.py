@@ -78,6 +78,10 @@ class ShardWriter:
         digest = xxhash.xxh3_64_intdigest(record.data)
         self._rows.append((offset, len(record.data), record.label, len(self._names), digest))
 
+    def add_unlabeled(self, key: str) -> None:
+        """Append a file without content for an image that has no class: whoever reads the tar counts it as left out."""
+        self._add(f"{key}.{SUFFIXES['JPEG']}", b"")
+
     def _add(self, name: str, data: bytes) -> int:
         """Append a file and return the offset of its first byte."""
         info = tarfile.TarInfo(name)

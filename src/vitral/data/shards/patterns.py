@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
+import os
 import re
 from collections.abc import Iterator
 
+from vitral.data.dataset import natural
 from vitral.errors import UsageError
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -20,6 +23,17 @@ def is_pattern(text: str) -> bool:
 def is_glob(text: str) -> bool:
     """True for a wildcard: `*`, `?` or `[…]`."""
     return bool(re.search(r"[*?]|\[[^\]]+\]", text))
+
+
+def matching(word: str) -> list[str]:
+    """Paths that match a wildcard, in natural order. A path that is there is itself, and so is the folder of a pattern:
+    "[x]/*.tar" is in the folder "[x]" if there is one.
+    """
+    if not is_glob(word) or os.path.lexists(word):
+        return [word]
+    folder, name = os.path.split(word)
+    folder = glob.escape(folder) if os.path.isdir(folder) else folder
+    return sorted(glob.glob(os.path.join(folder, name)), key=natural)
 
 
 def braces(text: str) -> list[str]:

@@ -26,6 +26,12 @@ PAUSE, LONGEST_PAUSE = 0.25, 20.0
 BLOCK = 16 << 20
 """Bytes of one request for a part of an object."""
 
+_STATES = (
+    "size", "ETag", "etag", "Content-MD5", "LastModified", "Last-Modified", "last_modified", "updated", "mtime",
+    "created", "VersionId", "blob_id",
+)  # fmt: skip
+"""Fields that stores state of an object: its size, and marks that differ after it has changed."""
+
 _of_parents: list[Any] = []
 # File systems of the process that this one was forked from. They stay alive: their connections share the parent's epoll
 # and sockets, and closing them here would make the parent wait for answers until they time out.
@@ -99,8 +105,7 @@ class Remote:
     def state(self, url: str) -> str:
         """A string that differs after an object has changed: size, and tag or time as far as the store has them."""
         info = retrying(lambda: self.files.info(url))
-        marks = (str(info.get(key, "")) for key in ("size", "ETag", "etag", "LastModified", "mtime", "blob_id"))
-        return " ".join(marks)
+        return " ".join(str(info.get(key, "")) for key in _STATES)
 
     def list(self, pattern: str) -> list[str]:
         """Addresses that match a wildcard pattern."""
@@ -138,9 +143,10 @@ def retrying(attempt: Callable[[], _T], *, sleep: Callable[[float], None] | None
     for number in range(ATTEMPTS):
         try:
             return attempt()
-        except Exception as error:
-            if isinstance(error, DataError | MissingExtraError):
+        except Exception as caught:
+            if isinstance(caught, DataError | MissingExtraError):
                 raise
+            error = _cause(caught)
             if isinstance(error, _FINAL) or _is_refused(error):
                 raise _as_os_error(error, 1) from error
             if number == ATTEMPTS - 1:
@@ -149,10 +155,21 @@ def retrying(attempt: Callable[[], _T], *, sleep: Callable[[float], None] | None
     raise AssertionError  # the last attempt returns or raises
 
 
+def _cause(error: Exception) -> Exception:
+    """The failed request behind a FileNotFoundError, which fsspec makes of any, unless the object is missing."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    return cause if isinstance(cause, Exception) and _status(cause) not in (404, 410) else error
+
+
+def _status(error: Exception) -> int | None:
+    """Status of the answer of a server, if there was one."""
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
 def _is_refused(error: Exception) -> bool:
     """True for an answer that blames the request: status 400 to 499, without timeouts and "too many requests"."""
-    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
+    if (status := _status(error)) is not None:
         return 400 <= status < 500 and status not in (408, 425, 429)
     return type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ SPARSE_READS = 4
 class RemoteStore:
     """Shards below one address, or anywhere if their names are addresses. Picklable and thread-safe."""
 
-    def __init__(self, url: str, cache: ShardCache | None = None):
-        self.url = url
-        self.remote, self.cache = Remote(url), cache or ShardCache()
+    def __init__(self, url: str, cache: ShardCache | None = None, states: Mapping[str, str] | None = None):
+        """`states`: shard → a string that differs after it has changed, for shards without a SHA-256 in an index."""
+        self.url, self.states = url, dict(states or {})
+        self.remote, self.cache = Remote(url or next(iter(self.states), "")), cache or ShardCache()
         self._reads: Counter[str] = Counter()
         self._broken: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[RemoteStore], tuple[str, ShardCache]]:
-        return RemoteStore, (self.url, self.cache)
+    def __reduce__(self) -> tuple[type[RemoteStore], tuple[str, ShardCache, Mapping[str, str]]]:
+        return RemoteStore, (self.url, self.cache, self.states)
 
     @property
     def prefix(self) -> str:
@@ -71,13 +73,15 @@ class RemoteStore:
 
     def state(self, shard: Shard) -> str:
         """A string that differs after the shard has changed."""
-        return shard.sha256 or self.remote.state(self._url(shard))
+        return shard.sha256 or self.states.get(shard.name) or self.remote.state(self._url(shard))
 
     def _url(self, shard: Shard) -> str:
         return shard.name if "://" in shard.name else self.url + shard.name
 
     def _key(self, shard: Shard) -> str:
-        return key_of(shard.sha256) if shard.sha256 else key_of(self._url(shard), str(shard.bytes))
+        if shard.sha256:
+            return key_of(shard.sha256)
+        return key_of(self._url(shard), str(shard.bytes), self.states.get(shard.name, ""))
 
     def _fetch(self, shard: Shard, part: Path, start: int) -> None:
         """Append the missing bytes of a shard and verify its hash; a wrong one is fetched once more from the start."""

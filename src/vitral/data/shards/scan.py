@@ -1,15 +1,17 @@
 """Shards without an index, of any program that writes WebDataset: the index is made of their headers and labels.
 
-A record is the files of one key, the path up to the first "." of its last part: an image, with its class in KEY.cls (a
-number or a name) or in KEY.json (`class`, `label`). A file `classnames.txt` beside the shards names the numbers.
+A record is an image with its class, in KEY.cls (a number or a name) or in KEY.json (`class`, `label`). The key is the
+path up to the first "." of its last part; or up to the last one, where that has a class of its own. A file
+`classnames.txt` beside the shards names the numbers. What is no record is counted in a note.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,20 @@ from typing import Any
 import numpy as np
 
 from vitral import bounded
+from vitral.console import count
 from vitral.data.archives import Tar, open_files
-from vitral.data.dataset import SPLIT_NAMES, index_labels, shown, some
-from vitral.data.decode import EXTENSIONS
-from vitral.data.files import file_state
+from vitral.data.dataset import SPLIT_NAMES, SPLITS, index_labels, shown, some, split_name
+from vitral.data.files import LeftOut, file_state, is_image
 from vitral.data.shards.index import RECORD, Index, Manifest, Shard, digest_of
+from vitral.data.spellings import is_missing
 from vitral.errors import DataError, WriteError
 from vitral.folders import cache_folder
 
 CLASS_NAMES = "classnames.txt"
 _LABELS = ("class", "class_name", "label", "cls")
 """Keys of a class in KEY.json; the first that is there counts."""
+_RULES = "2"
+"""Changes with the rules of scanning: a manifest that was made by others is not taken from the cache."""
 _SIDE_BYTES = 1 << 20  # of a KEY.cls or KEY.json
 
 
@@ -50,12 +55,16 @@ def scan_shards(
     """Return the manifest of shards by their names; `local` returns the path of one, `class_names` the content of
     `classnames.txt` (OSError if there is none). `states` tell if they have changed since they were scanned.
     """
-    marks = "\0".join((name, *shards, *states))
+    try:
+        given = class_names()
+    except OSError:
+        given = b""
+    marks = "\0".join((_RULES, name, *shards, *states, hashlib.blake2b(given).hexdigest()))
     kept = cache_folder("shards") / "scanned" / hashlib.blake2b(marks.encode(), digest_size=20).hexdigest()
     try:
         return Manifest.read(kept, plain_names=False)
     except DataError:  # not scanned yet
-        manifest = _scan(shards, local, class_names, name, where)
+        manifest = _scan(shards, local, given, name, where)
     try:
         manifest.save(kept)
     except WriteError:  # it is scanned again the next time
@@ -63,13 +72,24 @@ def scan_shards(
     return Manifest.read(kept, plain_names=False)
 
 
-def split_of(path: str) -> str:
-    """Split that a file name or its folder states ("imagenet-validation-000.tar" -> "val"), else "train"."""
-    for part in path.lower().split("/")[:-3:-1]:
-        words = re.split(r"[-_.]", part)
-        if split := next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None):
-            return split
-    return "train"
+def splits_of_names(paths: Sequence[str], where: str) -> list[str]:
+    """Split that the name of each file or its folder states ("imagenet-validation-000.tar" -> "val"): all train where
+    none states any. Raises `DataError` if some do and others do not: those may be held out.
+    """
+    stated = [_stated_split(path) for path in paths]
+    if any(stated) and (unknown := [path for path, split in zip(paths, stated, strict=True) if not split]):
+        named = some([posixpath.basename(one) for one in unknown])
+        why = f"{named}, beside {', '.join(split for split in SPLITS if split in stated)}"
+        hint = "name the split in the name of the file: train, val or test; or give a pattern of those to read"
+        raise DataError(f"{count(len(unknown), 'file')} of an unknown split", where=where, why=why, hint=hint)
+    return [split or "train" for split in stated]
+
+
+def _stated_split(path: str) -> str | None:
+    """Return the split that is a word of the file's name, else the one that its folder is called; None without."""
+    folder, name = posixpath.split(path.lower())
+    stated = (SPLIT_NAMES[word] for word in re.split(r"[-_.]", name) if word in SPLIT_NAMES)
+    return next(stated, None) or split_name(posixpath.basename(folder))
 
 
 @dataclass
@@ -91,38 +111,38 @@ class _Rows:
         return Index(tuple(self.shards), records, names, digest_of(records, names))
 
 
-def _scan(
-    shards: Sequence[str], local: Callable[[str], str], class_names: Callable[[], bytes], name: str, where: str
-) -> Manifest:
+def _scan(shards: Sequence[str], local: Callable[[str], str], class_names: bytes, name: str, where: str) -> Manifest:
     splits: dict[str, _Rows] = {}
-    unused: list[str] = []
-    for shard in shards:
+    left, cut_off = LeftOut(), list[str]()
+    for shard, split in zip(shards, splits_of_names(shards, where), strict=True):
         path = local(shard)
-        found, left = _records(path)
-        rows = splits.setdefault(split_of(shard), _Rows())
+        files = open_files(path)
+        assert isinstance(files, Tar)
+        found = _records(files, posixpath.basename(shard), left)
+        cut_off += [posixpath.basename(shard)] * files.cut_off
+        rows = splits.setdefault(split, _Rows())
         for offset, size, record, label in found:
             rows.names += record.encode("utf-8", "surrogateescape")
             rows.rows.append((offset, size, len(rows.names)))
             rows.labels.append(label)
         rows.shards.append(Shard(shard, len(found), os.path.getsize(path)))
-        unused += left
     splits = {split: rows for split, rows in splits.items() if rows.rows}
     if not splits:
         why = f"{len(shards):,} tar files without KEY.jpg beside KEY.cls or KEY.json"
         raise DataError("no labeled images in the shards", where=where, why=why, hint="vitral data shard writes some")
     classes, labels = index_labels({split: rows.labels for split, rows in splits.items()}, where)
     indices = {split: rows.index(labels[split]) for split, rows in splits.items()}
-    notes = (f"{len(unused):,} records without an image or a class are not used: {some(unused)}",) if unused else ()
-    return Manifest(name, _named(classes, class_names), indices, notes)
+    cut = (f"{count(len(cut_off), 'shard')} without an end mark, perhaps cut off: {some(cut_off)}",) if cut_off else ()
+    return Manifest(name, _named(classes, class_names), indices, (*left.notes, *cut))
 
 
-def _named(classes: tuple[str, ...], class_names: Callable[[], bytes]) -> tuple[str, ...]:
+def _named(classes: tuple[str, ...], class_names: bytes) -> tuple[str, ...]:
     """Names of the classes: the lines of `classnames.txt`, if the classes are numbers of its lines."""
     if not all(one.isdecimal() for one in classes):
         return classes
     try:
-        lines = class_names().decode("utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = class_names.decode("utf-8").splitlines()
+    except ValueError:
         return classes
     if not all(int(one) < len(lines) for one in classes):
         return classes
@@ -130,34 +150,42 @@ def _named(classes: tuple[str, ...], class_names: Callable[[], bytes]) -> tuple[
     return names if len(set(names)) == len(names) else classes
 
 
-def _records(path: str) -> tuple[list[tuple[int, int, str, str]], list[str]]:
-    """Return offset, size, name and class of each labeled image of a tar, and the names of other records."""
-    files = open_files(path)
-    assert isinstance(files, Tar)
-    found, unused = [], []
-    for key, members in _keys(files.paths):
-        image = next((one for one in members if _suffix(one) in EXTENSIONS), None)
-        name, label = _about(files, key, {_suffix(one): one for one in members})
-        if image is None or label is None:
-            unused.append(f"{os.path.basename(path)}:{key}")
-        else:
-            offset, size = files.place(image)
-            found.append((offset, size, name, shown(label)))
-    return sorted(found), unused
+def _records(files: Tar, shard: str, left: LeftOut) -> list[tuple[int, int, str, str]]:
+    """Return offset, size, name and class of each labeled image of a tar; add what is no record to `left`."""
+    found = []
+    for why, names in files.skipped.items():
+        for one in names:
+            left.add(f"files {why}", f"{shard}:{one}")
+    for key, members in _keys(files.paths).items():
+        images, taken = list(filter(is_image, members)), set[str]()
+        sides = {(stem, suffix.lower()): one for one in members for stem, suffix in [posixpath.splitext(one)]}
+        for image in images:
+            stem = posixpath.splitext(image)[0]
+            about = {suffix: sides[stem, suffix] for suffix in _SIDES if (stem, suffix) in sides}
+            name, label = _about(files, stem, about)
+            if label is not None and stem not in taken:
+                taken.add(stem)
+                offset, size = files.place(image)
+                found.append((offset, size, name, shown(label)))
+            elif not taken:
+                left.add("images without a class", f"{shard}:{image}")
+            else:
+                left.add("images beside the one of their record", f"{shard}:{image}")
+        if not images and posixpath.basename(key):
+            left.add("records without an image", f"{shard}:{key}")
+    return sorted(found)
 
 
-def _keys(paths: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Group sorted paths by key."""
+_SIDES = (".cls", ".json")
+
+
+def _keys(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Group paths by key, those of a key from the shortest to the longest: "p.png" before "p.seg.png"."""
     groups: dict[str, list[str]] = {}
     for path in paths:
-        groups.setdefault(path[: len(path) - len(_suffix(path))], []).append(path)
-    yield from groups.items()
-
-
-def _suffix(path: str) -> str:
-    """From the first "." of the last part on, in lower case: ".jpg", ".seg.png"."""
-    _, dot, rest = path[path.rfind("/") + 1 :].partition(".")
-    return (dot + rest).lower()
+        folder, name = posixpath.split(path)
+        groups.setdefault(posixpath.join(folder, name.partition(".")[0]), []).append(path)
+    return {key: sorted(members, key=len) for key, members in groups.items()}
 
 
 def _about(files: Tar, key: str, members: dict[str, str]) -> tuple[str, str | None]:
@@ -172,7 +200,8 @@ def _about(files: Tar, key: str, members: dict[str, str]) -> tuple[str, str | No
             label = files.read(path, _SIDE_BYTES).decode("utf-8").strip()
         if label is None:
             label = next((str(about[one]) for one in _LABELS if type(about.get(one)) is int), None)
+        label = None if is_missing(label or "", hidden=True) else label
     except (OSError, ValueError):
         label = None
     name = about.get("name")
-    return name if isinstance(name, str) and name else key, label or None
+    return name if isinstance(name, str) and name else key, label

@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from vitral.data.dataset import DataSet, some
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
@@ -70,14 +72,35 @@ def load(
     for kind, source in SOURCES.items():
         if source.accepts(text):
             options: dict[str, Any] = {"wanted": wanted} if kind in TABLES else {}
-            dataset = source.load(text, root=Path(root).expanduser(), download=download, **options)
+            dataset = _loaded(kind, source, text, root=Path(root).expanduser(), download=download, **options)
             _check_task(dataset, wanted, tasks)
             return replace(dataset, source=str(data))
     raise _refusal(text)
 
 
-TABLES = ("folder", "archive", "csv")
+TABLES = ("folder", "archive", "csv", "parquet", "remote")
 """Sources that may hold a table."""
+
+
+def _loaded(kind: str, source: Source, data: str, **options: Any) -> DataSet:
+    """Load a data set, and check that of a package's source; `DataError` with its name if it is malformed."""
+    if kind in cast(Extensible[Source], SOURCES).built_in:
+        return source.load(data, **options)
+    what = f"the source {kind} is broken"
+    try:
+        dataset = source.load(data, **options)
+        labels = [np.asarray(split.labels) for split in dataset.splits.values()]
+    except VitralError:
+        raise
+    except Exception as error:  # a package may fail in any way
+        raise DataError(what, where=data, why=f"{type(error).__name__}: {error}") from error
+    count, bad = len(dataset.classes), [own for own in labels if own.dtype.kind not in "iu" or own.ndim != 1]
+    if dataset.targets.task == "class" and (
+        bad or any(own.min() < 0 or own.max() >= count for own in labels if len(own))
+    ):
+        why = f"its labels are not numbers from 0 to {count - 1}, one an image"
+        raise DataError(what, where=data, why=why, hint=f"mend it, or uninstall the package that adds {kind}")
+    return dataset
 
 
 def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitral.data.dataset import index_labels, nfc, shown, some
+from vitral.data.spellings import is_missing, listed, whole
 from vitral.data.targets import NUMBERS, ONE_CLASS, SEVERAL_LABELS, TEXT, Labeling, Targets
 from vitral.data.text import composed, encode, vocabulary
 from vitral.errors import DataError, unknown
@@ -19,10 +20,8 @@ SEPARATORS = ("|", ";")
 """Separators of labels that are found without being named. A space or a comma may be part of a name."""
 _SEVERAL = ("labels", "tags", "classes", "categories")
 """Names of columns in which ";" separates labels; under other names it may be part of one."""
-_EMPTY = ("", "nan", "NaN", "<NA>")
-"""Cells without a label: pandas writes missing ones so."""
 _NOT_TARGETS = ("id", "index", "idx", "group", "patient", "fold", "")
-"""Columns that hold no labels, in lower case, unless `--targets` names them."""
+"""Columns that hold no labels, in lower case, unless `--targets` names them; nor does pandas' "Unnamed: 0"."""
 
 TEXTS = ("text", "transcription", "transcript", "caption")
 """Names of a column of texts, in lower case, which `--task text` reads."""
@@ -31,6 +30,7 @@ TEXT_COLUMNS = (*TEXTS, "label")
 LONGEST_TEXT = 1_000
 """Most characters of a text; a longer one is a paragraph, or a mistake."""
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_HIDDEN = "label (-1 stands for none, unless --task class is stated)"
 _LONGEST = 40
 """Most characters of a cell that a message shows."""
 
@@ -65,10 +65,16 @@ class OneLabel:
     reason: str
     targets: Targets = ONE_CLASS
     missing: str = "label"
+    numeric: bool = False
+    """All labels are whole numbers, which pandas may have written as "3.0"."""
+    hidden: bool = False
+    """-1 stands for no label."""
 
     def parse(self, row: Sequence[str]) -> str | None:
         cell = nfc(shown(_cell(row, self.column)))
-        return None if cell in _EMPTY else cell
+        if is_missing(cell, hidden=self.hidden):
+            return None
+        return whole(cell) if self.numeric else cell
 
     def build(self, labels: Mapping[str, list[str]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
         return index_labels(labels, where)
@@ -85,7 +91,10 @@ class SeparatedLabels:
     missing: str = "label"
 
     def parse(self, row: Sequence[str]) -> frozenset[str]:
-        return frozenset(filter(None, (shown(one.strip()) for one in _cell(row, self.column).split(self.separator))))
+        cell = _cell(row, self.column)
+        found = listed(cell)
+        stripped = (shown(one.strip()) for one in (cell.split(self.separator) if found is None else found))
+        return frozenset(one for one in stripped if not is_missing(one))
 
     def build(
         self, labels: Mapping[str, list[frozenset[str]]], where: str
@@ -131,7 +140,7 @@ class NumberColumns:
     missing: str = "finite number in each column"
 
     def parse(self, row: Sequence[str]) -> tuple[float, ...] | None:
-        numbers = [_number(_cell(row, column)) for column in self.columns]
+        numbers = [_value(_cell(row, column)) for column in self.columns]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
     def build(
@@ -178,7 +187,7 @@ def reader_of(
         lower = [name.lower() for name in header]
         column = next((lower.index(name) for name in TEXT_COLUMNS if name in lower), None)
         return None if column is None else OneText(column)
-    free = [i for i in range(len(header)) if i not in known.values() and header[i].lower() not in _NOT_TARGETS]
+    free = [i for i in range(len(header)) if i not in known.values() and _may_hold_labels(header[i].lower())]
     label = known.get("label")
     lower = [name.lower() for name in header]
     if wanted.names and all(name.lower() in lower for name in wanted.names):
@@ -197,22 +206,30 @@ def reader_of(
     return _of_columns(header, [label] if label is not None else free, kept, wanted, where)
 
 
+def _may_hold_labels(name: str) -> bool:
+    return name not in _NOT_TARGETS and not name.startswith("unnamed:")
+
+
 def _of_column(header: Sequence[str], label: int, rows: list[Sequence[str]], wanted: Labeling) -> LabelReader | None:
     """Return the reader of a single column of classes or separated labels; None if it is one of numbers or bits."""
     name, cells = header[label], [_cell(row, label) for row in rows]
     if wanted.task == "numbers":
         return None
+    if wanted.task != "class" and any(map(listed, cells)):
+        return SeparatedLabels(label, SEPARATORS[0], f"the column {name} has a list of the labels of an image")
     found = wanted.separator or next((s for s in SEPARATORS if any(s in cell for cell in cells)), None)
     if wanted.task is None and not wanted.separator and found == ";" and name.lower() not in _SEVERAL:
         found = None
     if wanted.task == "class" or (wanted.task is None and found is None):
-        numeric = [_number(cell) for cell in cells]
-        if wanted.task is None and cells and all(n is not None for n in numeric):
-            if any(n != round(n) for n in numeric if n is not None):
+        numbers = [_number(cell) for cell in cells if not is_missing(cell)]
+        if wanted.task is None and numbers and all(n is not None for n in numbers):
+            values = {n for n in numbers if n is not None}
+            if any(n != round(n) for n in values) or wanted.columns:
                 return None
-            if wanted.columns:
-                return None
-            return OneLabel(label, f"whole numbers in the column {name} are classes; --task numbers reads them as such")
+            why = f"whole numbers in the column {name} are classes; --task numbers reads them as such"
+            if -1 in values and min(values) == -1 and values != {-1, 1}:
+                return OneLabel(label, why, missing=_HIDDEN, numeric=True, hidden=True)
+            return OneLabel(label, why, numeric=True)
         return OneLabel(label, f"the column {name} has one class an image")
     if found is None and cells and all(_bit(cell) is not None for cell in cells):
         return None
@@ -226,7 +243,7 @@ def _of_columns(
     """Return the reader of columns of bits or numbers; None without such columns."""
     if wanted.task == "class" and len(columns) != 1:
         return None
-    odd = {i: _odd(rows, i, _number) for i in columns if rows}
+    odd = {i: _odd(rows, i, _value) for i in columns if rows}
     numeric, names = [i for i in odd if not odd[i]], tuple(header[i] for i in columns)
     if columns and len(numeric) == len(columns):
         bits = all(_bit(_cell(row, i)) is not None for i in columns for row in rows.values())
@@ -303,7 +320,13 @@ def _cell(row: Sequence[str], column: int) -> str:
 
 
 def _bit(cell: str) -> int | None:
-    return {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(cell)
+    return {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}.get(cell.lower())
+
+
+def _value(cell: str) -> float | None:
+    """A number, or a truth value as 0 or 1."""
+    number = _number(cell)
+    return _bit(cell) if number is None else number
 
 
 def _number(cell: str) -> float | None:

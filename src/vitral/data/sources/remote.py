@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from vitral.data.shards.remote_store import RemoteStore
 from vitral.data.shards.scan import CLASS_NAMES, scan_shards
 from vitral.data.sources import parquet
 from vitral.data.sources.shards import selected
+from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError, VitralError
 from vitral.folders import cache_folder
 
@@ -27,12 +28,12 @@ def accepts(data: str) -> bool:
     return is_remote(data)
 
 
-def load(data: str, *, root: Path, download: bool) -> DataSet:
+def load(data: str, *, root: Path, download: bool, wanted: Labeling = ANY) -> DataSet:
     """Load the records of the shards at an address; only the index is fetched, or with no index each shard once."""
     try:
         if data.endswith((".tar", parquet.SUFFIX)) or is_pattern(data):
-            return _of_pattern(data)
-        return _of_folder(data.rstrip("/") + "/", data)
+            return _of_pattern(data, wanted)
+        return _of_folder(data.rstrip("/") + "/", data, wanted)
     except VitralError:
         raise
     except (OSError, ValueError) as error:
@@ -40,7 +41,7 @@ def load(data: str, *, root: Path, download: bool) -> DataSet:
         raise DataError("cannot read the shards", where=data, why=str(error), hint=hint) from error
 
 
-def _of_folder(folder: str, data: str) -> DataSet:
+def _of_folder(folder: str, data: str, wanted: Labeling) -> DataSet:
     remote = Remote(folder)
     try:
         manifest = _manifest(remote, folder)
@@ -50,11 +51,11 @@ def _of_folder(folder: str, data: str) -> DataSet:
             hint = f"a pattern of the shards: '{folder}train-{{000000..000009}}.tar'"
             raise DataError("cannot find the shards", where=data, why=why, hint=hint) from None
         files = remote.list(f"{folder}*.tar") or remote.list(f"{folder}**/*{parquet.SUFFIX}")
-        return _scanned(remote, files, folder, data)
+        return _scanned(remote, files, folder, data, wanted)
     return _indexed(remote, manifest, folder, data, None)
 
 
-def _of_pattern(data: str) -> DataSet:
+def _of_pattern(data: str, wanted: Labeling) -> DataSet:
     remote = Remote(data.partition("{")[0])
     urls: list[str] = []
     for word in braces(data):
@@ -65,7 +66,7 @@ def _of_pattern(data: str) -> DataSet:
         with contextlib.suppress(FileNotFoundError):
             names = [url.rpartition("/")[2] for url in urls]
             return _indexed(remote, _manifest(remote, folder), folder, data, names)
-    return _scanned(remote, urls, data, data)
+    return _scanned(remote, urls, data, data, wanted)
 
 
 def _manifest(remote: Remote, folder: str) -> Manifest:
@@ -102,15 +103,14 @@ def _indexed(remote: Remote, manifest: Manifest, folder: str, data: str, names: 
     return replace(dataset, notes=(*dataset.notes, *defects(manifest, size, chosen)))
 
 
-def _scanned(remote: Remote, urls: Sequence[str], folder: str, data: str) -> DataSet:
+def _scanned(remote: Remote, urls: Sequence[str], folder: str, data: str, wanted: Labeling) -> DataSet:
     """Scan shards without an index: each is fetched once."""
     if not urls:
         raise DataError("no such shards", where=data, why="no object has this name", hint="check the address")
-    store, failed, sizes, states = RemoteStore(folder), list[str](), dict[str, int](), list[str]()
+    failed, sizes, states = list[str](), dict[str, int](), dict[str, str]()
     for url in urls:
         try:
-            sizes[url] = remote.size(url)
-            states.append(remote.state(url))
+            sizes[url], states[url] = remote.size(url), remote.state(url)
         except FileNotFoundError:
             failed.append(url)
     if failed:
@@ -119,7 +119,8 @@ def _scanned(remote: Remote, urls: Sequence[str], folder: str, data: str) -> Dat
 
     name = (folder.rstrip("/").rpartition("/")[2] or "data").partition(".")[0]
     if urls[0].endswith(parquet.SUFFIX):
-        return parquet.of_files(dict(zip(urls, states, strict=True)), sizes, remote.download, name, data)
+        return _with_states(parquet.of_files(states, sizes, remote.download, name, data, wanted), states)
+    store = RemoteStore("", states=states)
 
     def local(url: str) -> str:
         return store.open(Shard(url, 0, sizes[url])).path
@@ -127,5 +128,13 @@ def _scanned(remote: Remote, urls: Sequence[str], folder: str, data: str) -> Dat
     def class_names() -> bytes:
         return remote.read(urls[0].rpartition("/")[0] + "/" + CLASS_NAMES)
 
-    manifest = scan_shards(urls, states, local, class_names, name, data)
-    return dataset_of(manifest, RemoteStore(""), data)
+    manifest = scan_shards(urls, list(states.values()), local, class_names, name, data)
+    return _with_states(dataset_of(manifest, store, data), states)
+
+
+def _with_states(dataset: DataSet, states: Mapping[str, str]) -> DataSet:
+    """Note objects of which the store states the size alone: a local copy of one that was replaced would be used."""
+    if not (bare := [url for url, state in states.items() if len(state.split()) < 2]):
+        return dataset
+    note = f"the server states no time and no tag of {some(bare)}: a change that keeps the size is not noticed"
+    return replace(dataset, notes=(*dataset.notes, note))

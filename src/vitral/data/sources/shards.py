@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from vitral.data.dataset import DataSet, natural, some
 from vitral.data.files import is_hidden, is_image
 from vitral.data.shards.index import MANIFEST, Manifest
-from vitral.data.shards.patterns import braces, is_glob, is_pattern
+from vitral.data.shards.patterns import braces, is_pattern, matching
 from vitral.data.shards.reading import LocalStore, dataset_of, defects
 from vitral.data.shards.scan import scan
 from vitral.errors import DataError
@@ -58,9 +57,7 @@ def selected(manifest: Manifest, names: Sequence[str], source: str) -> dict[str,
 
 
 def _of_pattern(data: str) -> DataSet:
-    paths: list[str] = []
-    for word in braces(data):
-        paths += sorted(glob.glob(word), key=natural) if is_glob(word) else [word]
+    paths = [path for word in braces(data) for path in matching(word)]
     if not paths:
         raise DataError("no such shards", where=data, why="the pattern matches no file", hint="check the pattern")
     folder = os.path.dirname(paths[0])

@@ -7,10 +7,12 @@ cached copy is used. Only weights and JSON are fetched, never code.
 
 from __future__ import annotations
 
+import json
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitral import bounded
@@ -39,6 +41,8 @@ class Fetched:
     """Pinned to the commit, so that the same weights can be fetched again: `timm:NAME@COMMIT`."""
     revision: str
     """The commit, 40 hexadecimal digits."""
+    note: str = field(default="", compare=False)
+    """Why a copy was not compared with the hub."""
 
 
 def is_reference(text: str) -> bool:
@@ -58,8 +62,9 @@ def resolve(reference: str, *, cache_dir: str | Path | None = None) -> Fetched:
     """Fetch the model of a reference, or find it in the cache.
 
     A name is checked against the hub each time, and only changed files are fetched; a cached commit needs no
-    connection. `cache_dir` replaces huggingface_hub's own. safetensors are preferred; `pytorch_model.bin` or a `.npz`
-    are fetched only where there are none.
+    connection. A copy in the cache is also used if the hub does not answer or refuses: `Fetched.note` says so.
+    `cache_dir` replaces huggingface_hub's own. safetensors are preferred; `pytorch_model.bin` or a `.npz` are fetched
+    only where there are none.
 
     Raises `UsageError` for a malformed reference, and `WeightsError` for a missing repository, a gated one, a missing
     revision, a repository without weights, and a hub that cannot be reached while nothing is cached: the last one names
@@ -73,15 +78,40 @@ def resolve(reference: str, *, cache_dir: str | Path | None = None) -> Fetched:
     except VitralError:
         raise
     except Exception as error:  # huggingface_hub changed its HTTP library three times, each with its own errors
-        _raise_hub_error(error, reference, repository, revision)
         if not is_network_error(error):
             raise
-        if folder := _cached(repository, revision, cache_dir):
-            return _fetched(reference, folder)
+        if found := cached(reference, cache_dir=cache_dir):
+            return replace(found, note=_not_asked(error))
+        _raise_hub_error(error, reference, repository, revision)
         copies = _copies(repository, cache_dir) if revision is None else []
-        if len(copies) == 1:
-            return _fetched(reference, copies[0])
         raise _not_reached(error, reference, repository, [folder.name for folder in copies]) from error
+
+
+def cached(reference: str, *, cache_dir: str | Path | None = None) -> Fetched | None:
+    """Return the copy in the cache without asking the hub; None if there is none, or several of unknown age."""
+    repository, revision = parse(reference)
+    if not (copies := _copies(repository, cache_dir)):
+        return None
+    if folder := _cached(repository, revision, cache_dir):
+        return _fetched(reference, folder)
+    return _fetched(reference, copies[0]) if revision is None and len(copies) == 1 else None
+
+
+def answers(reference: str, seconds: float) -> bool:
+    """True if the hub describes a model within so many seconds, whatever a resolver, a proxy or the hub itself does."""
+    from huggingface_hub import HfApi, constants
+
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # whatever went wrong, the answer is no
+            found.append(HfApi().model_info(parse(reference)[0], timeout=seconds).id)
+
+    if not constants.HF_HUB_OFFLINE:
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(seconds)
+    return bool(found)
 
 
 def _fetched(reference: str, folder: Path) -> Fetched:
@@ -157,8 +187,18 @@ def _complete(folder: Path) -> bool:
 def is_network_error(error: Exception) -> bool:
     """True if the download failed; any other error is a bug in vitral and keeps its traceback."""
     library = type(error).__module__.split(".")[0]
-    # hf_xet, which downloads large files, raises only RuntimeError.
-    return isinstance(error, OSError | RuntimeError) or library in _FETCHERS
+    # hf_xet, which downloads large files, raises only RuntimeError; a page of a proxy is no JSON.
+    return isinstance(error, OSError | RuntimeError | json.JSONDecodeError) or library in _FETCHERS
+
+
+def _not_asked(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set: the copy in the cache is used"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    how = f"the hub refused ({status})" if status else "the hub could not be asked"
+    return f"{how}: the copy in the cache is used, which may be an older one"
 
 
 def _raise_hub_error(error: Exception, reference: str, repository: str, revision: str | None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitral import bounded
@@ -92,6 +93,7 @@ def open_source(path: Path) -> Source:
         tensors, metadata, notes = _from_file(path)
     if not tensors:
         raise WeightsError("there are no tensors in this file", where=path)
+    _refuse_quantized(tensors, path)
     tensors, stripped = without_prefixes(tensors)
     configs = []
     for name in ("config.json", "preprocessor_config.json", "generation_config.json"):
@@ -100,6 +102,19 @@ def open_source(path: Path) -> Source:
         stripped += more
     notes = [*notes, *stripped]
     return Source(str(path), tensors, metadata, configs[0], configs[1], tuple(notes), generation=configs[2])
+
+
+def _refuse_quantized(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise `WeightsError` for matrices of whole numbers: the scale that makes weights of them has no common place."""
+    if whole := [name for name, one in tensors.items() if one.dtype in _WHOLE_NUMBERS and one.ndim > 1]:
+        kind = str(tensors[whole[0]].dtype).removeprefix("torch.")
+        why = f"{whole[0]} and others are {kind}" if len(whole) > 1 else f"{whole[0]} is {kind}"
+        raise WeightsError(
+            "quantized weights are not read", where=path, why=why, hint="take the file in fp32, bf16 or fp16"
+        )
+
+
+_WHOLE_NUMBERS = (torch.int8, torch.uint8, torch.int16)
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -1,0 +1,35 @@
+"""Spellings of other programs, for every format of tables and shards: missing values, lists, whole numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+_MISSING = frozenset(
+    ("", "nan", "NaN", "NAN", "<NA>", "NA", "N/A", "n/a", "#N/A", "NaT", "None", "NULL", "Null", "null")
+)
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+_LONGEST_LIST = 1 << 16
+
+
+def is_missing(cell: str, *, hidden: bool = False) -> bool:
+    """True for a missing value, as pandas, R, SQL and Python write it; with `hidden`, for the class -1, too."""
+    return cell in _MISSING or (hidden and whole(cell) == "-1")
+
+
+def whole(cell: str) -> str:
+    """Return a whole number that pandas wrote as a fraction, "3.0", without it; other cells as they are."""
+    found = _WHOLE.fullmatch(cell)
+    return found[1] if found else cell
+
+
+def listed(cell: str) -> list[str] | None:
+    """Return the labels of a list as Python or JSON prints it, "['cat', 'dog']"; None for any other cell."""
+    if not (cell.startswith("[") and cell.endswith("]")) or len(cell) > _LONGEST_LIST:
+        return None
+    try:
+        found = ast.literal_eval(cell)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    texts = [one for one in found if isinstance(one, str | int)]
+    return [str(one) for one in texts] if len(texts) == len(found) else None
