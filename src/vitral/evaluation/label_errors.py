@@ -1,11 +1,13 @@
-"""Label errors by confident learning (arXiv 1911.00068).
+"""Label errors: how likely each label is wrong, given probabilities of networks that have not seen it.
 
-    confident_joint(labels, probabilities) -> (K, K)      images by label and confidently predicted class
-    calibrated_joint(labels, probabilities) -> (K, K)     the same, scaled to the images of each label
-    estimate(labels, probabilities) -> Estimate           the ranked labels, and those that are likely wrong
+A label y of an image with probabilities p (out of fold) is either drawn from p, or with the rate ε from the other
+classes at random:
 
-The probabilities must come from networks that have not seen the image with its label (out of fold). Our own
-implementation of the published definitions; tests compare it with a plain one, image by image.
+    P(y) = (1 - ε) p_y + ε (1 - p_y) / (K - 1)
+
+The rate, and the temperature that calibrates p, are those of the largest likelihood of all labels. The probability that
+a label is wrong is the share of the second term. So a hard image, whose label the network merely finds unlikely, is not
+called wrong as long as the network is as often wrong about such images.
 """
 
 from __future__ import annotations
@@ -14,71 +16,72 @@ from dataclasses import dataclass
 
 import numpy as np
 
+LIKELY = 0.5
+"""Probability above which a label is called wrong."""
+_TEMPERATURES = np.geomspace(0.5, 4.0, 25)
+_STEPS, _CLOSE = 200, 1e-7  # of expectation-maximization
+
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Labels ranked by their likelihood of being wrong."""
+    """Labels ranked by the probability that they are wrong."""
 
     order: np.ndarray
-    """(n,) image numbers, the most likely error first: by self-confidence, the probability of the label."""
+    """(n,) image numbers, the most likely error first."""
     confidence: np.ndarray
     """(n,) probability of each image's label."""
     suggested: np.ndarray
     """(n,) the most probable class other than the label."""
-    wrong: np.ndarray
-    """(n,) True for likely errors: another class is confident, and `ODDS` times as probable as the label."""
-    errors: int
-    """Estimated number of errors: the off-diagonal sum of the calibrated confident joint."""
+    doubt: np.ndarray
+    """(n,) probability that the label is wrong."""
+    rate: float
+    """Share of labels that are wrong."""
 
+    @property
+    def wrong(self) -> np.ndarray:
+        """(n,) True for labels that are called wrong."""
+        return self.doubt > LIKELY
 
-_TOLERANCE = 1e-6  # a probability this little below its threshold is at it
+    @property
+    def errors(self) -> int:
+        """Estimated number of wrong labels, called so or not."""
+        return round(self.rate * len(self.order))
 
-ODDS = 10.0
-"""Odds of the suggested class against the label from which, of those that confident learning finds, a label is called
-wrong."""
-
-
-def thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Mean probability of each class over the images with its label, (K,); 1 for a class without images."""
-    count = np.bincount(labels, minlength=probabilities.shape[1])
-    own = np.bincount(labels, probabilities[np.arange(len(labels)), labels], minlength=probabilities.shape[1])
-    return np.where(count > 0, own / np.maximum(count, 1), 1.0)
-
-
-def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Count images by label (rows) and confident class (columns), (K, K) int64.
-
-    The confident class is the most probable one among those at or above their threshold; an image without one is not
-    counted.
-    """
-    classes = probabilities.shape[1]
-    confident = _confident(labels, probabilities)
-    counted = confident >= 0
-    return np.bincount(labels[counted] * classes + confident[counted], minlength=classes**2).reshape(classes, classes)
-
-
-def _confident(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Confident class of each image, (n,); -1 for none."""
-    above = np.where(probabilities >= thresholds(labels, probabilities) - _TOLERANCE, probabilities, -1.0)
-    return np.where(above.max(1) >= 0, above.argmax(1), -1)
-
-
-def calibrated_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Estimate the images by label and true class, (K, K): the confident joint, rows scaled to each label's images."""
-    joint = confident_joint(labels, probabilities).astype(np.float64)
-    count = np.bincount(labels, minlength=len(joint))
-    empty = joint.sum(1) == 0
-    joint[empty, empty] = 1.0
-    return joint / joint.sum(1, keepdims=True) * count[:, None]
+    @property
+    def precision(self) -> float:
+        """Expected share of wrong ones among the labels that are called wrong; 1 without any."""
+        return float(self.doubt[self.wrong].mean()) if self.wrong.any() else 1.0
 
 
 def estimate(labels: np.ndarray, probabilities: np.ndarray) -> Estimate:
-    """Rank labels (n,) by out-of-fold probabilities (n, K)."""
+    """Rank labels (n,) by out-of-fold probabilities (n, K) of at least two classes."""
     place = np.arange(len(labels))
-    own, other = probabilities[place, labels], probabilities.copy()
+    fits = [(*_fit(own, probabilities.shape[1]), own) for own in _at_temperatures(labels, probabilities)]
+    _, rate, doubt, own = max(fits, key=lambda one: one[0])
+    other = probabilities.copy()
     other[place, labels] = -1.0
-    confident = _confident(labels, probabilities)
-    wrong = (confident >= 0) & (confident != labels) & (other.max(1) > ODDS * own)
-    joint = calibrated_joint(labels, probabilities)
-    errors = round(float(joint.sum() - np.trace(joint)))
-    return Estimate(np.argsort(own, kind="stable"), own, other.argmax(1), wrong, errors)
+    order = np.lexsort((probabilities[place, labels], -doubt))
+    return Estimate(order, probabilities[place, labels], other.argmax(1), doubt, rate)
+
+
+def _at_temperatures(labels: np.ndarray, probabilities: np.ndarray) -> list[np.ndarray]:
+    """Probabilities of the labels (n,), with the logits divided by each temperature."""
+    logits = np.log(np.maximum(probabilities, 1e-12))
+    found = []
+    for temperature in _TEMPERATURES:
+        scaled = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
+        found.append(scaled[np.arange(len(labels)), labels] / scaled.sum(1))
+    return found
+
+
+def _fit(own: np.ndarray, classes: int) -> tuple[float, float, np.ndarray]:
+    """Fit the rate of errors to probabilities of labels (n,): the log likelihood, the rate, and the doubt (n,)."""
+    rate, by_chance = 0.05, (1 - own) / (classes - 1)
+    for _ in range(_STEPS):
+        wrong = rate * by_chance
+        total = (1 - rate) * own + wrong
+        doubt = wrong / np.maximum(total, 1e-300)
+        before, rate = rate, max(float(doubt.mean()), 1e-9)
+        if abs(rate - before) < _CLOSE:
+            break
+    return float(np.log(np.maximum(total, 1e-300)).sum()), rate, doubt

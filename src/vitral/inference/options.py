@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -26,9 +27,9 @@ class InferenceOptions:
     levels: tuple[int, int] | None = None
     """Black and white of images with more than 8 bits; None: those of the weights."""
 
-    def load(self, model: str | Path | nn.Module) -> Predictor:
-        """Load a predictor of `model` with these options."""
-        return load(model, **{name: value for name, value in vars(self).items() if value is not None})
+    def load(self, model: str | Path | nn.Module, **adapted: Any) -> Predictor:
+        """Load a predictor of `model` with these options; `adapted` are further ones of `vitral.load`."""
+        return load(model, **{name: value for name, value in vars(self).items() if value is not None}, **adapted)
 
 
 AUTO = InferenceOptions()

@@ -1,7 +1,8 @@
 """Find wrong labels of a data set: `vitral data check DATA --labels`.
 
 A logistic regression on features of a network, fitted without the images that it then predicts (k folds), gives each
-image the probabilities of the classes; `vitral.evaluation.label_errors` ranks the labels by them.
+image the probabilities of the classes; `vitral.evaluation.label_errors` ranks the labels by them. Features that hardly
+tell the classes apart are no evidence: then nothing is called wrong.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from vitral.errors import DataError, UsageError
 from vitral.evaluation.label_errors import Estimate, estimate
 from vitral.folders import is_run
 from vitral.inference.options import AUTO, InferenceOptions
+from vitral.recipes.stats import dataset_stats
 from vitral.training.run_folder import RunFolder
-from vitral.weights.read.references import BACKBONE
+from vitral.weights.read.references import BACKBONE, is_included
 from vitral.workflows.contact_sheet import contact_sheet
 from vitral.workflows.features import FeatureCache, features_of
 from vitral.workflows.run_data import is_data_of
@@ -41,6 +43,8 @@ STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse strengths of the regularization, of which the lowest out-of-fold loss chooses."""
 _MOST_STEPS = 300
 _ON_SHEET = 60
+_SHARP = 224
+"""Side of images for the features of the network in the package, which tell large photographs apart better there."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,20 @@ class LabelCheck:
     strength: float
     notes: tuple[str, ...]
 
+    @property
+    def is_weak(self) -> bool:
+        """True if the features hardly tell the classes apart."""
+        return self.agreement < min(0.6, 3 / len(self.classes))
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """(n,) True for labels that are called wrong: none with weak features."""
+        return self.estimate.wrong & (not self.is_weak)
+
     def ranked(self, count: int | None = None) -> list[Suspect]:
         """The first images of the ranking; by default those whose label is likely wrong."""
         order = self.estimate.order
-        order = order[self.estimate.wrong[order]] if count is None else order[:count]
+        order = order[self.wrong[order]] if count is None else order[:count]
         return [self._suspect(int(index)) for index in order]
 
     def _suspect(self, index: int) -> Suspect:
@@ -89,16 +103,24 @@ class LabelCheck:
         suspects = [asdict(one) for one in self.ranked()]
         return {
             "data": self.source, "weights": self.weights, "images": len(self.places), "classes": list(self.classes),
-            "agreement": self.agreement, "estimated_errors": self.estimate.errors, "folds": self.folds,
-            "C": self.strength, "suspects": suspects, "notes": list(self.notes),
+            "agreement": self.agreement, "weak": self.is_weak, "estimated_errors": self.estimate.errors,
+            "expected_precision": self.estimate.precision if suspects else None, "folds": self.folds, "C": self.strength, "suspects": suspects, "notes": list(self.notes),
         }  # fmt: skip
 
     def print_table(self, console: Console, most: int = 20) -> None:
         """Print the figures and the first of the likely errors."""
         found = self.ranked()
         title = f"{self.source}: {len(found):,} of {len(self.places):,} labels are likely wrong"
+        if self.is_weak:
+            title = f"{self.source}: no evidence on {len(self.places):,} labels"
         console.print(Text(title, style="bold"))
-        console.print(f"{self.agreement:.1%} of the labels agree with predictions of {self.folds} folds")
+        agree = f"{self.agreement:.1%} of the labels agree with predictions of {self.folds} folds"
+        if self.is_weak:
+            agree += ": the features hardly tell these classes apart; --init timm:NAME takes others"
+        console.print(agree)
+        if found:
+            expected = f"about {self.estimate.precision:.0%} of these are wrong"
+            console.print(f"{expected}, and about {self.estimate.errors:,} labels in all, called so or not")
         rows = table()
         for name in ("image", "label", "suggested", "probability"):
             rows.add_column(name, justify="right" if name == "probability" else "left", overflow="fold")
@@ -127,14 +149,20 @@ class LabelCheck:
     def write(self, path: Path) -> None:
         """Write a table of all images, the most likely errors first, with the suggested classes as labels of those.
 
-        Its files are relative to the table, so that it can be trained on; `given` has the labels of the data.
+        Its files are relative to the table, so that it can be trained on; `given` has the labels of the data. Raises
+        `DataError` for weak features.
         """
+        if self.is_weak:
+            why = (
+                f"{self.agreement:.1%} of the labels agree with predictions: the features hardly tell the classes apart"
+            )
+            raise DataError("no labels are suggested", where=self.source, why=why, hint="--init timm:NAME, or a run")
         text, folder = io.StringIO(), path.absolute().parent
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["file", "label", "split", "given", "suggested", "confidence"])
         for index in self.estimate.order.tolist():
             place, suggested = self.places[index], self.classes[int(self.estimate.suggested[index])]
-            label = suggested if self.estimate.wrong[index] else place.label
+            label = suggested if self.wrong[index] else place.label
             file = os.path.relpath(place.name, folder) if os.path.exists(place.name) else place.name
             confidence = f"{self.estimate.confidence[index]:.6f}"
             writer.writerow([file, label, place.split, place.label, suggested, confidence])
@@ -163,7 +191,8 @@ def check_labels(
     total = sum(map(len, dataset.splits.values()))
     if not 2 <= folds <= total:
         raise UsageError(f"--folds must be from 2 to the number of images, not {folds}", hint="--folds 5")
-    predictor = replace(options, precision="fp32").load(weights)
+    adapted = {"image_size": _SHARP} if weights == BACKBONE and is_included(weights) and _large(dataset) else {}
+    predictor = replace(options, precision="fp32").load(weights, **adapted)
     machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
     try:
         features = [
@@ -186,7 +215,7 @@ def check_labels(
     agreement = float((probabilities.argmax(1) == labels).mean())
     return LabelCheck(
         dataset.source, weights, dataset.classes, places, estimate(labels, probabilities), probabilities, agreement,
-        folds, strength, _notes(dataset, weights, agreement, len(dataset.classes)),
+        folds, strength, _notes(dataset, weights),
     )  # fmt: skip
 
 
@@ -233,10 +262,12 @@ def _groups(dataset: DataSet) -> np.ndarray | None:
     return np.concatenate(parts)
 
 
-def _notes(dataset: DataSet, weights: str, agreement: float, classes: int) -> tuple[str, ...]:
-    notes = []
+def _large(dataset: DataSet) -> bool:
+    """True if most images are at least about as large as `_SHARP`."""
+    return "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP
+
+
+def _notes(dataset: DataSet, weights: str) -> tuple[str, ...]:
     if is_run(Path(weights)) and is_data_of(RunFolder(weights).read_plan(), dataset):
-        notes.append("the network was trained on these labels: errors that it has memorized are not found")
-    if agreement < min(0.6, 3 / classes):
-        notes.append("the features hardly tell these classes apart: name other weights, as --init timm:NAME")
-    return tuple(map(shown, notes))
+        return ("the network was trained on these labels: errors that it has memorized are not found",)
+    return ()

@@ -25,7 +25,7 @@ from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
-_FEW_VALIDATION, _WIDER_FRACTION = 20, 0.3
+_FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
 """Number of validation images below which a larger fraction is recommended, and that fraction."""
 
 
@@ -65,7 +65,7 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
         if missing := _absent(dataset, "val"):
             why += f"; none of {some([repr(name) for name in missing])}"
         if counts["val"] < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
-            why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION}"
+            why += f"; too few for a reliable accuracy and a sure choice of the epoch: --val-fraction {_WIDER_FRACTION}"
         reasons.append(Choice("validation", count(counts["val"], "image"), why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
