@@ -66,6 +66,21 @@ def test_wrong_labels_are_listed_drawn_and_corrected(
     assert f"{len(suspects)} of 120 labels are likely wrong" in " ".join(out.split())
 
 
+def test_features_that_tell_nothing_apart_are_no_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(60):
+        folder = tmp_path / "noise" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(number, (12, 12))).save(folder / f"{number}.png")
+    words = ["data", "check", str(tmp_path / "noise"), "--labels"]
+    found = as_json(capsys, *words)
+    assert (found["weak"], found["suspects"], found["expected_precision"]) == (True, [], None)
+    assert main([*words, "--write", str(tmp_path / "fixed.csv")]) == 2
+    out, err = capsys.readouterr()
+    assert "no evidence on 60 labels" in " ".join(out.split())
+    assert "no labels are suggested" in err
+    assert not (tmp_path / "fixed.csv").exists()
+
+
 def test_groups_and_copies_are_in_one_fold(make_images: MakeImages) -> None:
     labels = np.repeat([0, 1, 2], 30)
     alone = folds_of(labels, None, 5)

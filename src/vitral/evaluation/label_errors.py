@@ -56,8 +56,8 @@ class Estimate:
 def estimate(labels: np.ndarray, probabilities: np.ndarray) -> Estimate:
     """Rank labels (n,) by out-of-fold probabilities (n, K) of at least two classes."""
     place = np.arange(len(labels))
-    fits = [(*_fit(own, probabilities.shape[1]), own) for own in _at_temperatures(labels, probabilities)]
-    _, rate, doubt, own = max(fits, key=lambda one: one[0])
+    fits = [_fit(own, probabilities.shape[1]) for own in _at_temperatures(labels, probabilities)]
+    _, rate, doubt = max(fits, key=lambda one: one[0])
     other = probabilities.copy()
     other[place, labels] = -1.0
     order = np.lexsort((probabilities[place, labels], -doubt))

@@ -23,7 +23,6 @@ from rich.text import Text
 from vitral.atomic import write_text
 from vitral.console import table
 from vitral.data import DataSet
-from vitral.data.dataset import shown
 from vitral.data.findings import Place
 from vitral.data.groups import folds_of, joined, near_sets
 from vitral.data.loader import Progress
@@ -104,7 +103,8 @@ class LabelCheck:
         return {
             "data": self.source, "weights": self.weights, "images": len(self.places), "classes": list(self.classes),
             "agreement": self.agreement, "weak": self.is_weak, "estimated_errors": self.estimate.errors,
-            "expected_precision": self.estimate.precision if suspects else None, "folds": self.folds, "C": self.strength, "suspects": suspects, "notes": list(self.notes),
+            "expected_precision": self.estimate.precision if suspects else None, "folds": self.folds,
+            "C": self.strength, "suspects": suspects, "notes": list(self.notes),
         }  # fmt: skip
 
     def print_table(self, console: Console, most: int = 20) -> None:
