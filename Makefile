@@ -3,45 +3,53 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env train-digits test test-all check format bench docs clean
+.PHONY: help env dev train-digits test test-all check format bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
-env: $(STAMP)  ## make .venv with the tested versions; does nothing when up to date
+env: $(STAMP)  ## make .venv with vitral in the tested versions; does nothing when up to date
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Setting up $(VENV): PyTorch and what vitral needs (some GB the first time; a few minutes)"
+	@echo "Setting up $(VENV): PyTorch and what vitral needs (about 6 GB the first time; a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[serve,onnx,tune]'
+	@touch $@
+
+dev: $(DEV)  ## add what the tests, the checks and the site need
+
+$(DEV): $(STAMP)
+	@echo "Adding the libraries of the tests to $(VENV) (about 2 GB the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
 	@touch $@
 
 train-digits: env  ## train on the embedded digits and show what to do next
 	@$(BIN)/vitral train digits --out runs/digits --overwrite
 
-test: env  ## the quick tests: every part and command, in minutes
+test: dev  ## the quick tests: every part and command, in minutes
 	@$(BIN)/python tools/run_tests.py quick
 
-test-all: env  ## all tests: slow ones, a lesser CPU, servers, browser, ranks, killed processes too
+test-all: dev  ## all tests: slow ones, a lesser CPU, servers, browser, ranks, killed processes too
 	@$(BIN)/python tools/run_tests.py all
 
-check: env  ## lint, formatting, types and words
+check: dev  ## lint, formatting, types and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python tools/check_prose.py
 
-format: env  ## put the code in the house's format
+format: dev  ## put the code in the house's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: env  ## measure beside timm, transformers, torchvision and vit-pytorch
+bench: dev  ## measure beside timm, transformers, torchvision and vit-pytorch
 	@$(BIN)/python -m benchmarks
 
-docs: env  ## build the site of the documentation in build/docs; a broken link fails
+docs: dev  ## build the site of the documentation in build/docs; a broken link fails
 	@$(BIN)/python tools/build_site.py build/docs
 
 clean:  ## remove the environment, caches, the site and runs/digits

@@ -56,6 +56,7 @@ class TestPackages:
         with zipfile.ZipFile(wheel) as archive:
             inside = {path.partition("/")[0] for path in archive.namelist()}
         assert inside == {"vitral", f"vitral-{vitral.__version__}.dist-info"}
+        assert wheel.stat().st_size < 14 << 20, "the network in the package is small"
         venv.create(tmp_path / "fresh", with_pip=False)
         python = tmp_path / "fresh/bin/python"
         run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)

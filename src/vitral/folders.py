@@ -9,6 +9,8 @@ from vitral import bounded
 
 RUN_FILES = frozenset({"config.json", "metrics.jsonl"})
 """Files in every run folder after the first epoch."""
+EXPORT = "export.json"
+"""Record of an export, in its folder."""
 
 
 def is_run(folder: Path) -> bool:

@@ -269,6 +269,15 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_images(server, drawi
     assert "secret-name" not in server.log
 
 
+def test_wrapped_base64_and_a_header_in_one_piece(drawings):
+    wrapped = base64.encodebytes(drawings["cat.png"]).decode()
+    assert "\n" in wrapped.strip()
+    with TestClient(app("demo", precision="fp32", device="cpu"), base_url="http://localhost") as client:
+        (found,) = client.post("/v1/predict", json={"image": wrapped}).json()["predictions"]
+        assert found["label"] == "cat"
+        assert client.get("/v1/models", headers={"X-Much": "a" * (16 << 10)}).status_code == 431
+
+
 @pytest.mark.parametrize("way", ["mounted", "root path"])
 def test_under_a_prefix_open_addresses_stay_open_and_the_others_closed(way):
     token = "0123456789abcdef0123"

@@ -292,6 +292,7 @@ def test_token_files(tmp_path):
     file = tmp_path / "tokens"
     assert read_tokens(None, {}) == ()
     assert read_tokens(None, {"VITRAL_TOKEN": TOKEN}) == (TOKEN,)
+    assert read_tokens(None, {"VITRAL_TOKEN": f"{TOKEN}\n"}) == (TOKEN,), "as from a file of a secret"
     for text, words in (("short\n", "too short"), ("# none\n", "no token"), ("two words in one line\n", "too short")):
         file.write_text(text)
         with pytest.raises(UsageError, match=words):

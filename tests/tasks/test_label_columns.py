@@ -83,6 +83,41 @@ def test_a_row_without_a_class_is_refused_by_its_line(missing, table):
     assert caught.value.why == "line 3"
 
 
+def test_the_line_of_excel_that_names_the_separator(table, tmp_path):
+    read(table("file label", ("x",), ("y",)))
+    (tmp_path / "excel.csv").write_text("sep=;\r\nfile;label\r\na.png;x,1\r\nb.png;y\r\n")
+    assert read(tmp_path / "excel.csv").classes == ("x,1", "y")
+    (tmp_path / "excel.csv").write_text("sep=;\nfile;label\na.png;x\nb.png;\n")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "excel.csv")
+    assert caught.value.why == "line 4"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "why"),
+    [
+        ("file,label\na.png,x\nb.png,y,z\n", "a row with too many cells",
+         "line 3 has 3 cells, and the first line names 2"),
+        ("file,label,label\na.png,x,z\n", "2 columns are called label", None),
+    ],
+)  # fmt: skip
+def test_cells_that_belong_to_no_column(text, what, why, table, tmp_path):
+    """An unquoted comma would cut a label short."""
+    read(table("file label", ("x",), ("y",)))
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "odd.csv")
+    assert (caught.value.what, caught.value.why) == (what, why)
+    (tmp_path / "odd.csv").write_text("file,label\na.png,x,\nb.png,y,,\n")
+    assert read(tmp_path / "odd.csv").classes == ("x", "y"), "empty cells behind the last column hold nothing"
+
+
+def test_a_spreadsheet_is_to_be_saved_as_csv(tmp_path):
+    (tmp_path / "labels.xlsx").write_bytes(b"PK\3\4")
+    with pytest.raises(DataError, match="a spreadsheet is not read"):
+        read(tmp_path / "labels.xlsx")
+
+
 def test_minus_one_is_a_class_if_classes_are_asked_for(table):
     assert read(table("file label", ("-1",), ("0",), ("1",)), task="class").classes == ("0", "1", "-1")
 

@@ -28,6 +28,7 @@ from vitral.data.pixel_cache import Entry, EntryInfo, PixelCache
 from vitral.data.preprocessing import Preprocessing
 from vitral.digest import check, digest, sealed, with_digest, without_digest
 from vitral.errors import DataError, Interrupted, RunError, VitralError, WeightsError
+from vitral.export import export_model
 from vitral.inference.calibration import Calibration, read_ranges, write_ranges
 from vitral.training.run_folder import RunFolder
 from vitral.weights import files, native
@@ -421,3 +422,31 @@ def test_a_file_that_is_gone_is_damage(run, name):
     assert damaged.file == str(run.path / name)
     assert damaged.why == "it is missing"
     assert damaged.hint
+
+
+def test_the_files_of_an_export_are_checked(tmp_path: Path):
+    exported = export_model("demo", "torch", out=tmp_path / "there").folder
+    assert {one.state for one in vitral_verify(exported).files} == {"whole"}
+    assert {Path(one.file).name for one in vitral_verify(exported).files} == {
+        "export.json",
+        "model.pt2",
+        "preprocessing.json",
+    }
+    with open(exported / "model.pt2", "r+b") as file:
+        file.seek(5_000)
+        byte = file.read(1)
+        file.seek(5_000)
+        file.write(bytes([byte[0] ^ 1]))
+    (exported / "preprocessing.json").unlink()
+    found = {Path(one.file).name: one for one in vitral_verify(exported).files}
+    assert found["model.pt2"].state == found["preprocessing.json"].state == "damaged"
+    assert found["preprocessing.json"].why == "it is missing"
+    assert "vitral export" in found["model.pt2"].hint
+
+
+def test_the_exports_of_a_run_are_checked_with_it(trained: vitral.TrainedRun, tmp_path: Path):
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "run"))
+    export_model(folder, "torch")
+    names = {str(Path(one.file).relative_to(folder)) for one in vitral_verify(folder).files}
+    assert {"export/torch/export.json", "export/torch/model.pt2"} <= names
+    assert not vitral_verify(folder).damaged

@@ -22,6 +22,7 @@ from vitral.data import DataSet
 from vitral.data.dataset import SPLITS
 from vitral.data.depth import leveled
 from vitral.data.loader import Progress
+from vitral.data.shards.reading import sha256_of
 from vitral.digest import check, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
 from vitral.export.onnx_text import METADATA, SHORTEST, facts
@@ -29,6 +30,7 @@ from vitral.export.proof import AT_ONCE, BARS, Proof, prove
 from vitral.export.sample import LEAST, Sample, readable, sample
 from vitral.export.target import Job, Precision, Target
 from vitral.export.targets import TARGETS
+from vitral.folders import EXPORT
 from vitral.inference.generation import Search, search_of
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import Output
@@ -44,7 +46,6 @@ from vitral.weights.read.references import name_of
 from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import data_for, in_classes_of, left_out_bad
 
-RECORD = "export.json"
 """The file that describes an export; a folder without one is never replaced."""
 EXACT = InferenceOptions("cpu", "fp32", "plain")
 """Options of the network that an export must match."""
@@ -151,11 +152,12 @@ def _write(
         "input": job.input_name,
         "output": job.output_name,
         "files": files,
+        "sha256": {name: sha256_of(made / name) for name in files},
         "proof": proof.to_json(),
         "accepted": bool(proof.failure),
         "warnings": job.warnings,
     }
-    write_text(made / RECORD, sealed_json(record, indent=1))
+    write_text(made / EXPORT, sealed_json(record, indent=1))
     return Exported(folder, proof, record)
 
 
@@ -255,9 +257,9 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 def _is_export(folder: Path) -> bool:
     """True if a folder contains an export and nothing else."""
     try:
-        record = (folder / RECORD).read_bytes()
+        record = (folder / EXPORT).read_bytes()
         check(record)
-        known = {RECORD, *bounded.parse(record)["files"]}
+        known = {EXPORT, *bounded.parse(record)["files"]}
         return known >= set(files_in(folder))
     except (OSError, ValueError, TypeError, KeyError):
         return False

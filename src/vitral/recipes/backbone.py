@@ -25,7 +25,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     photographs, side = max(stats.size) > 96, _side(stats, gpu)
     images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
-    epochs = max(4, min(50, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
+    epochs = max(4, min(30, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
     run = Run(
         recipe="backbone", model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 64 if stats.images < 10_000 else 128),

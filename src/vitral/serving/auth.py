@@ -68,8 +68,10 @@ def _host(header: str) -> str:
 
 
 def read_tokens(file: str | Path | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Read tokens from a file, one per line, and from `VITRAL_TOKEN`; lines that begin with # are comments."""
-    tokens = [environment[VARIABLE]] if environment.get(VARIABLE) else []
+    """Read tokens from a file, one per line, and from `VITRAL_TOKEN`, which may end with a line break; lines that begin
+    with # are comments.
+    """
+    tokens = [environment[VARIABLE].strip()] if environment.get(VARIABLE) else []
     if file is not None:
         try:
             with open(file, "rb") as opened:

@@ -216,7 +216,7 @@ def _from_json(image: object, index: int) -> Item:
     if not isinstance(data, str):
         raise Problem("bad-request", f"{name} must be base64 text")
     try:
-        return Item(name, base64.b64decode(data, validate=True))
+        return Item(name, base64.b64decode("".join(data.split()), validate=True))  # many programs wrap its lines
     except (binascii.Error, ValueError):
         raise Problem("bad-request", f"{name} is not base64 (standard alphabet, no data: URL)") from None
 

@@ -97,6 +97,7 @@ class Guard:
 
         headers = Headers(scope=scope)
         try:
+            self._check_size(headers)
             self._check_access(headers, exchange.route)
             await self.app(scope, receive_guarded, send_guarded)
         except ClientDisconnect:
@@ -110,6 +111,11 @@ class Guard:
                 await _throw_away(receive_guarded, exchange)
             exchange.close = not exchange.received
             await problem.response(exchange.id)(scope, receive, send_guarded)
+
+    def _check_size(self, headers: Headers) -> None:
+        """Refuse a header above the limit also if it came in one piece, of which the parser of HTTP counts nothing."""
+        if sum(len(name) + len(value) for name, value in headers.raw) > self.service.limits.headers:
+            raise Problem("headers-too-large", "the header is longer than the server reads")
 
     def _check_access(self, headers: Headers, route: str) -> None:
         access = self.service.access

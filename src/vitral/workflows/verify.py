@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
+from vitral import bounded
 from vitral.console import table
 from vitral.data.pixel_cache import Entry, PixelCache, damage_of
 from vitral.data.shards.index import MANIFEST as SHARDS
@@ -19,7 +20,7 @@ from vitral.data.shards.index import Manifest
 from vitral.data.shards.reading import sha256_of
 from vitral.digest import check, check_tensors
 from vitral.errors import DataError, RunError, UsageError, VitralError
-from vitral.folders import cache_folder, is_run
+from vitral.folders import EXPORT, cache_folder, is_run
 from vitral.inference.calibration import ranges_file
 from vitral.training.run_folder import RunFolder
 from vitral.weights.load import locate
@@ -69,8 +70,8 @@ class Verification:
 
 
 def verify(run: str | Path | None = None, *, accept: bool = False) -> Verification:
-    """Check all files of a run folder, a weights file or a folder of shards; without `run`, the files in the user's
-    cache.
+    """Check all files of a run folder with its exports, a weights file, an export or a folder of shards; without `run`,
+    the files in the user's cache.
 
     Reads every byte. `accept` first accepts the current `config.json`, `result.json` and `metrics.jsonl` of the run,
     after a change by hand. Raises `RunError` or `WeightsError` if there is no such run or file, and `UsageError` if
@@ -90,6 +91,8 @@ def verify(run: str | Path | None = None, *, accept: bool = False) -> Verificati
         raise RunError("not a run folder", where=path, why="--accept is for the text files of a run")
     if (path / SHARDS).is_file():
         return Verification(str(run), tuple(_shards(path)))
+    if (path / EXPORT).is_file():
+        return Verification(str(run), tuple(_export(path)))
     if path.is_dir() and (path / "model.safetensors").is_file():
         path = path / "model.safetensors"
     elif not path.is_file():
@@ -134,6 +137,29 @@ def _run(folder: RunFolder) -> Iterator[Checked]:
             yield _one(file, partial(_tensors, file), _checkpoint(folder, file))
     if folder.report.is_file():
         yield _one(folder.report, lambda: check(folder.report.read_bytes()), f"vitral evaluate {quoted} --report FILE")
+    for record in sorted(folder.path.glob(f"export/*/{EXPORT}")):
+        yield from _export(record.parent)
+
+
+def _export(folder: Path) -> Iterator[Checked]:
+    """Check the record of an export, then each of its files; earlier records state no digests of these."""
+    again = "export it again: vitral export RUN --to TARGET --overwrite"
+    try:
+        raw = (folder / EXPORT).read_bytes()
+        check(raw)
+        about = bounded.parse(raw)
+        files, digests = list(map(str, about["files"])), dict(about.get("sha256", {}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Checked(str(folder / EXPORT), "damaged", str(error), again)
+        return
+    yield Checked(str(folder / EXPORT), "whole")
+    for path in (folder / name for name in files):
+        if not path.is_file():
+            yield Checked(str(path), "damaged", "it is missing", again)
+        elif sha256 := digests.get(path.relative_to(folder).as_posix()):
+            yield _one(path, partial(_shard, path, str(sha256)), again)
+        else:
+            yield Checked(str(path), "without digest", f"{EXPORT} has none of it")
 
 
 def _listed(folder: RunFolder, file: Path) -> bool:

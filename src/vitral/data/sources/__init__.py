@@ -118,12 +118,17 @@ def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> Non
         )  # fmt: skip
 
 
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
+
+
 def _is_data(path: Path) -> bool:
     return path.is_dir() or path.name.lower().endswith((".csv", ".tar", ".zip", ".tar.gz"))
 
 
 def _refusal(data: str) -> VitralError:
     """The error for an argument that no source accepts."""
+    if os.path.exists(data) and data.lower().endswith(_SHEETS):
+        return DataError("a spreadsheet is not read", where=data, hint="save it as CSV, with the columns file,label")
     if os.path.exists(data):
         return DataError(
             "unknown kind of data",

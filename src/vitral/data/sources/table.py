@@ -6,7 +6,8 @@ import csv
 import io
 import os
 import posixpath
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,6 +46,7 @@ COLUMNS = {
 """Names of each column, in lower case; the first in the table counts. The columns `val` and `test` hold true or false,
 as fastai's `is_valid` does; a column `split` goes first.
 """
+_SEPARATOR = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 _BOOLEANS = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
 
 EXTENSIONS = (".csv", ".tsv")
@@ -100,11 +102,17 @@ class Table:
         self.wanted = wanted
         try:
             text = files.read(path, TABLE_LIMIT).decode("utf-8-sig")
-            first = text.partition("\n")[0]
-            self.delimiter, self.text = max(",;\t|", key=first.count), text
+            stated = _SEPARATOR.match(text)  # a line of Excel's
+            self.text, self.above = text[stated.end() if stated else 0 :], int(bool(stated))
+            first = self.text.partition("\n")[0]
+            self.delimiter = stated[1] if stated else max(",;\t|", key=first.count)
             self.header = [column.strip() for column in next(self._reader(), [])]
         except (OSError, ValueError, csv.Error) as error:
             raise self._unreadable(error) from error
+        if twice := [name for name, times in Counter(self.header).items() if name and times > 1]:
+            hint = "rename one of them, or remove it"
+            raise DataError(f"{count(self.header.count(twice[0]), 'column')} are called {shown(twice[0])}",
+                            where=self.where, hint=hint)  # fmt: skip
         lower = [column.lower() for column in self.header]
         name_of = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
         self.groups: dict[str, list[str]] = defaultdict(list)
@@ -122,10 +130,16 @@ class Table:
         before = reader.line_num
         try:
             for row in reader:
-                self._check_quotes(row, before + 1, reader.line_num)
+                self._check_quotes(row, before + 1 + self.above, reader.line_num + self.above)
                 before = reader.line_num
+                if any(cell.strip() for cell in row[len(self.header) :]):
+                    why = (
+                        f"line {before + self.above} has {len(row)} cells, and the first line names {len(self.header)}"
+                    )
+                    hint = f'quote a cell that holds "{self.delimiter}", or name the column'
+                    raise DataError("a row with too many cells", where=self.where, why=why, hint=hint)
                 if any(cell.strip() for cell in row):
-                    yield before, row
+                    yield before + self.above, row
         except csv.Error as error:
             raise self._unreadable(error) from error
 
