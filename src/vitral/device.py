@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from vitral.console import count
 from vitral.errors import UsageError
 from vitral.system import cpu_flags, cpu_name, excluded_cpu_flags, memory_bytes
 
@@ -109,8 +110,19 @@ def _device(name: str) -> torch.device:
         device.type == "mps" and not torch.backends.mps.is_available()
     )
     if missing or device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"no device '{name}' on this machine", hint="--device auto")
+        raise UsageError(f"no device '{name}' on this machine", why=_why_missing(device), hint="--device auto")
     return device
+
+
+def _why_missing(device: torch.device) -> str | None:
+    """Say if torch or the card is missing, for a GPU by CUDA."""
+    if device.type != "cuda":
+        return None
+    if not (torch.version.cuda or torch.version.hip):
+        return f"torch {torch.__version__} is built without CUDA: pip install torch from an index that has it"
+    if seen := torch.cuda.device_count():
+        return f"torch sees {count(seen, 'GPU')}, from cuda:0 on"
+    return f"torch {torch.__version__} is built for GPUs and sees none: nvidia-smi lists those that the driver knows"
 
 
 def has_bf16(device: torch.device) -> bool:

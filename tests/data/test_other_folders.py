@@ -197,7 +197,7 @@ def test_predict_names_links_to_themselves_without_the_name_of_an_image(photos, 
     assert str(photos / "sub") in output
     assert str(photos / "cat" / "loop") in output
     assert "2 of 10 could not be read" in output
-    assert "note: 1 broken links are left out: cat/gone" in output
+    assert "note: 1 link to nothing is not used: cat/gone" in output
 
 
 def test_prediction_reads_the_images_that_training_reads(photos, trained, tmp_path, capsys):
@@ -211,7 +211,7 @@ def test_prediction_reads_the_images_that_training_reads(photos, trained, tmp_pa
     rows = (tmp_path / "t.csv").read_text().splitlines()[1:]
     assert len(rows) == 4 + 3
     assert sum("a broken link to ../.git/annex/objects/" in row for row in rows) == 3
-    assert "note: 1 run folders are left out: run" in capsys.readouterr().err
+    assert "note: 1 folder of a run is not used: run" in capsys.readouterr().err
     assert main(["data", "check", str(photos), "--format", "json"]) == 1
     named = [Path(one["name"]).name for one in json.loads(capsys.readouterr().out)["unreadable"]]
     assert named == ["annex0.png", "annex1.png", "annex2.png"]

@@ -62,7 +62,7 @@ def test_the_files_of_a_repository(tmp_path: Path) -> None:
     assert (dataset.name, dataset.classes, list(dataset.splits)) == ("pets", ("cat", "dog"), ["train", "val"])
     assert dataset["train"].labels.tolist() == [0, 1, 0, 1, 1, 1, 0, 0]
     assert dataset["val"].labels.tolist() == [1, 0], "a hidden label is left out"
-    assert dataset.notes == ("1 images without a class are not used: validation-00000-of-00001.parquet:000000001.jpg",)
+    assert dataset.notes == ("1 image without a class is not used: validation-00000-of-00001.parquet:000000001.jpg",)
     for i in range(8):
         assert np.array_equal(dataset["train"].image(i), noise(i))
     assert np.array_equal(dataset["val"].image(1), noise(10))

@@ -483,11 +483,11 @@ def test_every_image_of_a_shard_is_read_or_counted(tmp_path: Path) -> None:
         assert np.array_equal(dataset["train"].image(i), noise(seed))
     assert dataset["train"].labels.tolist() == [0, 1, 1, 0]
     assert set(dataset.notes) == {
-        "3 images beside the one of their record are not used: train-0.tar:p0.2.png, train-0.tar:p0.seg.png, "
+        "3 images beside another of the same key are not used: train-0.tar:p0.2.png, train-0.tar:p0.seg.png, "
         "train-0.tar:p1.jpeg",
         "3 images without a class are not used: train-0.tar:p2.png, train-0.tar:p3.png, train-0.tar:p4.png",
-        "1 records without an image are not used: train-0.tar:p5",
-        "1 files whose name comes again are not used: train-0.tar:p6.png",
+        "1 record without an image is not used: train-0.tar:p5",
+        "1 file whose name comes again is not used: train-0.tar:p6.png",
     }
 
 

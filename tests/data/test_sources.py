@@ -141,7 +141,7 @@ def test_hidden_and_foreign_files_are_left_out_and_reported(make_images: MakeIma
     assert "1 image outside class folders is not used: stray.png" in notes
     assert "2 other files are not used: " in notes
     assert ".txt (1)" in notes
-    assert "empty folders: owl" in notes
+    assert "1 folder without files is not used: owl" in notes
 
 
 def test_images_outside_split_folders_are_reported(make_images: MakeImages) -> None:

@@ -21,9 +21,9 @@ from typing import IO, cast
 
 import numpy as np
 
-from vitral.data.dataset import Fetch, shown, some
+from vitral.data.dataset import Fetch, shown
 from vitral.data.decode import MAX_BYTES
-from vitral.data.files import Files, Folder, check_size, file_state, is_hidden
+from vitral.data.files import Files, Folder, LeftOut, check_size, file_state, is_hidden
 from vitral.errors import DataError
 
 MEMORY_LIMIT = 1 << 30
@@ -105,8 +105,7 @@ class Listing:
 
     members: dict[str, int] = field(default_factory=dict)
     """Path -> row. Of two files with the same name the later one counts, as when unpacking."""
-    skipped: dict[str, list[str]] = field(default_factory=dict)
-    """Reason -> names."""
+    left: LeftOut = field(default_factory=LeftOut)
     rows: int = 0
 
     def add(self, name: str) -> bool:
@@ -124,12 +123,8 @@ class Listing:
 
     def skip(self, name: str, why: str) -> bool:
         """Record a skipped file; False, for `add` to return."""
-        self.skipped.setdefault(why, []).append(name)
+        self.left.add("file", why, name)
         return False
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(f"left out {len(names):,} files {why}: {some(names)}" for why, names in self.skipped.items())
 
 
 class _Archive:
@@ -140,12 +135,12 @@ class _Archive:
     members: dict[str, int]
     paths: Sequence[str]
     notes: tuple[str, ...]
-    skipped: dict[str, list[str]]
+    left: LeftOut
 
     def _set_listing(self, where: str, listing: Listing) -> None:
         self.where, self.prefix = where, f"{where}:"
-        self.members, self.paths, self.notes = listing.members, sorted(listing.members), listing.notes
-        self.skipped = listing.skipped
+        self.members, self.paths, self.notes = listing.members, sorted(listing.members), listing.left.notes
+        self.left = listing.left
 
     def has(self, path: str) -> bool:
         return path in self.members
@@ -205,7 +200,7 @@ def _members(tar: tarfile.TarFile, listing: Listing) -> Iterator[tarfile.TarInfo
         if member.isdir():
             continue
         if not member.isreg() or member.issparse():
-            listing.skip(member.name, "that are links, devices or sparse")
+            listing.skip(member.name, "that is a link, a device or sparse")
         elif listing.add(member.name):
             yield member
 
@@ -302,11 +297,11 @@ class Zip(_Archive):
                 if name.endswith("/"):
                     continue
                 if member.flag_bits & 1:
-                    listing.skip(name, "that are encrypted")
+                    listing.skip(name, "that is encrypted")
                 elif member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     listing.skip(name, "with a compression other than deflate")
                 elif (member.external_attr >> 16) & 0o170000 == 0o120000:
-                    listing.skip(name, "that are links, devices or sparse")
+                    listing.skip(name, "that is a link, a device or sparse")
                 elif listing.add(name):
                     deflated = int(member.compress_type == zipfile.ZIP_DEFLATED)
                     entry = (member.header_offset, member.compress_size, member.file_size, deflated, member.CRC)

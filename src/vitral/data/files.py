@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from vitral.console import count
 from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order, index_labels, shown, some
 from vitral.data.decode import EXTENSIONS, MAX_BYTES, check_link
 from vitral.data.file_kinds import LIKE_IMAGES
@@ -135,18 +136,20 @@ class Names(LazyNames):
 class LeftOut:
     """Files and rows that a reader met and does not use, by reason."""
 
-    sentence: str = "{count:,} {what} are not used: {names}"
-    found: dict[str, list[str]] = field(default_factory=dict)
+    found: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """(what it is, why it is not used) → names."""
 
-    def add(self, what: str, name: str) -> None:
-        """Record one of a kind, "images without a class"."""
-        self.found.setdefault(what, []).append(name)
+    def add(self, what: str, why: str, name: str) -> None:
+        """Record one: "image", "without a class"."""
+        self.found.setdefault((what, why), []).append(name)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence for each kind, with some of the names."""
-        parts = ((what, sorted(names)) for what, names in sorted(self.found.items()))
-        return tuple(self.sentence.format(count=len(own), what=what, names=some(own)) for what, own in parts)
+        return tuple(
+            f"{count(len(names), what)} {why} {'is' if len(names) == 1 else 'are'} not used: {some(sorted(names))}"
+            for (what, why), names in sorted(self.found.items())
+        )
 
 
 class Folder:
@@ -162,7 +165,7 @@ class Folder:
 
     @cached_property
     def _listing(self) -> tuple[list[str], tuple[str, ...]]:
-        left = LeftOut("{count:,} {what}: {names}")
+        left = LeftOut()
         try:
             return sorted(_walk(self.root, left)), left.notes
         except OSError as error:
@@ -206,9 +209,9 @@ def _walk(root: str, left: LeftOut) -> Iterator[str]:
         if here in above:
             continue
         if not kept and prefix:
-            left.add("empty folders", prefix.rstrip("/"))
+            left.add("folder", "without files", prefix.rstrip("/"))
         if prefix and {entry.name for entry in kept} >= RUN_FILES:
-            left.add("run folders are left out", prefix.rstrip("/"))
+            left.add("folder", "of a run", prefix.rstrip("/"))
             continue
         for entry in kept:
             try:
@@ -217,7 +220,7 @@ def _walk(root: str, left: LeftOut) -> Iterator[str]:
                 elif entry.is_file() or (_is_broken(entry) and is_image(entry.name)):  # no pipes, sockets or devices
                     yield prefix + entry.name
                 elif _is_broken(entry):
-                    left.add("broken links are left out", prefix + entry.name)
+                    left.add("link", "to nothing", prefix + entry.name)
             except OSError:  # a link to itself
                 yield prefix + entry.name if is_image(entry.name) else f"{prefix}{entry.name}/{UNOPENED}"
 

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,15 @@ def _place_of(error: Exception, module: str) -> str | None:
     frames = traceback.walk_tb(error.__traceback__)
     places = [(one.f_code, line) for one, line in frames if str(one.f_globals.get("__name__")).partition(".")[0] == own]
     return f"{Path(places[-1][0].co_filename).name}, line {places[-1][1]}" if places else None
+
+
+def of_library(name: str) -> str | None:
+    """Name with its library, "timm:resnet50", of a network that timm or torchvision has; None for others."""
+    plain = name.partition(".")[0]
+    if find_spec("timm") and plain in importlib.import_module("timm").list_models():
+        return f"timm:{name}"
+    known = importlib.import_module("torchvision.models").list_models()
+    return f"torchvision:{name}" if name in known else None
 
 
 def _from_timm(name: str, config: ForeignConfig) -> nn.Module:

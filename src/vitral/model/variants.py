@@ -12,7 +12,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
 from vitral.model.decoder_config import EncoderDecoderConfig
-from vitral.model.foreign import ForeignConfig, is_foreign, is_function, version_of
+from vitral.model.foreign import ForeignConfig, is_foreign, is_function, of_library, version_of
 from vitral.model.registry import ModelConfig, Network, network
 from vitral.model.resnet import BiTConfig
 
@@ -159,6 +159,8 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
     library = f"{size}:{patch}"
     if is_foreign(library) and not is_function(library):
         raise UsageError(f"unknown model '{name}'", why=f"nearest: {library}", hint=f"--model {library}")
+    if not slash and (other := of_library(name)):
+        raise UsageError(f"unknown model '{name}'", why="it is a network of another library", hint=f"--model {other}")
     known = [
         *(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES),
         *CONV_STEMMED,

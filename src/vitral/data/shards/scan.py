@@ -153,9 +153,9 @@ def _named(classes: tuple[str, ...], class_names: bytes) -> tuple[str, ...]:
 def _records(files: Tar, shard: str, left: LeftOut) -> list[tuple[int, int, str, str]]:
     """Return offset, size, name and class of each labeled image of a tar; add what is no record to `left`."""
     found = []
-    for why, names in files.skipped.items():
+    for (what, why), names in files.left.found.items():
         for one in names:
-            left.add(f"files {why}", f"{shard}:{one}")
+            left.add(what, why, f"{shard}:{one}")
     for key, members in _keys(files.paths).items():
         images, taken = list(filter(is_image, members)), set[str]()
         sides = {(stem, suffix.lower()): one for one in members for stem, suffix in [posixpath.splitext(one)]}
@@ -168,11 +168,11 @@ def _records(files: Tar, shard: str, left: LeftOut) -> list[tuple[int, int, str,
                 offset, size = files.place(image)
                 found.append((offset, size, name, shown(label)))
             elif not taken:
-                left.add("images without a class", f"{shard}:{image}")
+                left.add("image", "without a class", f"{shard}:{image}")
             else:
-                left.add("images beside the one of their record", f"{shard}:{image}")
+                left.add("image", "beside another of the same key", f"{shard}:{image}")
         if not images and posixpath.basename(key):
-            left.add("records without an image", f"{shard}:{key}")
+            left.add("record", "without an image", f"{shard}:{key}")
     return sorted(found)
 
 
