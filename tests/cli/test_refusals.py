@@ -121,7 +121,9 @@ BAD: dict[str, Bad] = {
     "two data sets": Bad("train d e", ("e",), folder("cat", "dog")),
     "fp16": Bad("train d --precision fp16", ("fp16", "--precision bf16"), folder("cat", "dog")),
     "no such device": Bad("train d --device cuda:9", ("cuda:9", "torch", "--device auto"), folder("cat", "dog")),
-    "a network of timm": Bad("train d --model resnet50", ("another library", "--model timm:resnet50"), folder("cat", "dog")),
+    "a network of timm": Bad(
+        "train d --model resnet50", ("another library", "--model timm:resnet50"), folder("cat", "dog")
+    ),
     "nothing is frozen": Bad(
         f"train d --freeze bloks {' '.join(WORDS)}", ("--freeze bloks", "blocks.0"), folder("cat", "dog"), hinted=False
     ),
