@@ -200,7 +200,7 @@ def _members(tar: tarfile.TarFile, listing: Listing) -> Iterator[tarfile.TarInfo
         if member.isdir():
             continue
         if not member.isreg() or member.issparse():
-            listing.skip(member.name, "that is a link, a device or sparse")
+            listing.skip(member.name, "as link, device or sparse file")
         elif listing.add(member.name):
             yield member
 
@@ -297,11 +297,11 @@ class Zip(_Archive):
                 if name.endswith("/"):
                     continue
                 if member.flag_bits & 1:
-                    listing.skip(name, "that is encrypted")
+                    listing.skip(name, "with encryption")
                 elif member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     listing.skip(name, "with a compression other than deflate")
                 elif (member.external_attr >> 16) & 0o170000 == 0o120000:
-                    listing.skip(name, "that is a link, a device or sparse")
+                    listing.skip(name, "as link, device or sparse file")
                 elif listing.add(name):
                     deflated = int(member.compress_type == zipfile.ZIP_DEFLATED)
                     entry = (member.header_offset, member.compress_size, member.file_size, deflated, member.CRC)
