@@ -59,13 +59,12 @@ def lost(weights: Weights, to: str) -> list[str]:
 
 
 def _output_lost(output: Mapping[str, Any], to: str) -> list[str]:
-    """Note a temperature that is part of the written head, and warn about what only vitral measures and uses."""
+    """Note a temperature that is part of the written head, and warn about an answer that it cannot give."""
     notes = []
     if (temperature := output.get("temperature", 1.0)) != 1:
         notes.append(f"the head is divided by the temperature {temperature:.4g}, so that probabilities are the same")
-    known = {"scores": "the sets of classes (conformal prediction)", "unknown": "the threshold of unknown images"}
-    if gone := [what for name, what in known.items() if output.get(name)]:
-        notes.append(f"WARNING for {to}: its files cannot state: {'; '.join(gone)}")
+    if output.get("unknown"):
+        notes.append(f"WARNING for {to}: its files cannot state the threshold of unknown images")
     return notes
 
 
