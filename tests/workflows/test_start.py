@@ -156,7 +156,7 @@ def test_published_weights_are_taken_if_they_are_in_the_cache(
     assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": pinned, "recipe": "finetune"}
     for given, stats in (
         ({"minutes": 2.0}, STATS), ({"model": "C+Micro/16"}, STATS), ({"recipe": "backbone"}, STATS),
-        ({}, of(images=MOST_FEATURES + 1)),
+        ({}, of(images=MOST_FEATURES + 1)), ({"recipe": "finetune"}, STATS), ({"val_fraction": 0.0}, STATS),
     ):  # fmt: skip
         assert choose_start(given, "class", stats, machine())[0] == {"init": "backbone"}
     monkeypatch.undo()

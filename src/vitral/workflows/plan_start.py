@@ -23,7 +23,7 @@ from vitral.weights.read.references import BACKBONE, is_included
 
 AUTO, NONE = "auto", "none"
 MOST_FEATURES = 10_000
-"""Training images up to which a CPU computes the features of published weights: a minute for a thousand, or two."""
+"""Training images up to which a CPU computes the features of published weights."""
 MOST_ON_GPU = 20_000
 """Training images from which a GPU trains a larger network instead."""
 FEW = 1_000
@@ -112,8 +112,8 @@ def _published(
     """
     gpu = _has_gpu(machine)
     recipe = given.get("recipe", "finetune" if gpu else "linear-probe")
-    probes = task == "class" and not {*given} & {*PROBE_UNSUPPORTED}
-    fits = gpu or (stats.images <= MOST_FEATURES and (probes or "recipe" in given))
+    probes = task == "class" and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
+    fits = gpu or (recipe == "linear-probe" and probes and stats.images <= MOST_FEATURES)
     if "model" in given or recipe == "backbone" or not fits or not (found := at_hand(gpu)):
         return None
     how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
