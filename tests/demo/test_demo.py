@@ -182,7 +182,7 @@ def test_the_commands_that_it_prints_work_as_typed(capsys, make_images):
     make_images({"cat": 4, "dog": 4}, name="YOUR_IMAGES")
     quick = {"epochs": 1, "batch_size": 4, "device": "cpu"}
     assert main([*typed[-1], *as_words(quick), "--quiet", "--format", "json"]) == 0
-    assert json.loads(Path("runs/YOUR_IMAGES/config.json").read_text())["run"]["init"] == "demo"
+    assert json.loads(Path("runs/YOUR_IMAGES/config.json").read_text())["run"]["init"] == "backbone"
 
 
 @pytest.mark.slow
@@ -294,7 +294,10 @@ def test_a_path_is_a_path(trained):
 
 def test_printed_commands_refer_to_the_package_despite_such_weights(shown, trained):
     shutil.copytree(trained.folder, "demo")
-    assert all(str(DEMO) in command for command in shown.next_commands())
+    *named, training = shown.next_commands()
+    assert len(named) == 3
+    assert all(str(DEMO) in command for command in named)
+    assert training == "train YOUR_IMAGES/", "photographs start from the network that knows some"
 
 
 # ---------------------------------------------------------------- making the file

@@ -74,7 +74,7 @@ class Demo:
             f"predict {name} {image}",
             f"explain {name} {image} --check",
             f"summary {name}",
-            f"train YOUR_IMAGES/ --init {name}",
+            "train YOUR_IMAGES/",
         ]
 
     def to_json(self) -> dict[str, Any]:
