@@ -103,6 +103,31 @@ def test_minutes_are_shared_out(data):
 
 
 @pytest.mark.parametrize(
+    ("choices", "starts"),
+    [
+        ({"models": ("C+Micro/16", "S/16"), "fractions": (1.0,)}, {"none"}),
+        ({"models": ("C+Micro/16",), "fractions": (1.0,), "options": {"init": "auto"}}, {"auto"}),
+        ({"kind": "options", "vary": {"pool": ("mean", "cls")}}, {"none"}),
+        ({"kind": "options", "vary": {"init": ("auto", "none")}}, {"auto", "none"}),
+        ({"kind": "options", "vary": {"lr": (0.1, 0.2)}}, {None}),
+        ({"kind": "search", "vary": {"pool": ("mean", "cls")}, "trials": 2}, {"none"}),
+    ],
+)
+def test_networks_are_compared_from_the_same_start(choices, starts):
+    study = Study(**{"kind": "data", "data": "photos", **choices})
+    cells = study.cells or (study.trial(0, {"pool": "mean"}),)
+    assert {cell.options.get("init") for cell in cells} == starts
+
+
+def test_the_page_names_the_start_of_networks(finished):
+    study, place = finished
+    sentence = "Every run starts from random weights"
+    assert any(sentence in one for one in conclusions(read_results(study, place)))
+    stated = dataclasses.replace(study, options={**study.options, "init": "none"})
+    assert not any(sentence in one for one in conclusions(read_results(stated, place)))
+
+
+@pytest.mark.parametrize(
     ("choices", "message"),
     [
         ({"kind": "daat"}, "unknown kind of study"),

@@ -50,9 +50,8 @@ def compare(
         print_json(found.to_json())
     else:
         _print(found)
-    for one in found.contenders:
-        if one.caution:
-            say(f"note: {one.name}: {one.caution}")
+    for one in found.notes():
+        say(f"note: {one}")
     if out:
         from vitral.studies.page import write_comparison
 

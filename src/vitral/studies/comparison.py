@@ -19,11 +19,13 @@ from vitral.data import Split
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.evaluation.metrics import Evaluation, measure
+from vitral.folders import is_run
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 from vitral.model import summarize
 from vitral.studies.paired import Difference, holm, mcnemar, paired_interval
+from vitral.training.run_folder import RunFolder
 from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import Evaluated, evaluate_images
 
@@ -50,10 +52,12 @@ class Contender:
     seconds_per_image: float
     """One image at a time, measured likewise."""
     caution: str
+    start: str = ""
+    """The weights that its run started from; empty if it is no run."""
 
     def to_json(self) -> dict[str, Any]:
         about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
-        return {**about, "seconds_per_image": self.seconds_per_image, "caution": self.caution,
+        return {**about, "seconds_per_image": self.seconds_per_image, "caution": self.caution, "start": self.start,
                 "accuracy": self.evaluation.accuracy, "accuracy_interval": self.evaluation.accuracy_interval,
                 "loss": self.evaluation.loss, "ece": self.evaluation.ece,
                 "macro_f1": self.evaluation.macro_f1}  # fmt: skip
@@ -86,6 +90,14 @@ class Comparison:
             return f"No difference can be claimed between {best} and {_listed(rest)} on {self._images}."
         said = f"{best} is more accurate than {_listed(beaten)} on {self._images}."
         return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the figures has to know: the caution of each, and starts that differ."""
+        found = [f"{one.name}: {one.caution}" for one in self.contenders if one.caution]
+        if len(starts := {one.start for one in self.contenders if one.start}) > 1:
+            each = ", ".join(f"{one.name} {one.start}" for one in self.contenders if one.start)
+            found.append(f"the {len(starts)} starts differ, and with them the differences: {each}")
+        return found
 
     @property
     def _images(self) -> str:
@@ -145,7 +157,7 @@ def compare(
             Contender(
                 name, evaluation, answers == one.images.labels[numbers],
                 tuple(one.predictor.classes[answer] for answer in answers), summary.parameters, summary.flops,
-                one.predictor.preprocessing.image_size, rate, latency, one.caution,
+                one.predictor.preprocessing.image_size, rate, latency, one.caution, _start(one.predictor.source),
             )
         )  # fmt: skip
     first = found[0]
@@ -154,6 +166,11 @@ def compare(
     ranked = tuple(contenders[k] for k in order)
     device_name = first.predictor.machine.name
     return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked))
+
+
+def _start(source: str) -> str:
+    """Name the weights that a run started from; empty for other weights."""
+    return (RunFolder(source).read_plan().run.init or "random weights") if is_run(Path(source)) else ""
 
 
 def differences(contenders: Sequence[Contender]) -> tuple[Difference, ...]:

@@ -224,6 +224,8 @@ def _shortened(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _limits(results: Results) -> Iterator[str]:
     """State what the figures leave open."""
+    if results.study.start:
+        yield "Every run starts from random weights, because trained ones do not fit every network; --set init=NAME."
     failed = [one for one in results.outcomes if one.status == "failed"]
     if failed:
         names = listed([one.cell.name for one in failed])

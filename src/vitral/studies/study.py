@@ -19,6 +19,7 @@ from vitral.digest import KEY, check, sealed_json
 from vitral.errors import RunError, UsageError, unknown
 from vitral.studies.spans import Span, corners, in_range
 from vitral.training.options import Run, checked_options
+from vitral.workflows.plan_start import NONE, OTHER
 
 Kind = Literal["data", "compute", "options", "search"]
 
@@ -143,6 +144,15 @@ class Study:
             )
 
     @property
+    def start(self) -> dict[str, str]:
+        """Random weights for every run of a study of networks, since the weights in the package fit only one of them.
+
+        Empty if the study states or varies `init`, or varies nothing that decides on it.
+        """
+        networks = self.models or {*self.vary} & {"model", *OTHER}
+        return {"init": NONE} if networks and "init" not in (*self.options, *self.vary) else {}
+
+    @property
     def factors(self) -> tuple[str, ...]:
         """Names of the factors, in the order of the table."""
         return tuple(self.vary) if self.kind == "search" else tuple(self.cells[0].factors)
@@ -159,7 +169,8 @@ class Study:
         share = {} if self.minutes is None else {"minutes": self.minutes / (len(grid) * self.seeds)}
         cells = list[Cell]()
         for seed, factors in itertools.product(range(self.seeds), grid):
-            options = {**self.options, **self._options_of(factors), **share, "seed": seed, "split_seed": 0}
+            seeds = {"seed": seed, "split_seed": 0}
+            options = {**self.start, **self.options, **self._options_of(factors), **share, **seeds}
             parts = [_word(value) for value in factors.values()]
             cells.append(Cell("_".join([*parts, f"seed{seed}"]), factors, seed, {"data": self.data, **options}))
         return tuple(cells)
@@ -168,7 +179,7 @@ class Study:
         """Return a run of a search, with these values of the varied options."""
         timed = self.minutes is not None and "epochs" not in (*self.options, *factors)
         share = {"minutes": self.minutes / self.trials} if timed and self.minutes else {}
-        options = {**self.options, **factors, **share, "seed": 0, "split_seed": 0}
+        options = {**self.start, **self.options, **factors, **share, "seed": 0, "split_seed": 0}
         return Cell(f"trial-{number:03}", dict(factors), 0, {"data": self.data, **options})
 
     def _grid(self) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ FEW = 1_000
 _VERY_FEW = 200
 _RECIPES = ("backbone", "finetune", "linear-probe")
 """Recipes that start from trained weights."""
-_OTHER = {
+OTHER = {
     *MODEL_OPTIONS, "pack", "patch_sizes", "whiten", "mean", "std", "resize", "resize_size", "interpolation",
     "antialias", "levels", "channels",
 } - {"dropout", "drop_path", "patch_dropout"}  # fmt: skip
@@ -75,7 +75,7 @@ def _contradiction(given: Mapping[str, Any], task: str) -> str:
         return f"--recipe {given['recipe']} trains from random weights"
     if given.get("model", MODEL) != MODEL:
         return f"--model {given['model']} is another network than the one in the package, {MODEL}"
-    other = (name for name in given if name in _OTHER and given[name] not in (False, ()))
+    other = (name for name in given if name in OTHER and given[name] not in (False, ()))
     return next((f"{flag(name)} does not fit the network in the package" for name in other), "")
 
 
