@@ -226,7 +226,8 @@ def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hi
 def test_values_without_a_sure_range_are_trained_on_with_stated_levels(high, kind, tmp_path):
     for label in "ab":
         for number in range(4):
-            saved(np.linspace(0, high, 64).reshape(8, 8).astype(kind), tmp_path / "set" / label / f"{number}.tif")
+            values = np.linspace(number + (label == "b") / 2, high, 64).reshape(8, 8)
+            saved(values.astype(kind), tmp_path / "set" / label / f"{number}.tif")
     run = train(tmp_path / "set", tmp_path / "run", levels=(0, high), epochs=1)
     assert vitral.load(run.folder).preprocessing.levels == (0, high)
     assert vitral.evaluate(run.folder, str(tmp_path / "set")).images == 8

@@ -173,7 +173,7 @@ def test_a_class_in_one_group_stays_in_train() -> None:
 
 def test_sets_are_joined_with_groups(make_images: MakeImages) -> None:
     split = load(make_images({"a": 4, "b": 4}))["train"]
-    assert near_sets(split) == (), "small images"
+    assert near_sets(split) == (), "small images that differ"
     assert joined(split, ()) is split
     both = joined(joined(split, [(0, 1), (4, 5)]), [(1, 4)]).groups
     assert both is not None

@@ -77,7 +77,8 @@ def other_files(paths: Sequence[str]) -> list[str]:
     rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES]
     what = "images of formats that are not read"
     notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
-    return notes + ([f"{len(rest):,} other files are not used: {count_extensions(rest)}"] if rest else [])
+    are = "is" if len(rest) == 1 else "are"
+    return notes + ([f"{count(len(rest), 'other file')} {are} not used: {count_extensions(rest)}"] if rest else [])
 
 
 def is_like_image(path: str) -> bool:

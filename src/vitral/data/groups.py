@@ -1,6 +1,6 @@
 """Groups of images that a cut keeps on one side: those of a table's `group` column, and near-duplicates.
 
-near_sets(split) -> ((3, 17), …)         near-duplicates of a split, found once and cached
+near_sets(split) -> ((3, 17), …)         equal images and near-duplicates of a split, found once and cached
 joined(split, sets) -> Split             the split with these in one group each
 whole_groups(groups, …) -> mask          a cut by whole groups, with about the same share of every class
 """
@@ -26,7 +26,7 @@ from vitral.system import cores
 
 FEW = 3000
 """Images up to which a plan searches near-duplicates: some seconds for photographs (docs/decisions/0021)."""
-_FORMAT = 1  # of the cached sets and of the search
+_FORMAT = 2  # of the cached sets and of the search
 
 
 Sets = tuple[tuple[int, ...], ...]
@@ -34,9 +34,14 @@ Sets = tuple[tuple[int, ...], ...]
 
 
 def near_sets(split: Split) -> Sets:
-    """Sets of near-duplicates. None in a large split, in shards, in bare pixels, and among small images."""
-    if not 1 < len(split) <= FEW or split.shard_numbers() is not None or not isinstance(_first(split), bytes):
+    """Sets of near-duplicates; of small images those of equal files, of a large split those that a table repeats.
+
+    None in shards and in bare pixels.
+    """
+    if len(split) < 2 or split.shard_numbers() is not None or not isinstance(_first(split), bytes):
         return ()
+    if len(split) > FEW:
+        return _equal(split.names)
     hashed = hashlib.blake2b(f"{_FORMAT} {split.levels or ''}".encode(), digest_size=20)
     for index in range(len(split)):
         hashed.update(f"{split.identity(index)}\0".encode(errors="surrogateescape"))
@@ -61,9 +66,23 @@ def _search(split: Split) -> Sets:
         seen = list(pool.map(lambda index: _seen(split, index), range(len(split))))
     sides = [side for side, _ in seen if side]
     if not sides or np.median(sides) < LEAST_SIDE:
-        return ()
+        return _equal([_content(split, index) for index in range(len(split))])
     pairs = near_pairs(np.stack([small for _, small in seen]))
     return _sets(_connected(len(split), [(one.first, one.second) for one in pairs]))
+
+
+def _equal(keys: Sequence[str]) -> Sets:
+    """Sets of images with the same key."""
+    numbers: dict[str, int] = {}
+    return _sets(np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(keys)))
+
+
+def _content(split: Split, index: int) -> str:
+    """Hash of an image's file; of an unreadable one its number."""
+    try:
+        return hashlib.blake2b(split.raw(index), digest_size=20).hexdigest()
+    except ImageError:
+        return str(index)
 
 
 def _seen(split: Split, index: int) -> tuple[int, np.ndarray]:
@@ -140,6 +159,7 @@ def _connected(count: int, links: Sequence[tuple[int, int]]) -> np.ndarray:
 
 def _sets(groups: np.ndarray) -> Sets:
     """Sets of more than one image."""
-    order = np.argsort(groups, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
-    return tuple(sorted(tuple(part.tolist()) for part in parts if len(part) > 1))
+    several = np.flatnonzero(np.bincount(groups)[groups] > 1)
+    order = several[np.argsort(groups[several], kind="stable")]
+    parts = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1) if len(order) else []
+    return tuple(sorted(tuple(part.tolist()) for part in parts))

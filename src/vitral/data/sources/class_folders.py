@@ -41,11 +41,11 @@ def read(files: Files, name: str, wanted: Labeling = ANY) -> DataSet | None:
 
 
 def _wrapping(images: list[str]) -> str:
-    """The single folders, "a/b/", around all images: without images directly inside, and not named like a split."""
+    """The single folders, "a/b/", around all images: most images in folders below, and not named like a split."""
     wrapping = ""
     for part in common_folders(images):
         inner = f"{wrapping}{part}/"
-        if split_name(part) or any("/" not in path[len(inner) :] for path in images):
+        if split_name(part) or 2 * sum("/" not in path[len(inner) :] for path in images) >= len(images):
             break
         wrapping = inner
     return wrapping

@@ -28,7 +28,7 @@ def accepts(data: str) -> bool:
 def load(data: str, *, root: Path, download: bool) -> DataSet:
     """Load the records of the shards; shards that are missing or of another size are in the notes."""
     if not os.path.isdir(data):
-        return _of_pattern(data)
+        return of_pattern(data)
     if os.path.isfile(os.path.join(data, MANIFEST)):
         return of_folder(data, data)
     name = os.path.basename(os.path.abspath(data)) or "data"
@@ -56,7 +56,8 @@ def selected(manifest: Manifest, names: Sequence[str], source: str) -> dict[str,
     return {split: sorted(numbers) for split, numbers in chosen.items()}
 
 
-def _of_pattern(data: str) -> DataSet:
+def of_pattern(data: str) -> DataSet:
+    """Load the shards that a pattern names, or a single one by its path."""
     paths = [path for word in braces(data) for path in matching(word)]
     if not paths:
         raise DataError("no such shards", where=data, why="the pattern matches no file", hint="check the pattern")

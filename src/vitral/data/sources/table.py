@@ -225,7 +225,7 @@ class Table:
             if "group" in self.columns:
                 self.groups[split].append(self._cell(row, "group") or f"\0{path}")  # without one, on its own
         self._refuse(problems, reader.missing)
-        notes = [f"{len(repeated):,} rows repeat an image: {some(repeated)}"] if repeated else []
+        notes = [f"{count(len(repeated), 'row')} with an image that came before: {some(repeated)}"] if repeated else []
         if self.added:
             name, path = next(iter(self.added.items()))
             notes.append(f"{len(self.added):,} file names of the table have no suffix: {name} is {path}")
@@ -233,7 +233,7 @@ class Table:
             pairs = ", ".join(f"{self.header[self.columns[kind]]} as {kind}" for kind in flags)
             notes.append(f"splits by the columns {pairs}")
         if conflicts := sorted(path for path, labels in labels_of.items() if len(labels) > 1):
-            notes.append(f"{len(conflicts):,} images have more than one label: {some(conflicts)}")
+            notes.append(f"{count(len(conflicts), 'image')} with more than one label: {some(conflicts)}")
         return dict(paths), dict(found), notes
 
     def _row(self, line: int, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
