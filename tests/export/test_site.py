@@ -48,6 +48,14 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+class Poor(Quiet):
+    """Knows few types of files, as small hosts do."""
+
+    def guess_type(self, path: Any) -> str:
+        known = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+        return known.get(Path(path).suffix, "application/octet-stream")
+
+
 class Isolated(Quiet):
     """Sends the headers that let a page use threads."""
 
@@ -110,7 +118,7 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def variants() -> dict[str, bytes]:
-    """Ten images as other programs write them: formats, sizes, colors, turned by EXIF."""
+    """Twelve images as other programs write them: formats, sizes, colors, turned by EXIF."""
     drawn = {name.removesuffix(".png"): Image.open(io.BytesIO(data)).convert("RGB") for name, data in DRAWN.items()}
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -119,6 +127,8 @@ def variants() -> dict[str, bytes]:
     return {
         "photo.jpg": encoded(drawn["cat"].resize((1500, 1000)), "JPEG", quality=92),
         "turned.jpg": encoded(drawn["ship"].rotate(90), "JPEG", quality=95, exif=turned),
+        "turned.png": encoded(drawn["ship"].rotate(90), "PNG", exif=turned),
+        "turned.webp": encoded(drawn["ship"].rotate(90), "WEBP", lossless=True, exif=turned),
         "profile.jpg": encoded(drawn["truck"], "JPEG", quality=95, icc_profile=swapped_profile()),
         "gray.jpg": encoded(drawn["dog"].convert("L"), "JPEG", quality=95),
         "gray.png": encoded(drawn["frog"].convert("L"), "PNG"),
@@ -152,15 +162,24 @@ def asked(visit: Visit, name: str, data: bytes, **options: str) -> Any:
 
 
 class TestAnswers:
-    def test_twenty_images_are_answered_as_python_does(self, visit, predictor):
+    def test_images_of_all_kinds_are_answered_as_python_does(self, visit, predictor):
         images = {**DRAWN, **variants()}
-        assert len(images) == 20
+        assert len(images) == 22
         for name, data in images.items():
             wanted, found = predictor(data), asked(visit, name, data)
             assert found["label"] == wanted.label, name
             shares = {one["class"]: one["probability"] for one in found["top"]}
             assert shares.keys() == set(predictor.classes)
             assert max(abs(shares[one] - p) for one, p in wanted.top(10)) < CLOSE, name
+
+    def test_every_orientation_of_a_webp_is_turned_as_pillow_turns_it(self, visit, predictor):
+        for turn in range(1, 9):
+            exif = Image.Exif()
+            exif[0x0112] = turn
+            data = encoded(Image.fromarray(noise(turn, (40, 61))), "WEBP", lossless=True, exif=exif)
+            wanted, found = predictor(data), asked(visit, "turned.webp", data)
+            shares = {one["class"]: one["probability"] for one in found["top"]}
+            assert max(abs(shares[one] - p) for one, p in wanted.top(10)) < CLOSE, turn
 
     def test_the_map_is_that_of_explain(self, visit, predictor):
         for target in ("", "truck"):
@@ -178,6 +197,39 @@ class TestAnswers:
         visit.hand_over(("half.png", DRAWN["cat.png"][:300]))
         visit.page.get_by_role("alert").wait_for()
         assert "The image cannot be read" in visit.text("problem")
+
+
+class TestHosts:
+    """The page where people put it: hosts that know few types, below a path, and a network that is cut later."""
+
+    def test_a_poor_host_below_a_path_answers_after_the_network_was_cut(self, browser, site):
+        with hosted(site.parent, Poor) as address:
+            visit = Visit(browser, f"{address}{site.name}/")
+            visit.page.wait_for_function("() => document.getElementById('status').textContent === 'No image yet.'")
+            visit.page.wait_for_load_state("networkidle")
+        visit.context.set_offline(True)
+        assert asked(visit, "ship.png", DRAWN["ship.png"])["label"] == "ship"
+        visit.check()
+        visit.context.close()
+
+    def test_the_bytes_are_shown_and_a_file_that_is_missing_is_named(self, browser, site):
+        with hosted(site) as address:
+            context = browser.new_context()
+            page = context.new_page()
+            page.set_default_timeout(PATIENCE)
+            page.add_init_script("""
+              window.said = [];
+              new MutationObserver(() => window.said.push(document.getElementById("status")?.textContent))
+                .observe(document, { childList: true, subtree: true, characterData: true });
+            """)
+            context.route("**/runtime/*.js", lambda route: route.abort())
+            page.goto(address)
+            page.get_by_role("alert").wait_for()
+            problem, said = page.locator("#problem").inner_text(), page.evaluate("() => window.said")
+            context.close()
+        assert "The page is not complete" in problem
+        assert "runtime/ort." in problem
+        assert any(one and "Loading the network: " in one and "MB" in one for one in said)
 
 
 RESIZE = """

@@ -298,6 +298,20 @@ def test_nothing_to_tune_is_refused(data, tmp_path):
         tune_study(str(data), 6, None, {"recipe": "linear-probe", "init": "demo", "device": "cpu"}, tmp_path / "study")
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_search_is_not_continued_on_other_images(split, data, tmp_path):
+    """Trials of other images, or measured on others, are no choice between options."""
+    shutil.copytree(data, tmp_path / "sky")
+    run_study(searched(tmp_path / "sky", trials=1), tmp_path / "study")
+    (tmp_path / "sky" / split / "day" / "0.png").unlink()
+    before = stamps(tmp_path / "study" / "cells")
+    with pytest.raises(RunError, match="the images of the study have changed"):
+        run_study(searched(tmp_path / "sky", trials=2), tmp_path / "study")
+    assert stamps(tmp_path / "study" / "cells") == before
+    with pytest.raises(RunError, match="the images of the study have changed"):
+        run_study(StudyFolder(tmp_path / "study").read(), tmp_path / "study")
+
+
 @pytest.mark.slow
 def test_the_command_tunes_and_names_the_winner(data, tmp_path, capsys):
     words = [f"{name}={'off' if value is False else value}" for name, value in FIXED.items()]

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.models import VisionTransformer
 
+import vitral
+from images import noise
 from running import as_json, printed
 from vitral.errors import WeightsError
 from vitral.weights.load import read
@@ -29,6 +32,11 @@ def network(**options: Any) -> Any:
 
 def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def image_file(folder: Path) -> Path:
+    Image.fromarray(noise(0)).save(folder / "image.png")
+    return folder / "image.png"
 
 
 def logits(path: Path, **options: Any) -> Tensor:
@@ -79,6 +87,11 @@ def test_another_copy_is_taken_by_its_name(tmp_path, capsys):
     torch.testing.assert_close(logits(tmp_path / "w.pth"), model(IMAGES), atol=2e-5, rtol=1e-5)
     report = read(tmp_path / "w.pth").account
     assert "networks also there: 'student.vit'" in " ".join(report.notes)
+    with pytest.warns(UserWarning, match="networks also there: 'student.vit'") as raised:
+        vitral.load(tmp_path / "w.pth", device="cpu", precision="fp32")
+    assert raised[0].filename == __file__
+    _, said = printed(capsys, "predict", str(tmp_path / "w.pth"), str(image_file(tmp_path)))
+    assert "WARNING networks also there: 'student.vit'" in said
     model.load_state_dict(student)
     for key in ("student.vit", "student.vit."):
         torch.testing.assert_close(logits(tmp_path / "w.pth", weights_key=key), model(IMAGES), atol=2e-5, rtol=1e-5)

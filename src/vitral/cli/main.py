@@ -128,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     if not debug:  # Pillow warns about unusual metadata in each image
         warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("ignore", module=r"vitral\.")  # the commands print these notes
     try:
         with stop_raises() if {*words[:1]} & _TRAINING else contextlib.nullcontext():
             code = _dispatch(words, debug)

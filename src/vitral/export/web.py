@@ -84,7 +84,8 @@ class WebTarget:
         archive = npm.archive(PACKAGE, job.runtime)
         versions = write_graph(job, folder)
         for path, content in npm.members(archive, [f"package/dist/{name}" for name in RUNTIME]).items():
-            target = folder / "runtime" / Path(path).name
+            name = Path(path).name.replace(".mjs", ".js")  # many hosts send .mjs as a type that is no script
+            target = folder / "runtime" / name
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(content)
         write_text(folder / "runtime/LICENSE.txt", _LICENSE.format(version=PACKAGE.version))

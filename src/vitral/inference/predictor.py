@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -403,7 +404,8 @@ def load(
     - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states;
     - `levels`: black and white of images with more than 8 bits (`vitral.Preprocessing`).
 
-    The status of each tensor, and each assumption, is in the predictor's `account`.
+    The status of each tensor, and each assumption, is in the predictor's `account`; what might make all answers wrong
+    is a Python warning: a second network in the file, values that are not finite, other levels than those of training.
 
     Raises:
 
@@ -438,4 +440,7 @@ def load(
     )  # fmt: skip
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
     predictor.account = loaded.account
+    for note in loaded.account.notes:
+        if note.startswith("WARNING "):
+            warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)
     return predictor

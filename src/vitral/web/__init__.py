@@ -1,8 +1,8 @@
 """The page that shows predictions in a browser, for a server and for an export; one file an asset, no framework.
 
 `page.js` draws the page and knows no server. It imports `source.js`, which answers two questions: `models()` and
-`predict(image, name, options, tell)`. On a server that is `server.js`; in an export it is `browser.js`, which computes
-in the browser, in a worker.
+`predict(image, name, options, tell)`; it may have `warm(tell)`, to be ready for the first. On a server that is
+`server.js`; in an export it is `browser.js`, which computes in the browser, in a worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SERVER: Mapping[str, str] = {**SHARED, "source.js": "server.js"}
 BROWSER: Mapping[str, str] = {
     **SHARED,
     "source.js": "browser.js",
-    **{name: name for name in ("worker.js", "resize.js", "overlay.js")},
+    **{name: name for name in ("worker.js", "resize.js", "overlay.js", "upright.js")},
 }
 """File beside the page → its asset."""
 

@@ -22,6 +22,11 @@ export async function models() {
   return { models: [known], limits: { body: MOST_BYTES } };
 }
 
+/** Load network and runtime before the first image asks for them. */
+export function warm(tell) {
+  return ask({ model }, tell);
+}
+
 /** The prediction of one image, as the server's. `tell` is called with the current activity. */
 export async function predict(image, name, { top, explain, target }, tell = () => {}) {
   const { classes } = await json("preprocessing.json");

@@ -39,6 +39,20 @@ async function start() {
   at("model").replaceChildren(...known.map((one) => new Option(one.name, one.name)));
   at("model-choice").hidden = known.length < 2;
   describe();
+  if (source.warm) (window.requestIdleCallback ?? setTimeout)(warm);
+}
+
+/** Load what the first answer needs while the visitor looks for an image. */
+async function warm() {
+  const tell = (text) => {
+    if (!asked) at("status").textContent = text;
+  };
+  try {
+    await source.warm(tell);
+    tell("No image yet.");
+  } catch (error) {
+    if (!asked) showProblem(error);
+  }
 }
 
 function askForToken(needed) {

@@ -3,6 +3,7 @@
 
 import { enlarged, overlay } from "./overlay.js";
 import { prepare } from "./resize.js";
+import { orientation, upright } from "./upright.js";
 
 const CLOSE = 1e-3; // largest difference of the check's probabilities
 let ready = null; // promise of { session, runtime }
@@ -21,6 +22,7 @@ async function answer({ image, target, explain, model }, tell) {
     throw error;
   });
   const { session } = await ready;
+  if (!image) return {}; // only to be ready
   const pixels = await decode(image, model.preprocessing);
   tell(null);
   const { probabilities, map } = await run(session, model, pixels, explain ? target : -1);
@@ -58,16 +60,15 @@ function softmax(logits, temperature) {
 // ---- the runtime
 
 async function start(model, tell) {
-  const bytes = await load("model.onnx", tell);
-  tell("Starting the network …");
+  const bytes = await load("model.onnx", "the network", tell);
   if (await hasGPU()) {
     try {
-      return await open("webgpu", model, bytes);
+      return await open("webgpu", model, bytes, tell);
     } catch (error) {
       console.info(`WebGPU is not used: ${error.message}`);
     }
   }
-  return open("wasm", model, bytes);
+  return open("wasm", model, bytes, tell);
 }
 
 async function hasGPU() {
@@ -78,10 +79,18 @@ async function hasGPU() {
   }
 }
 
-async function open(runtime, model, bytes) {
-  const ort = await import(`./runtime/ort.${runtime}.bundle.min.mjs`);
+const PROGRAM = { wasm: "ort-wasm-simd-threaded.wasm", webgpu: "ort-wasm-simd-threaded.asyncify.wasm" };
+
+async function open(runtime, model, bytes, tell) {
+  const name = `runtime/ort.${runtime}.bundle.min.js`;
+  const ort = await import(`./${name}`).catch(() => {
+    throw incomplete(`${name} cannot be loaded`);
+  });
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, 8) : 1;
   ort.env.logLevel = "error";
+  // Fetched here, since browsers complain of hosts that do not know the type of .wasm.
+  ort.env.wasm.wasmBinary = (await load(`runtime/${PROGRAM[runtime]}`, "its runtime", tell)).buffer;
+  tell("Starting the network …");
   const session = await ort.InferenceSession.create(bytes, { executionProviders: [runtime], logSeverityLevel: 3 });
   session.ort = ort;
   await check(session, model);
@@ -97,9 +106,11 @@ async function check(session, model) {
   if (!(difference < CLOSE)) throw new Error(`it computes something else than the network that was exported`);
 }
 
-async function load(name, tell) {
-  const response = await fetch(new URL(name, import.meta.url));
-  if (!response.ok) throw new Error(`${name}: the server answered ${response.status}`);
+async function load(name, what, tell) {
+  const response = await fetch(new URL(name, import.meta.url)).catch(() => {
+    throw incomplete(`${name} cannot be loaded`);
+  });
+  if (!response.ok) throw incomplete(`${name}: the server answered ${response.status}`);
   const total = Number(response.headers.get("Content-Length")) || 0;
   const parts = [];
   let received = 0;
@@ -109,33 +120,47 @@ async function load(name, tell) {
     parts.push(value);
     received += value.length;
     // Compressed by the server, the file is longer than its Content-Length.
-    const share = received <= total ? ` ${Math.floor((100 * received) / total)}\u202f%` : "";
-    tell(`Loading the network …${share}`);
+    const of = received <= total ? ` of ${megabytes(total)}` : "";
+    tell(`Loading ${what}: ${megabytes(received)}${of} …`);
   }
   return new Uint8Array(await new Blob(parts).arrayBuffer());
+}
+
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)}\u202fMB`;
+
+function incomplete(detail) {
+  const problem = { title: "The page is not complete", detail, try: "check the connection, and load the page again" };
+  return Object.assign(new Error(detail), { problem });
 }
 
 // ---- images
 
 /** Decode an image: upright, colors as stored, transparent pixels on white. */
 async function decode(file, preprocessing) {
+  const turn = orientation(new Uint8Array(await file.arrayBuffer()));
   let bitmap;
   try {
-    bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" });
+    bitmap = await createImageBitmap(file, {
+      imageOrientation: turn ? "none" : "from-image",
+      colorSpaceConversion: "none",
+    });
   } catch {
     const detail = "this browser cannot read it";
     throw Object.assign(new Error(detail), {
       problem: { title: "The image cannot be read", detail, try: "a JPEG, PNG or WebP" },
     });
   }
-  const { width, height } = bitmap;
+  const { width, height, matrix } = upright(turn, bitmap.width, bitmap.height);
   let canvas;
   const strip = (top, count) => {
     if (canvas?.height !== count) canvas = new OffscreenCanvas(width, count);
     const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.resetTransform();
     context.fillStyle = "#fff";
     context.fillRect(0, 0, width, count);
-    context.drawImage(bitmap, 0, -top);
+    context.imageSmoothingEnabled = false;
+    context.setTransform(...matrix.slice(0, 5), matrix[5] - top);
+    context.drawImage(bitmap, 0, 0);
     return context.getImageData(0, 0, width, count).data;
   };
   const pixels = prepare(width, height, strip, preprocessing);

@@ -45,7 +45,7 @@ def rooted(source: Source, fits: Fits, key: str | None = None) -> Source:
         if prefix not in found:
             why = f"networks are below {_listed(found)}" if found else "no network is found in it"
             raise WeightsError(f"there is no whole network below '{key}'", where=source.where, why=why)
-        return _taken(source, prefix, found[prefix], [])
+        return _taken(source, prefix, found[prefix], {})
     if not found:
         return source
     most = max(map(_size, found.values()))
@@ -58,7 +58,8 @@ def rooted(source: Source, fits: Fits, key: str | None = None) -> Source:
         raise WeightsError(
             f"{len(chosen)} networks in one file", where=source.where, why=f"equally large, below {names}", hint=hint
         )
-    return _taken(source, chosen[0], found[chosen[0]], [prefix for prefix in found if prefix != chosen[0]])
+    taken = found.pop(chosen[0])
+    return _taken(source, chosen[0], taken, found)
 
 
 def _prefixes(source: Source) -> list[str]:
@@ -93,13 +94,14 @@ def _alike(copies: Sequence[dict[str, Tensor]]) -> bool:
     )
 
 
-def _taken(source: Source, prefix: str, tensors: dict[str, Tensor], others: Sequence[str]) -> Source:
-    """The source with these tensors alone."""
+def _taken(source: Source, prefix: str, tensors: dict[str, Tensor], others: dict[str, dict[str, Tensor]]) -> Source:
+    """The source with these tensors alone, and a note on the other networks in it: a warning if they differ."""
     used = {prefix + name for name in tensors}
     left = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if name not in used}
     notes = [f"the network below '{prefix.rstrip('.')}' is taken"] if prefix else []
     if copies := [other for other in others if not prefix.startswith(other)]:
-        notes.append(f"networks also there: {_listed(copies)}; --weights-key takes another one")
+        caution = "" if _alike([tensors, *(others[copy] for copy in copies)]) else "WARNING "
+        notes.append(f"{caution}networks also there: {_listed(copies)}; --weights-key takes another one")
     return dataclasses.replace(source, tensors=tensors, notes=(*source.notes, *notes), left=left)
 
 
