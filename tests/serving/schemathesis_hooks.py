@@ -19,8 +19,8 @@ schemathesis.openapi.format("byte", FILES.map(lambda data: base64.b64encode(data
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Replace what no schema can exclude: times that no server can keep, names that are no classes, and parameters that
-    stand in the query and in the body.
+    """Replace what no schema can exclude: times that no server can keep, names that are no classes, parameters that
+    stand in the query and in the body, and those that have no effect without `explain`.
     """
     for given in (case.query, case.body):
         if isinstance(given, dict):
@@ -31,6 +31,11 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if isinstance(case.query, dict) and isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
         for name in case.query.keys() & case.body.keys():
             del case.body[name]
+    sides = [side for side in (case.query, case.body) if isinstance(side, dict)]
+    if case.meta.generation.mode.is_positive and not any(side.get("explain") for side in sides):
+        for side in sides:
+            for name in ("target", "overlay"):
+                side.pop(name, None)
 
 
 def is_short(timeout: Any) -> bool:

@@ -182,6 +182,8 @@ def test_bodies_that_make_no_sense(server, drawings):
         (post("/v1/predict", json={"image": image, "top": "many"}), "'top'"),
         (post("/v1/predict", json={"image": image, "top": 0}), "'top'"),
         (post("/v1/predict", json={"image": image, "overlay": "perhaps"}), "'overlay'"),
+        (post("/v1/predict", json={"image": image, "overlay": True}), "'overlay' has no effect without 'explain'"),
+        (post("/v1/predict?target=cat", json={"image": image}), "'target' has no effect without 'explain'"),
         (post("/v1/predict?timeout=-1", json={"image": image}), "'timeout'"),
         (post("/v1/predict", json={"image": image, "timeout": 1}), "in the query"),
         (post("/v1/predict?top=1&top=2", json={"image": image}), "twice"),

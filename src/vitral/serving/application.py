@@ -99,7 +99,7 @@ def answering(work: Work) -> Callable[[Request], Awaitable[Response]]:
                     body = await bodies.read(request, service.limits)
                     reading = False
                     uploads, parameters = await bodies.parse(request, body, service.limits, service.run)
-                    asked = bodies.question(query, parameters)
+                    asked = bodies.complete(bodies.question(query, parameters))
                     async with _while_connected(request):
                         return JSONResponse(await work(service, asked, uploads))
             except TimeoutError:

@@ -58,6 +58,14 @@ def question(query: Mapping[str, Any], body: Mapping[str, Any]) -> Question:
     return Question(**words, top=top, overlay=_switch("overlay", given.get("overlay", False)), timeout=seconds)
 
 
+def complete(asked: Question) -> Question:
+    """Return the parameters of a whole request; refuse those that have no effect without `explain`."""
+    alone = "target" if asked.target else "overlay" if asked.overlay else ""
+    if alone and not asked.explain:
+        raise Problem("bad-request", f"'{alone}' has no effect without 'explain', the method of a heat map")
+    return asked
+
+
 def _number(name: str, value: Any, kind: type[int] | type[float]) -> Any:
     try:
         if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):  # 3.0 is 3

@@ -136,8 +136,8 @@ def _fields(methods: Iterable[str]) -> Fields:
             {"type": "string", "enum": ["default", *methods]},
             "a method of /v1/models, or 'default': a heat map of the evidence",
         ),
-        "target": ({"type": "string"}, "the class, label or number to explain; by default the predicted one"),
-        "overlay": ({"type": "boolean", "default": False}, "draw the heat map over the image, as PNG"),
+        "target": ({"type": "string"}, "with explain: the class, label or number; by default the predicted one"),
+        "overlay": ({"type": "boolean", "default": False}, "with explain: draw the heat map over the image, as PNG"),
         "timeout": ({"type": "number", "exclusiveMinimum": 0}, "seconds to answer in; it stands in the query alone"),
     }
 
