@@ -14,6 +14,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from vitral import activity
+
 
 def printable(text: str) -> str:
     """Escape invisible characters that a terminal acts on: control characters except line breaks and tabs, marks that
@@ -33,7 +35,15 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-
 
 
 class _Console(Console):
-    """A console that escapes control characters in file and class names."""
+    """A console that escapes control characters in file and class names, and ends the line of the activity."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        activity.end()
+        super().print(*objects, **options)
+
+    def set_live(self, live: Any) -> Any:
+        activity.end()
+        return super().set_live(live)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -14,6 +14,8 @@ import vitral
 from running import TINY, as_json, as_words, printed
 from vitral.cli.main import main
 from vitral.cli.train import _print_result
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.run_data import load_run_data
 
 WORDS = as_words({**TINY, "epochs": 1})
 
@@ -21,7 +23,14 @@ WORDS = as_words({**TINY, "epochs": 1})
 def test_train(capsys, photos):
     out, err = printed(capsys, "train", photos, *WORDS)
     assert out == ""
-    for part in ("Plan", "requested", "epoch 1/1", "Accuracy", "Report   runs/photos/report.html", "vitral predict"):
+    for part in (
+        "Plan",
+        "choices more: --plan-only",
+        "epoch 1/1",
+        "Accuracy",
+        "Report   runs/photos/report.html",
+        "vitral predict",
+    ):
         assert part in err
     result = as_json(capsys, "train", photos, *WORDS, "--overwrite", "--quiet")
     assert result == json.loads(Path("runs/photos/result.json").read_text("utf-8"))
@@ -33,8 +42,11 @@ def test_suggested_commands_work(capsys, photos):
     Path("photos/.hidden/0.png").write_bytes(b"no image")
     _, err = printed(capsys, "train", photos, *WORDS)
     commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
-    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "summary"]
-    for words in commands:
+    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "serve"]
+    held_out = load_run_data(RunFolder("runs/photos").read_plan()).dataset["val"].names
+    assert commands[0][2] == commands[1][2]
+    assert commands[0][2] in list(held_out), "an image that was not trained on"
+    for words in commands[:3]:
         printed(capsys, *words)
 
 
@@ -179,7 +191,9 @@ def test_bad_images_are_left_out_if_requested(capsys, photos):
     named = f"left out 3 unreadable images: {', '.join(bad)}"
     assert err.index(named) < err.index("Plan")
     assert err.count(named) == 1
-    assert "explain runs/photos photos/cat/2.png" in err, "an image that can be read is proposed"
+    proposed = re.search(r"explain runs/photos (\S+)", err)
+    assert proposed
+    assert proposed[1] not in bad, "an image that can be read is proposed"
     images = json.loads(Path("runs/photos/result.json").read_text("utf-8"))["images"]
     assert sum(images.values()) == 9
     assert f"left out 3 unreadable images: {', '.join(bad)}" in Path("runs/photos/report.html").read_text("utf-8")

@@ -21,12 +21,24 @@ CHOICES = (
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (200, True)])
 def test_names_to_type_stay_on_one_line_if_there_is_room(width: int, whole: bool) -> None:
     output = io.StringIO()
-    print_plan(Console(file=output, width=width), Plan(Run(), CHOICES))
+    print_plan(Console(file=output, width=width), Plan(Run(), CHOICES), whole=True)
     assert all(len(line) <= width for line in output.getvalue().splitlines())
     assert (NAME in output.getvalue()) == whole
     letters = "".join(output.getvalue().split())
     everything = "".join(one.name + one.value + one.reason for one in CHOICES).replace(" ", "")
     assert sorted(letters) == sorted("Planchoicevaluewhy" + everything), "nothing is cut off"
+
+
+def test_a_run_prints_what_depends_on_the_images() -> None:
+    output = io.StringIO()
+    more = (
+        Choice("seed", "3", "requested"), Choice("epochs", "9", "requested"), Choice("threads", "WARNING: 1", "busy"),
+        Choice("mirror", "yes", "photographs"), Choice("data", "1 note", "2 files are not used"),
+    )  # fmt: skip
+    print_plan(Console(file=output, width=100), Plan(Run(), (*CHOICES, *more)))
+    rows = [line.split()[0] for line in output.getvalue().splitlines()[2:] if line.strip() and line[0] != " "]
+    assert rows == ["init", "epochs", "threads", "data", "and"]
+    assert "and 3 choices more: --plan-only" in output.getvalue()
 
 
 def test_a_plan_without_choices_is_a_table() -> None:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NoReturn
 
+from vitral import activity
 from vitral.cli import ranks
 from vitral.cli.bench import bench
 from vitral.cli.data import data_cache, data_check, data_shard
@@ -157,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return refusal.exit_code
         say(f"error: {refusal}")
         return refusal.exit_code
+    finally:
+        activity.close()
 
 
 def _dispatch(words: list[str], debug: bool) -> int:
@@ -174,11 +177,17 @@ def _dispatch(words: list[str], debug: bool) -> int:
     if name not in COMMANDS:
         raise _unknown_command(words)
     command = COMMANDS[name]
+    if not (is_follower() or name in _SILENT or "--quiet" in rest):
+        activity.begin(f"vitral {name}: starting")
     options = _options(command)
     if not {"-h", "--help"}.isdisjoint(rest):
         stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)
         return 0
     return ranks.run(name, options, parse(name, options, rest), command, debug)
+
+
+_SILENT = ("completion", "serve")
+"""Commands that say by themselves what they do."""
 
 
 _OF_RUNS: dict[Callable[..., int], Callable[[], list[Option]]] = {train: train_options, pretrain: pretrain_options}

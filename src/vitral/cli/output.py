@@ -10,16 +10,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vitral import activity
 from vitral.console import command_line, printable
 
 
 def print_text(text: str) -> None:
     """Print a line of a result."""
+    activity.end()
     print(printable(text))
 
 
 def print_json(value: Any) -> None:
     """Print a result as JSON."""
+    activity.end()
     print(json.dumps(value, indent=2))
 
 
@@ -70,4 +73,5 @@ def program() -> str:
 
 def say(text: str) -> None:
     """Print a line to standard error."""
+    activity.end()
     print(printable(text), file=sys.stderr, flush=True)

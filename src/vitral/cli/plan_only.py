@@ -46,7 +46,7 @@ def print_only(given: dict[str, Any], report: bool, format: str) -> int:
 
         print_json(to_json(job))
     else:
-        print_plan(stderr(quiet=quiet), job.plan)
+        print_plan(stderr(quiet=quiet), job.plan, whole=True)
     if report:
         from vitral.workflows.considered import write_plan
 

@@ -16,7 +16,7 @@ from vitral.cli.output import print_json, print_text, program, say
 from vitral.cli.ranks import NPROC
 from vitral.console import flag, stderr
 from vitral.distributed.environment import is_follower
-from vitral.errors import UsageError
+from vitral.errors import ImageError, UsageError, VitralError
 
 
 def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
@@ -112,7 +112,8 @@ NOT_IN_RUN = (
 )
 
 _DEFAULTS = {
-    "data": "digits", "data_root": "data", "seed": "0", "recipe": "small, or finetune with --init", "out": "runs/NAME",
+    "data": "digits", "data_root": "data", "seed": "0",
+    "recipe": "backbone for color images, else small; finetune with --init WEIGHTS", "out": "runs/NAME",
     "device": "auto", "bad_images": "error", "freeze": "nothing", "loss": "mse",
 }  # fmt: skip
 """Defaults that `--help` shows; the plan chooses the values of the other options."""
@@ -140,29 +141,34 @@ _WASTED_EPOCHS = 20
 
 
 def _print_next_commands(folder: Path, result: Any) -> None:
+    """Suggest what a person does next: try an image that was held out, see why, show it to others."""
     say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
-    commands = [f"evaluate {run}", f"summary {run}"]
-    if image := _first_readable_image(data):
-        commands = [f"predict {run} {shlex.quote(data)}", f"explain {run} {shlex.quote(image)}", *commands]
-    elif os.path.exists(data) or "://" in data:  # an archive, a table or shards
-        commands = [f"predict {run} IMAGES", f"explain {run} IMAGE", *commands]
+    if image := _held_out_image(folder):
+        first = [f"predict {run} {shlex.quote(image)}", f"explain {run} {shlex.quote(image)}"]
+    elif os.path.exists(data) or "://" in data:  # an archive or shards
+        first = [f"predict {run} IMAGES", f"explain {run} IMAGE"]
     else:  # a data set by its name
-        commands = ["train YOUR_IMAGES/", *commands]
-    for command in commands:
-        say(f"  {program()} {command}")
+        first = ["train YOUR_IMAGES/"]
+    for line in (*first, f"evaluate {run}", f"serve {run}"):
+        say(f"  {program()} {line}")
 
 
-def _first_readable_image(folder: str) -> str | None:
-    """Return a readable image without listing the whole folder; None if there is none, or no such folder."""
+def _held_out_image(folder: Path) -> str | None:
+    """Return the file of a readable image that was not trained on; None if the data are no files."""
     from vitral.data.decode import read_image
-    from vitral.data.files import is_image
-    from vitral.errors import ImageError
+    from vitral.training.run_folder import RunFolder
+    from vitral.workflows.run_data import load_run_data
 
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
-        for name in sorted(name for name in names if is_image(name) and not name.startswith(".")):
-            with contextlib.suppress(ImageError):
-                read_image(os.path.join(place, name))
-                return os.path.join(place, name)
+    with contextlib.suppress(VitralError):
+        splits = load_run_data(RunFolder(folder).read_plan()).dataset.splits
+        for split in (splits[name] for name in ("test", "val", "train") if name in splits):
+            for name in split.names[:_TRIED]:
+                with contextlib.suppress(ImageError):
+                    read_image(name)
+                    return name
     return None
+
+
+_TRIED = 5
+"""Images that are tried."""

@@ -79,10 +79,10 @@ def _equal(keys: Sequence[str]) -> Sets:
 
 def _content(split: Split, index: int) -> str:
     """Hash of an image's file; of an unreadable one its number."""
-    try:
-        return hashlib.blake2b(split.raw(index), digest_size=20).hexdigest()
-    except ImageError:
-        return str(index)
+    with contextlib.suppress(ImageError):
+        if isinstance(raw := split.raw(index), bytes):
+            return hashlib.blake2b(raw, digest_size=20).hexdigest()
+    return str(index)
 
 
 def _seen(split: Split, index: int) -> tuple[int, np.ndarray]:

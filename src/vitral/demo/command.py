@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral import bounded
+from vitral import activity, bounded
 from vitral.atomic import replacing, write_text
 from vitral.demo import IMAGES
 from vitral.digest import check, sealed_json
@@ -94,6 +94,7 @@ def demo(folder: Path) -> Demo:
 
     Raises `UsageError` for a folder that cannot be written to, and if it contains files that `demo` did not write.
     """
+    activity.tell("loading the model")
     model = load(DEMO, precision="fp32")
     request = explain_options(model)
     images = [folder / f"{name}.png" for name in model.classes]
@@ -103,6 +104,7 @@ def demo(folder: Path) -> Demo:
     for path in images:
         with replacing(path) as temporary:
             shutil.copyfile(IMAGES / path.name, temporary)
+    activity.tell(f"classifying and explaining {len(images)} drawings")
     predictions = load(DEMO)([str(path) for path in images])
     heatmaps = [one for maps in explain_files(request, images) if isinstance(maps, list) for one in maps]
     save([one for one in heatmaps if Path(one.name).stem == SHOWN], page)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from vitral import activity
 from vitral.atomic import write_text
 from vitral.console import duration
 from vitral.data import load
@@ -18,7 +19,7 @@ from vitral.errors import Interrupted, RunError, TrainingError
 from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results, check_held_out, read_outcome
 from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
-from vitral.training.callbacks import Callback
+from vitral.training.callbacks import Callback, RunStart
 from vitral.training.run_folder import RunFolder
 from vitral.workflows.run_data import load_run_data
 from vitral.workflows.tasks import TASKS
@@ -45,13 +46,27 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
         dataset = load(study.data, tasks=tuple(TASKS))
         require_one_class(dataset.targets, study.data, "a study")  # other tasks have no accuracy
     for cell in left:
-        number = study.cells.index(cell) + 1
-        outcome = _run(cell, place, partial(_numbered, tell, f"{number}/{len(study.cells)}"))
+        number = f"{study.cells.index(cell) + 1}/{len(study.cells)}"
+        outcome = _run(cell, place, partial(_numbered, tell, number), (_Following(f"{number} {cell.name}"),))
         outcomes[cell.name] = outcome
         _refresh(outcomes, place)
         check_held_out(list(outcomes.values()))
         write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
     return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+
+
+class _Following(Callback):
+    """Say how far a run is: its own lines are silent."""
+
+    def __init__(self, name: str):
+        self.name, self.epochs = name, ""
+        activity.tell(name)
+
+    def on_run_start(self, start: RunStart) -> None:
+        self.epochs = f" of {start.options['epochs']}"
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        activity.tell(f"{self.name}: epoch {epoch + 1}{self.epochs}")
 
 
 def _check_images(study: Study, place: StudyFolder) -> None:
@@ -75,7 +90,7 @@ def _refresh(outcomes: dict[str, Outcome], place: StudyFolder) -> None:
 
 def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:
     def trained(cell: Cell, tell: Tell, callback: Callback) -> Outcome:
-        return _run(cell, place, tell, (callback,), ON_VALIDATION)
+        return _run(cell, place, tell, (callback, _Following(cell.name)), ON_VALIDATION)
 
     def save(results: Results) -> None:
         write_results(results, place)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from vitral.console import draws, duration, table
+from vitral.console import count, draws, duration, table
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.plan import Plan
 
@@ -116,19 +116,34 @@ SLOW_IMAGES = (
 )
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """Print each choice with its reason."""
+def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
+    """Print each choice with its reason; unless `whole`, those that depend on the user's images, and warnings."""
+    choices = sorted(plan.choices, key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else len(_FIRST))
+    if not whole:
+        choices = [one for one in choices if one.name not in DETAILS or one.value.startswith("WARNING")]
+        choices = [one for one in choices if one.name in _FIRST or one.reason != "requested"]
     rows = table("Plan")
-    names = max((len(choice.name) for choice in plan.choices), default=0)
-    words = max((len(word) for choice in plan.choices for word in choice.reason.split()), default=0)
+    names = max((len(choice.name) for choice in choices), default=0)
+    words = max((len(word) for choice in choices for word in choice.reason.split()), default=0)
     room = console.width - names - words - 4  # two spaces between columns
     for column in ("choice", "value", "why"):  # names to type stay on one line, if there is room
         narrow = room if column == "value" and room >= _NARROWEST else None
         rows.add_column(column, overflow="fold", max_width=narrow)
-    for choice in plan.choices:
+    for choice in choices:
         rows.add_row(choice.name, choice.value, choice.reason)
     console.print(rows)
+    if left := len(plan.choices) - len(choices):
+        console.print(f"and {count(left, 'choice')} more: --plan-only", style="dim", highlight=False)
 
 
+_FIRST = ("model", "init", "epochs", "minutes")
+"""Choices that a user wants to know first: the network, its start, the time."""
+DETAILS = frozenset({
+    "accumulate", "augmentation", "batch", "batch size", "channels", "clip", "compile", "crop", "crops", "decoder",
+    "first layer", "geometry", "graphs", "layer decay", "learning rate", "logit scale", "loss", "lr", "mask", "mirror",
+    "optimizer", "patch dropout", "pooling", "pre logits", "precision", "prototypes", "smoothing", "teacher momentum",
+    "threads", "warmup", "weight decay",
+})  # fmt: skip
+"""Choices that follow from the recipe and the machine."""
 _NARROWEST = 12
 """Smallest width of a readable column, in characters."""

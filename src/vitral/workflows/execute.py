@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitral import activity
 from vitral.console import Described, flag
 from vitral.data.findings import Unreadable
 from vitral.data.loader import Batches
@@ -332,6 +333,7 @@ def _validate(model: nn.Module, running: Running) -> dict[str, float]:
 
 def _finish(running: Running, chosen: tuple[Choice, ...]) -> TrainedRun:
     """Evaluate the best weights, write result.json and report.html."""
+    activity.tell("measuring the best weights")
     job, ranks = running.job, running.ranks
     tensors, header = ranks.share_tensors(lambda: read_tensors(running.folder.weights))
     weights = native.whole(running.folder.weights, tensors, header)
@@ -399,6 +401,7 @@ def _report(
     """Write the report; `last` is the split that it shows."""
     from vitral.evaluation.report import SAMPLES, ReportContent, write_report  # `run_job` has imported it
 
+    activity.tell("drawing the report")
     job, summary = running.job, summarize(model)
     content = ReportContent(
         title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),

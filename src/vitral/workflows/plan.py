@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitral import activity
 from vitral.console import flag
 from vitral.data import DataSet, load
 from vitral.data.dataset import natural
@@ -66,13 +67,16 @@ from vitral.workflows.throughput import epochs_within
 
 def plan_run(options: dict[str, Any]) -> Job:
     """Plan a run with the given `options` (fields of `Run`) for its data and this machine."""
+    activity.tell("looking at the images")
     given = check_given(options)
     machine = choose(given.get("device", "auto"))
     labeled = given.get("recipe") not in METHODS
     skip, most = given.get("bad_images") == "skip", given.get("max_bad")
     dataset, unreadable = check_images(load_given(given, machine), skip, labeled, most)
     draft = draft_run(given, dataset, machine)
-    job = choose_threads(resolve(draft))
+    job = resolve(draft)
+    activity.tell("timing trial steps")
+    job = choose_threads(job)
     if job.run.minutes is not None:
         with cpu_threads(job.run.threads):
             job = _fit_time(job, draft)
@@ -168,6 +172,7 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     recipe = find_recipe(given)
     splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)
+    activity.tell("comparing the images, for near-duplicates")
     near = near_sets(dataset["train"]) if cuts_validation(run, dataset) else ()
     split, choices = split_for(run, with_near(dataset, near))
     stats = dataclasses.replace(stats, train_images=len(split["train"]))

@@ -139,10 +139,13 @@ def _noise(job: Job, at_most: int | None) -> Batch:
 
 
 def _median(program: Callable[[], None], first: int = _FIRST) -> float:
-    """Return the median seconds of a call, over as many calls as a trial has time for, after the `first` ones."""
+    """Return the median seconds of a call, over as many calls as a trial has time for, after the `first` ones.
+
+    Calls that are far too slow, beside other programs, are not waited for: the last one counts.
+    """
     taken: list[float] = []
-    while len(taken) < first + 1 or (len(taken) < _STEPS and sum(taken) < _SECONDS):
+    while (len(taken) < first + 1 and sum(taken) < 2 * _SECONDS) or (len(taken) < _STEPS and sum(taken) < _SECONDS):
         started = time.perf_counter()
         program()
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken[first:])
+    return statistics.median(taken[min(first, len(taken) - 1) :])

@@ -1,0 +1,81 @@
+"""The line that says what a command is doing until it prints: on a terminal, half a second after it began.
+
+    begin("vitral train")        by the command line, for a command
+    tell("reading the images")   by whatever takes long
+    end()                        by whatever prints; the next `tell` shows the line again
+
+Nothing is shown without `begin`: a library says nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+_DELAY = 0.5
+"""Seconds after which a line is worth its flicker."""
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.enabled = False
+        self.text = ""
+        self.timer: threading.Timer | None = None
+        self.spinner: Any = None
+        self.live: Any = None
+
+    def show(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        with self.lock:
+            if not self.timer:  # ended while this thread waited
+                return
+            console = Console(stderr=True, markup=False, emoji=False)
+            self.spinner = Spinner("dots", self.text)
+            self.live = Live(
+                self.spinner, console=console, transient=True,
+                redirect_stdout=False, redirect_stderr=False,  # results may go to a pipe meanwhile
+            )  # fmt: skip
+            self.live.start()
+
+
+_LINE = _Line()
+
+
+def begin(text: str) -> None:
+    """Show what a command does, if standard error is a terminal."""
+    _LINE.enabled = bool(sys.stderr and sys.stderr.isatty())
+    tell(text)
+
+
+def tell(text: str) -> None:
+    """Replace the text of the line; it appears if it is not there."""
+    with _LINE.lock:
+        _LINE.text = text
+        if _LINE.live:
+            _LINE.spinner.update(text=text)
+        elif _LINE.enabled and not _LINE.timer:
+            _LINE.timer = threading.Timer(_DELAY, _LINE.show)
+            _LINE.timer.daemon = True
+            _LINE.timer.start()
+
+
+def end() -> None:
+    """Remove the line, before something is printed."""
+    with _LINE.lock:
+        if _LINE.timer:
+            _LINE.timer.cancel()
+            _LINE.timer = None
+        if _LINE.live:
+            _LINE.live.stop()
+            _LINE.live = None
+
+
+def close() -> None:
+    """End for good: the command is done."""
+    end()
+    _LINE.enabled = False

@@ -1,0 +1,63 @@
+"""A command says within a second what it is doing, on a terminal; elsewhere it writes nothing more than before."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from images import MakeImages
+from vitral import activity
+from vitral.console import stderr
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(*words: str, where: Path) -> tuple[list[tuple[float, str]], int]:
+    """Run a command on a terminal; return its lines, each with the seconds after which it came, and the exit code."""
+    started, (process, terminal) = time.monotonic(), pty.fork()
+    if process == 0:
+        os.chdir(where)
+        os.execv(sys.executable, [sys.executable, "-m", "vitral", *words])
+    lines = list[tuple[float, str]]()
+    while True:
+        try:
+            found = os.read(terminal, 1 << 16)
+        except OSError:
+            break
+        text = CONTROL.sub("", found.decode(errors="replace")).replace("\r", "\n")
+        lines += [(time.monotonic() - started, line.strip()) for line in text.split("\n") if line.strip()]
+    return lines, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_it_does_before_its_first_line(make_images: MakeImages, tmp_path: Path) -> None:
+    photos = make_images({"cat": 12, "dog": 12})
+    lines, code = on_terminal("train", str(photos), "--plan-only", "--init", "none", where=tmp_path)
+    assert code == 0
+    texts = [text for _, text in lines]
+    first = next(n for n, text in enumerate(texts) if text == "Plan")
+    assert any("vitral train: starting" in text for text in texts[:first])
+    assert any("timing trial steps" in text for text in texts[:first])
+    assert not any("timing" in text for text in texts[first:]), "the line is gone when something is printed"
+
+
+@pytest.mark.slow
+def test_elsewhere_nothing_is_said(make_images: MakeImages, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "vitral", "data", "check", str(make_images({"cat": 3, "dog": 3}))]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "starting" not in done.stdout + done.stderr
+
+
+def test_a_library_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    activity.tell("thinking")
+    time.sleep(0.6)
+    activity.end()
+    stderr().print("done")
+    assert capsys.readouterr().err == "done\n"
