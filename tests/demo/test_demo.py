@@ -1,6 +1,6 @@
 """Test `vitral demo`: the files in the package, the printed description, and the written files.
 
-The network may be replaced by a better one (`python -m vitral.demo.pack`), so no test depends on its predictions.
+The network may be replaced by a better one (`python -m tools.pack_demo`), so no test depends on its predictions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tools import pack_demo as packing
 from tools.draw_demo_images import SCENES, draw
+from tools.pack_demo import LARGEST, pack
 
 import vitral
 from running import TINY, as_words
 from vitral.bench.models import model_under_test
 from vitral.cli.main import main
 from vitral.demo import IMAGES
-from vitral.demo import pack as packing
 from vitral.demo.command import Demo, demo
-from vitral.demo.pack import LARGEST, pack
 from vitral.errors import RunError, UsageError, WeightsError
 from vitral.model import network
 from vitral.weights import native

@@ -1,4 +1,4 @@
-"""`python -m vitral.demo.pack RUN [--data-root FOLDER]`: create the model of `vitral demo` from a finished run.
+"""`python -m tools.pack_demo RUN [--data-root FOLDER]`: create the model of `vitral demo` from a finished run.
 
 Converts the best weights to 16 bits, evaluates these on the run's test images, and records their origin.
 """
@@ -49,7 +49,7 @@ def pack(run: str | Path, target: Path = DEMO, *, data_root: str | Path | None =
     if not folder.result.is_file():
         raise RunError("the run is not finished", where=folder.path, hint=f"vitral train --out {folder.path} --resume")
     if plan.data not in LICENSES:
-        hint = "add it to LICENSES in demo/pack.py"
+        hint = "add it to LICENSES in tools/pack_demo.py"
         raise UsageError(f"the license of {plan.data} is unknown", where=folder.path, hint=hint)
     result = folder.read_result()
     best = native.read(folder.weights)
@@ -95,7 +95,7 @@ def _command(typed: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Create the file and report it."""
-    parser = argparse.ArgumentParser("python -m vitral.demo.pack", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tools.pack_demo", description=__doc__)
     parser.add_argument("run", help="folder of a finished run")
     parser.add_argument("--data-root", help="folder of the run's data (default: that of the run)")
     arguments = parser.parse_args(words)
