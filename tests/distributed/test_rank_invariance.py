@@ -17,7 +17,7 @@ from vitral.distributed.ranks import current, joined
 from vitral.distributed.strategies import STRATEGIES
 from vitral.distributed.tensors import is_sharded
 from vitral.training.loop import Averaged
-from vitral.workflows import plan_ranks, schedules, throughput
+from vitral.workflows import plan_ranks, throughput
 
 PLAIN: dict[str, Any] = {}
 MIXED = {
@@ -133,7 +133,7 @@ def test_ranks_plan_the_epochs_again_as_the_first_one_does(photos, tmp_path, mon
     def again(run: Any, lines: Any, most: int) -> int | None:
         return 2 + current().number if lines[-1]["epoch"] == 1 else None
 
-    monkeypatch.setattr(schedules, "plan_again", again)
+    monkeypatch.setattr(throughput, "plan_again", again)
 
     def work() -> int:
         train(photos, tmp_path / "run", epochs=None, minutes=0.02)

@@ -13,7 +13,6 @@ import torch
 import vitral
 from running import TINY
 from vitral.errors import UsageError
-from vitral.workflows import schedules
 from vitral.workflows import throughput as pace
 from vitral.workflows.plan import plan_run, reopen
 
@@ -61,7 +60,7 @@ def test_the_epochs_determine_other_choices(photos):
 
 def test_choices_are_kept(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "seconds_per_image", lambda job: (0.01, 0.002))
-    monkeypatch.setattr(schedules, "plan_again", lambda *given: None)  # of which tests/training/test_timing.py is
+    monkeypatch.setattr(pace, "plan_again", lambda *given: None)  # of which tests/training/test_timing.py is
     run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, val_fraction=0.2, minutes=0.01, **TIMED)
     assert len((run.folder / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
     kept = json.loads((run.folder / "config.json").read_text("utf-8"))["run"]

@@ -1,4 +1,6 @@
-"""A module that an engine built, kept while the network stays the same."""
+"""A module that an engine built, kept while the network stays the same; and networks that their user changed, which
+engines with kernels of their own would compute unchanged.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import operator
 
 from torch import Tensor, nn
 
-from vitral.weights.in_memory import foreign_hooks
+from vitral.errors import UsageError
+from vitral.weights.in_memory import foreign_hooks, modification
 
 
 class Built:
@@ -50,3 +53,17 @@ def tensors_of(network: nn.Module) -> list[Tensor]:
         found += [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
         modules += [m for m in module._modules.values() if m is not None]
     return found
+
+
+def stepped_aside(network: nn.Module, engine: str, integers: bool) -> str:
+    """Return a note if the network is not as its class is written, so that the module itself computes it; else "".
+
+    Raises `UsageError` if an engine that does not know of the change was requested.
+    """
+    if engine in ("plain", "compiled") or not (changed := modification(network)):
+        return ""
+    if engine != "auto" or integers:
+        wanted = "int8" if integers else f"engine {engine}"
+        why = f"{changed}, which its kernels do not know of"
+        raise UsageError(f"{wanted} cannot compute this network", why=why, hint="--engine plain")
+    return f"{changed}: computed by the network itself, without faster engines"

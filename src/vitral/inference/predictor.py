@@ -20,10 +20,9 @@ from vitral.distributed.ranks import Ranks
 from vitral.distributed.tensors import has_shards
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference import openvino
-from vitral.inference.built import Built, structure_of, tensors_of
+from vitral.inference.built import Built, stepped_aside, structure_of, tensors_of
 from vitral.inference.calibration import Calibration, ranges_file, read_ranges
 from vitral.inference.casting import cast_copy, dtype_of
-from vitral.inference.changed import stepped_aside
 from vitral.inference.compiled import Compiled, unavailable_reason
 from vitral.inference.embedding import head_features, patch_tokens
 from vitral.inference.generation import only_generates, search_by

@@ -62,10 +62,9 @@ from vitral.workflows.memory import eval_batch_size, out_of_memory_reported
 from vitral.workflows.restore import restore
 from vitral.workflows.samples import training_samples
 from vitral.workflows.saving import Running, Saving, circumstances, open_folder, save_metrics, save_weights
-from vitral.workflows.schedules import planned_again, replanning
 from vitral.workflows.tasks import task_of
 from vitral.workflows.tasks.task import Metrics
-from vitral.workflows.throughput import decoding_suffices
+from vitral.workflows.throughput import decoding_suffices, planned_again, replanning
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,6 @@
-"""Measure the throughput of a run on this machine with a short trial, for `--minutes` and to detect slow decoding."""
+"""Measure the throughput of a run on this machine with a short trial, for `--minutes` and to detect slow decoding; for
+`--minutes` also while it runs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from vitral.console import duration
 from vitral.data.canvas import on_canvas
 from vitral.data.loader import Batch, labels_on
 from vitral.device import cpu_threads
@@ -21,12 +24,17 @@ from vitral.pretraining.method import kept
 from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
 from vitral.system import keep_freed_memory
+from vitral.training.loop import State
 from vitral.training.optimizers import OptimizerSet, train_mode
+from vitral.training.plan import Choice
+from vitral.training.schedule import planned_epochs
 from vitral.training.step import WARM_UP, NoMonitor, step_of
+from vitral.training.timing import plan_again
 from vitral.workflows.build import initial_model, objective_of
 
 if TYPE_CHECKING:
     from vitral.workflows.job import Job
+    from vitral.workflows.saving import Running
 
 RESERVED_SHARE = 0.05
 """Share of the time reserved for what the trial does not measure: saving, a machine that slows down."""
@@ -149,3 +157,28 @@ def _median(program: Callable[[], None], first: int = _FIRST) -> float:
         program()
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[min(first, len(taken) - 1) :])
+
+
+def replanning(running: Running) -> Callable[[State], int | None]:
+    """Return the function that plans the epochs again for `--minutes`, and prints it."""
+    job, run = running.job, running.job.run
+    if run.minutes is None or run.recipe in METHODS:  # the schedules of pretraining are fixed when it begins
+        return lambda state: None
+    time = duration(60 * run.minutes)
+
+    def again(state: State) -> int | None:
+        epochs = plan_again(run, state.history, job.plan.most_epochs)
+        if epochs is not None and epochs != (before := planned_epochs(run, state.history)):
+            line = f"planned again: {epochs} epochs instead of {before}, for {time}"
+            running.console.print(line, highlight=False, soft_wrap=True)
+        return epochs
+
+    return again
+
+
+def planned_again(state: State) -> tuple[Choice, ...]:
+    """Return the choices of epochs that were made during training."""
+    return tuple(
+        Choice("epochs, planned again", str(line["epochs"]), f"measured until the end of epoch {line['epoch']}")
+        for line in state.history if "epochs" in line
+    )  # fmt: skip
