@@ -18,7 +18,7 @@ from vitral import errors
 SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
-    {"bounded", "_version", "web", "fonts"},
+    {"activity", "bounded", "_version", "web", "fonts"},
     {"errors", "console", "folders", "stopping", "digest", "threads"},
     {"plugins"},
     {"atomic", "system"},

@@ -265,7 +265,8 @@ def test_every_command_that_asks_for_levels_takes_them(ambiguous, tmp_path, caps
     )
     assert vitral.load(plain).preprocessing.levels == (0, 255)
     image = str(ambiguous / "light" / "3.tif")
-    assert vitral.load(plain, levels=(0, 200)).prepare(image).max() == round(163 / 200 * 255)
+    with pytest.warns(UserWarning, match="trained with 0 to 255, used with 0 to 200"):
+        assert vitral.load(plain, levels=(0, 200)).prepare(image).max() == round(163 / 200 * 255)
     assert "light" in printed(capsys, "predict", plain, image, *levels)[0]
     assert "100" in printed(capsys, "evaluate", plain, str(ambiguous), *levels)[0]
     assert "light" in "".join(printed(capsys, "explain", plain, image, "--out", str(tmp_path / "map.png"), *levels))

@@ -84,7 +84,8 @@ def test_a_packed_run_is_continued_packed_and_at_another_size(packed_run, oblong
     plan = json.loads((again.folder / "config.json").read_text())
     assert plan["run"]["pack"] is True
     assert plan["run"]["resize"] == "native"
-    larger = vitral.load(packed_run.folder, image_size=32, patch_size=8)
+    with pytest.warns(UserWarning, match="not trained for this patch size"):
+        larger = vitral.load(packed_run.folder, image_size=32, patch_size=8)
     assert (larger.preprocessing.image_size, larger.preprocessing.multiple) == ((32, 32), (8, 8))
     assert len(larger([noise(0, (40, 20)), noise(1, (8, 8))])) == 2
 
