@@ -163,12 +163,8 @@ def _held_out_image(folder: Path) -> str | None:
     with contextlib.suppress(VitralError):
         splits = load_run_data(RunFolder(folder).read_plan()).dataset.splits
         for split in (splits[name] for name in ("test", "val", "train") if name in splits):
-            for name in split.names[:_TRIED]:
+            for name in split.names[:5]:
                 with contextlib.suppress(ImageError):
                     read_image(name)
                     return name
     return None
-
-
-_TRIED = 5
-"""Images that are tried."""

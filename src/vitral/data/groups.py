@@ -119,7 +119,8 @@ def whole_groups(groups: np.ndarray, strata: np.ndarray, taken: np.ndarray, orde
     """Choose whole groups, in this order of the images, until about `taken` (K,) images of each class are chosen.
 
     Returns a mask (n,). A group is chosen if it brings the counts nearer to `taken`, and if every class keeps an image
-    that is not chosen. If each image is its own group, these are the first `taken` of each class.
+    that is not chosen; if there is none, the smallest, unless it has over a third of all images. If each image is its
+    own group, these are the first `taken` of each class.
     """
     missing, left = taken.astype(np.int64), np.bincount(strata, minlength=len(taken))
     chosen = np.zeros(len(groups), bool)
@@ -133,6 +134,10 @@ def whole_groups(groups: np.ndarray, strata: np.ndarray, taken: np.ndarray, orde
         if nearer and (left - counts)[counts > 0].min() > 0:
             chosen[members[number]] = True
             missing, left = missing - counts, left - counts
+    if not chosen.any():
+        smallest = min(members, key=len)
+        counts = np.bincount(strata[smallest], minlength=len(taken))
+        chosen[smallest] = 3 * len(smallest) <= len(groups) and (left - counts)[counts > 0].min() > 0
     return chosen
 
 
