@@ -1,6 +1,4 @@
-"""Measure the throughput of a run on this machine with a short trial, for `--minutes` and to detect slow decoding; for
-`--minutes` also while it runs.
-"""
+"""Measure the throughput of a run on this machine, for `--minutes` and to detect slow decoding."""
 
 from __future__ import annotations
 
