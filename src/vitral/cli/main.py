@@ -127,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    warnings.filterwarnings("ignore", module=r"vitral\.")  # the commands print these notes
     if not debug:  # Pillow warns about unusual metadata in each image
         warnings.filterwarnings("ignore", module=r"PIL\.")
-        warnings.filterwarnings("ignore", module=r"vitral\.")  # the commands print these notes
     try:
         with stop_raises() if {*words[:1]} & _TRAINING else contextlib.nullcontext():
             code = _dispatch(words, debug)
