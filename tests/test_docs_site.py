@@ -153,6 +153,16 @@ class TestInABrowser:
             assert [(one["id"], one["nodes"][0]["html"]) for one in serious] == [], name
         page.context.close()
 
+    def test_figures_and_reasons_come_after_pages_that_tell_how(self, site, browser):
+        page = opened(browser, DESKTOP)
+        page.goto((site / "search.html").as_uri() + "?q=wrong+labels")
+        page.locator("#search-results li a").first.wait_for()
+        links = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
+        late = [bool(re.match(r"(benchmarks|docs/(decisions|log))/", link)) for link in links]
+        assert "docs/check.html" in links[:3]
+        assert not any(late[:8]), links[:8]
+        page.context.close()
+
     def test_search_finds_a_page_by_its_words(self, site, browser):
         page = opened(browser, DESKTOP)
         page.goto((site / "search.html").as_uri() + "?q=conformal")

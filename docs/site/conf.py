@@ -44,6 +44,7 @@ html_theme = "furo"
 html_title = f"vitral {release}"
 html_favicon = "static/icon.svg"
 html_static_path = ["static"]
+html_search_scorer = str(HERE / "scorer.js")
 html_extra_path = ["root"]
 html_css_files = ["site.css"]
 html_copy_source = False

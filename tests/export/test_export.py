@@ -40,7 +40,7 @@ FILES = {
     "openvino": {"model.xml", "model.bin"},
     "web": {
         "index.html", "model.json", "model.onnx", *web.BROWSER, "runtime/LICENSE.txt",
-        *(f"runtime/{name}" for name in RUNTIME),
+        *(f"runtime/{name.replace('.mjs', '.js')}" for name in RUNTIME),
     },
 }  # fmt: skip
 BESIDE = {"preprocessing.json", "export.json"}

@@ -373,8 +373,8 @@ def test_the_commands_take_it(small_names, make_images, tmp_path, capsys):
     options = ["--image-size", "16", "--epochs", "1", "--batch-size", "4", "--device", "cpu", "--layer-decay", "0.9"]
     out = str(tmp_path / "run")
     assert main(["train", photos, "--model", "BiT-R50x1", "--out", out, "--freeze", "stages.0", *options]) == 0
-    told = capsys.readouterr().err
-    assert "muon is for the matrices" in told
+    plan = json.loads((tmp_path / "run/config.json").read_text())["plan"]
+    assert "muon is for the matrices" in json.dumps(plan)
     state = native.read(tmp_path / "run" / "model.safetensors").config
     assert state == config("BiT-R50x1", image_size=16, classes=2)
     for command in (["evaluate", out], ["predict", out, photos], ["summary", out]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from vitral.device import Machine
 from vitral.recipes.finetune import geometry
+from vitral.recipes.small import augmentation
 from vitral.recipes.stats import MIRRORED, DatasetStats
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
@@ -18,19 +19,22 @@ MODEL = "C+Micro/16"
 """The network in the package."""
 _LONG = 10
 """Epochs from which strong augmentation helps."""
+_MANY = 10_000
+"""Training images from which batches are large and the learning rate is doubled."""
 
 
 def backbone(stats: DatasetStats, machine: Machine) -> Plan:
-    """Train all layers with Muon, at a third of the rate from scratch, on images of a size that the network knows."""
+    """Train all layers with Muon, at a lower rate than from scratch, on images of a size that the network knows."""
     gpu = machine.device.type == "cuda"
-    photographs, side = max(stats.size) > 96, _side(stats, gpu)
+    photographs, many = max(stats.size) > 96, stats.images >= _MANY
+    side = 96 if max(stats.size) <= 48 else 160 if gpu else 128  # the network has tokens of 16 pixels
     images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
     epochs = max(4, min(30, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
     run = Run(
         recipe="backbone", model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
-        batch_size=stats.batch(32 if stats.images < 2_000 else 64 if stats.images < 10_000 else 128),
-        optimizer="muon", lr=2e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1, ema=0.99 if stats.images < 10_000 else 0.998,
+        batch_size=stats.batch(32 if stats.images < 2_000 else 128 if many else 64),
+        optimizer="muon", lr=4e-3 if many else 2e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
+        warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1, ema=0.998 if many else 0.99,
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )  # fmt: skip
@@ -42,17 +46,10 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("image size", f"{side}×{side}", small),
             Choice("epochs", str(epochs), total),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 64 else "usual"),
-            Choice("optimizer", f"muon, {run.lr:g}", "a third of the rate from scratch, for all layers alike"),
+            Choice("optimizer", f"muon, {run.lr:g}", "lower than from scratch, for all layers alike"),
             Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
             Choice("mirror", "yes", MIRRORED),
-            Choice("augmentation", run.augment, f"{epochs} epochs are {'enough' if epochs >= _LONG else 'too few'}"),
+            augmentation(run),
             Choice("smoothing", "0.1, weights averaged", "both regularize a network that sees each image often"),
         ),
     )
-
-
-def _side(stats: DatasetStats, gpu: bool) -> int:
-    """Side of the images in pixels: small ones are enlarged, since the network has tokens of 16 pixels."""
-    if max(stats.size) <= 48:
-        return 96 if stats.images < 20_000 or gpu else 64
-    return 160 if gpu else 128

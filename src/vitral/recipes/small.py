@@ -78,7 +78,7 @@ def _training_choices(run: Run, why_epochs: str) -> tuple[Choice, ...]:
         Choice("optimizer", f"muon, {run.lr:g}", "needs fewer epochs than AdamW (docs/log/accuracy.md)"),
         Choice("geometry", *geometry),
         Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
-        _augmentation(run),
+        augmentation(run),
         Choice("smoothing", smoothing, "both regularize a network" + " that sees each image often" * often),
     )
 
@@ -87,7 +87,8 @@ _LONG = 20
 """Number of epochs from which strong augmentation helps."""
 
 
-def _augmentation(run: Run) -> Choice:
+def augmentation(run: Run) -> Choice:
+    """Explain the augmentation."""
     if run.augment != "none":
         return Choice("augmentation", run.augment, f"{run.epochs} epochs are enough to benefit from it")
     if run.erase:
