@@ -155,7 +155,7 @@ def _print_next_commands(folder: Path, result: Any) -> None:
 
 
 def _held_out_image(folder: Path) -> str | None:
-    """Return the file of a readable image that was not trained on; None if the data are no files."""
+    """Return the file of a readable image, held out if any was; None if the data are no files."""
     from vitral.data.decode import read_image
     from vitral.training.run_folder import RunFolder
     from vitral.workflows.run_data import load_run_data
