@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitral
@@ -85,6 +86,23 @@ def test_stopped_and_resumed_exactly(photos, tmp_path, monkeypatch, method):
     ignore_collapse(monkeypatch)
     again = vitral.pretrain(out=str(tmp_path / "cut"), resume=True, quiet=True)
     assert_same(whole, again)
+
+
+def test_a_stem_is_continued_without_masks(photos, tmp_path, monkeypatch):
+    """Statistics of its batch norms are those of the teacher, which is kept, and are resumed."""
+    first = pretrain(photos, tmp_path / "first", "dino", model="C+mu/4", ibot=0.0)
+    options = {"ibot": 0.0, "init": str(first.folder), **dict.fromkeys(SHAPE)}
+    whole = pretrain(photos, tmp_path / "whole", "dino", **options)
+    before, after = (weights_of(run.folder) for run in (first, whole))
+    statistics = [name for name in after if name.endswith(("running_mean", "running_var"))]
+    assert statistics
+    assert not any(torch.equal(before[name], after[name]) for name in statistics)
+    call_at_batch(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        pretrain(photos, tmp_path / "cut", "dino", **options)
+    monkeypatch.undo()
+    ignore_collapse(monkeypatch)
+    assert_same(whole, vitral.pretrain(out=str(tmp_path / "cut"), resume=True, quiet=True))
 
 
 @pytest.mark.real
@@ -242,7 +260,9 @@ def test_drawing_changes_nothing(photos, tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"method": "moco"}, "unknown method"),
-        ({"model": "C+mu/4"}, "cannot be pretrained"),
+        ({"model": "C+mu/4"}, "cannot be pretrained by mae"),
+        ({"model": "C+mu/4", "method": "mpp"}, "cannot be pretrained by mpp"),
+        ({"model": "C+mu/4", "method": "dino", "ibot": 1.0}, "cannot be pretrained by iBOT"),
         ({"model": "BiT-R50x1", "pool": None, "position": None}, "cannot be pretrained"),
         ({"pool": "map"}, "cannot be pretrained"),
         ({"image_size": 4}, "too few patches"),
@@ -252,7 +272,8 @@ def test_drawing_changes_nothing(photos, tmp_path, monkeypatch):
     ],
 )
 def test_refusals(photos, tmp_path, options, message):
-    given = {**OPTIONS, **options}
+    unsupported = UNSUPPORTED_BY.get(options.get("method", "mae"), ())
+    given = {**{name: value for name, value in OPTIONS.items() if name not in unsupported}, **options}
     if options.get("model", "").startswith("BiT"):
         given = {k: v for k, v in given.items() if k == "model" or k not in (*SHAPE, "drop_path")}
     with pytest.raises(UsageError, match=message):

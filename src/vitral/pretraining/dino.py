@@ -132,11 +132,13 @@ class SelfDistillation(Method):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Update the teacher; its momentum rises to 1 along a cosine."""
+        """Update the teacher, and the statistics of its batch norms; its momentum rises to 1 along a cosine."""
         keep = 1 - (1 - self.momentum) * (math.cos(math.pi * min(self.done / self.steps, 1)) + 1) / 2
         for teacher, student in ((self.teacher, self.encoder), (self.teacher_head, self.head)):
             own, new = ([local(one) for one in network.parameters()] for network in (teacher, student))
             torch._foreach_lerp_(own, new, 1 - keep)
+        for own, new in zip(self.teacher.buffers(), self.encoder.buffers(), strict=True):
+            own.lerp_(new, 1 - keep) if own.is_floating_point() else own.copy_(new)
         self._done = self.done + 1
         self.updates += 1
 

@@ -46,7 +46,7 @@ def linear_probe(stats: DatasetStats, machine: Machine) -> Plan:
     )
 
 
-def check(dataset: DataSet, config: Any) -> None:
+def check(dataset: DataSet, config: Any, run: Run) -> None:
     """Raise `UsageError` for data and networks that do not support a linear probe."""
     if "val" not in dataset.splits:
         why = "the regularization strength is chosen on validation images"

@@ -4,7 +4,8 @@
     vitral pretrain photos/ --method mpp                       masked patch prediction of the ViT paper
     vitral pretrain photos/ --method dino                      self-distillation
 
-The networks are ViTs with plain patches: behind a convolutional stem a patch would see its masked neighbors.
+Where patches are masked, the networks are ViTs with plain patches: behind a convolutional stem a patch would see its
+masked neighbors.
 """
 
 from __future__ import annotations
@@ -70,11 +71,16 @@ def dino(stats: DatasetStats, machine: Machine) -> Plan:
     )
 
 
-def check(dataset: DataSet, config: Any) -> None:
+def check(dataset: DataSet, config: Any, run: Run) -> None:
     """Raise `UsageError` for networks that cannot be pretrained."""
-    if getattr(config, "hybrid", True) or config.dist_token:
-        why = "patches must not see each other before the first block, so it has to be a ViT without a stem"
+    stem = getattr(config, "hybrid", None)
+    if stem is None or config.dist_token:
+        why = "the methods need a ViT without a distillation token"
         raise UsageError("this network cannot be pretrained", why=why, hint="--model Nano/4")
+    if stem and (run.recipe != "dino" or run.ibot):
+        why = "patches must not see each other before the first block, so it has to be a ViT without a stem"
+        hint = "--method dino without --ibot hides no patches; or --model Nano/4"
+        raise UsageError(f"this network cannot be pretrained by {'iBOT' if run.ibot else run.recipe}", why=why, hint=hint)
     if config.pool == "map":
         why = "attention pooling would stay random: no method trains it"
         raise UsageError("this network cannot be pretrained", why=why, hint="--pool mean")

@@ -15,6 +15,7 @@ from vitral.recipes.places365 import places365
 from vitral.recipes.planted import planted
 from vitral.recipes.small import small
 from vitral.recipes.stats import DatasetStats
+from vitral.training.options import Run
 from vitral.training.plan import Plan
 
 RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
@@ -44,7 +45,7 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
 }
 """Options without effect in a recipe; they are refused."""
 
-CHECKS: dict[str, Callable[[DataSet, Any], None]] = {
+CHECKS: dict[str, Callable[[DataSet, Any, Run], None]] = {
     "linear-probe": linear_probe.check,
     **dict.fromkeys(pretrain.UNSUPPORTED_BY, pretrain.check),
 }

@@ -274,7 +274,7 @@ def _range(levels: tuple[int, int]) -> str:
 def check_recipe(draft: Draft) -> Draft:
     """Refuse data or a network that the recipe does not support."""
     if draft.run.recipe in CHECKS:
-        CHECKS[draft.run.recipe](draft.dataset, draft.config)
+        CHECKS[draft.run.recipe](draft.dataset, draft.config, draft.run)
     return draft
 
 
