@@ -13,14 +13,12 @@ import pytest
 
 import vitral
 from vitral.demo import IMAGES
-from vitral.errors import MissingExtraError
-from vitral.serving import ray as adapter
 
 PROGRAM = """
 import json, socket, sys
 import httpx, ray
 from ray import serve
-from vitral.serving.ray import application
+from ray_serve import application
 
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -50,10 +48,11 @@ ray.shutdown()
 
 @pytest.mark.slow
 def test_replicas_answer_as_python_does(tmp_path):
-    pytest.importorskip("ray", reason="needs vitral[ray]")
+    pytest.importorskip("ray", reason="needs ray[serve]")
     images = sorted(IMAGES.glob("*.png"))[:4]
     source = str(Path(vitral.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join((source, str(Path(__file__).parents[2] / "examples")))
+    environment = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     words = [sys.executable, "-c", PROGRAM, str(tmp_path / "found.json"), *map(str, images)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -67,9 +66,3 @@ def test_replicas_answer_as_python_does(tmp_path):
     assert found["bad"]["type"] == "/docs#unreadable-image"
     assert found["ready"] == 200
     assert sum(found["replicas"].values()) == 2
-
-
-def test_a_missing_ray_is_named(monkeypatch):
-    monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"Ray Serve is not installed"):
-        adapter.application("demo")

@@ -142,6 +142,8 @@ _WASTED_EPOCHS = 20
 
 def _print_next_commands(folder: Path, result: Any) -> None:
     """Suggest what a person does next: try an image that was held out, see why, show it to others."""
+    from vitral.training.run_folder import RunFolder
+
     say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
     if image := _held_out_image(folder):
@@ -150,8 +152,10 @@ def _print_next_commands(folder: Path, result: Any) -> None:
         first = [f"predict {run} IMAGES", f"explain {run} IMAGE"]
     else:  # a data set by its name
         first = ["train YOUR_IMAGES/"]
+    packed = RunFolder(folder).read_plan().run.pack  # neither explained nor served
     for line in (*first, f"evaluate {run}", f"serve {run}"):
-        say(f"  {program()} {line}")
+        if not (packed and line.startswith(("explain", "serve"))):
+            say(f"  {program()} {line}")
 
 
 def _held_out_image(folder: Path) -> str | None:

@@ -137,8 +137,8 @@ class SelfDistillation(Method):
         for teacher, student in ((self.teacher, self.encoder), (self.teacher_head, self.head)):
             own, new = ([local(one) for one in network.parameters()] for network in (teacher, student))
             torch._foreach_lerp_(own, new, 1 - keep)
-        for own, new in zip(self.teacher.buffers(), self.encoder.buffers(), strict=True):
-            own.lerp_(new, 1 - keep) if own.is_floating_point() else own.copy_(new)
+        for mean, latest in zip(self.teacher.buffers(), self.encoder.buffers(), strict=True):
+            mean.lerp_(latest, 1 - keep) if mean.is_floating_point() else mean.copy_(latest)
         self._done = self.done + 1
         self.updates += 1
 

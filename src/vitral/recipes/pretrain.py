@@ -80,7 +80,8 @@ def check(dataset: DataSet, config: Any, run: Run) -> None:
     if stem and (run.recipe != "dino" or run.ibot):
         why = "patches must not see each other before the first block, so it has to be a ViT without a stem"
         hint = "--method dino without --ibot hides no patches; or --model Nano/4"
-        raise UsageError(f"this network cannot be pretrained by {'iBOT' if run.ibot else run.recipe}", why=why, hint=hint)
+        method = "iBOT" if run.ibot else run.recipe
+        raise UsageError(f"this network cannot be pretrained by {method}", why=why, hint=hint)
     if config.pool == "map":
         why = "attention pooling would stay random: no method trains it"
         raise UsageError("this network cannot be pretrained", why=why, hint="--pool mean")

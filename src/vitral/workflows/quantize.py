@@ -26,6 +26,7 @@ from vitral.inference.int8 import observe
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor, int8_engine
+from vitral.system import cpu_name
 from vitral.weights.load import locate
 from vitral.weights.read.references import is_included
 from vitral.workflows.data_options import OWN_DATA, DataOptions
@@ -71,7 +72,8 @@ class Quantized:
         if self.is_worthwhile:
             return ""
         accuracies = f"accuracy {self.accuracy_int8:.2%} instead of {self.accuracy:.2%} on {self.judged_on}"
-        return f"int8 was not worthwhile: {self.speed:.2f} times the speed of {self.plain}, {accuracies}"
+        speed = f"{self.speed:.2f} times the speed of {self.plain}"
+        return f"int8 was not worthwhile on {cpu_name()}: {speed}, {accuracies}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
