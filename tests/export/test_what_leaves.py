@@ -98,7 +98,7 @@ TARGETS = (*GRAPHS, *READY, *OTHERS, *OWN)
 
 
 def refused(kind: str, target: str) -> bool:
-    """What the table calls refused."""
+    """Cells of the table that say "refused"."""
     other = kind in ("labels", "numbers")
     return (target in READY and (other or kind == "levels")) or (target in OTHERS and other)
 
