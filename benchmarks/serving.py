@@ -1,7 +1,7 @@
 """JPEGs of 500 × 375 over HTTP, one an inquiry and sixteen, beside `Predictor.stream` on the same bytes in process, and
 beside the servers of `benchmarks/servers/`: LitServe, and an application in FastAPI that computes in ONNX Runtime.
 All have the same weights in fp32, the same decoder and the same limits of batches. Client and server share the cores.
-LitServe has two processes, one for HTTP and one that computes; so has `--workers 2`, with one core each.
+LitServe has two processes, one for HTTP and one that computes; so has gunicorn, with one core each.
 
 "Throughput" is a closed loop: some connections, each of which waits for its answer; rounds alternate. "Latency" has one
 connection, then random arrivals at 70 % of the throughput, then at three times the throughput: the server refuses what
@@ -59,7 +59,7 @@ TITLES = {
     "fastapi": "FastAPI and ONNX Runtime",
     "litserve": "LitServe",
     "vitral": "vitral serve",
-    WORKERS: "vitral serve --workers 2",
+    WORKERS: "vitral under gunicorn, two workers",
     TOGETHER: "vitral serve",
 }
 
@@ -119,7 +119,8 @@ def _names() -> list[str]:
     missing = [name for name, package in PEERS.items() if importlib.util.find_spec(package) is None]
     for name in missing:
         print(f"not installed, left out: {TITLES[name]} (pip install {PEERS[name]})")
-    return ["vitral", WORKERS, *(name for name in PEERS if name not in missing)]
+    managed = [WORKERS] if importlib.util.find_spec("gunicorn") else []
+    return ["vitral", *managed, *(name for name in PEERS if name not in missing)]
 
 
 @contextlib.contextmanager
@@ -127,18 +128,20 @@ def _serving(name: str, weights: str, folder: Path) -> Iterator[Server]:
     """A server in a process of its own, warmed by one request."""
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    path = "/predict"
-    if name in ("vitral", WORKERS):
-        path = "/v1/predict"
+    path = "/v1/predict" if name in ("vitral", WORKERS) else "/predict"
+    if name == WORKERS:
+        made = f"vitral.serving:app({{'it': {weights!r}}}, precision='fp32', device='cpu')"
+        words = ["gunicorn", "-k", "uvicorn_worker.UvicornWorker", "-w", "2", "-b", f"127.0.0.1:{port}", made]
+    elif name == "vitral":
         words = ["vitral", "serve", f"it={weights}", "--port", str(port), "--precision", "fp32", "--device", "cpu"]
         words += ["--batch-size", str(BATCH), "--batch-wait", str(1000 * WAIT), "--queue", str(QUEUE)]
-        words += ["--workers", "2" if name == WORKERS else "1"]
     else:
         words = [f"benchmarks.servers.{name}", weights, str(port), str(BATCH), str(WAIT)]
     with open(folder / f"{name}.log", "w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-        )
+            [sys.executable, "-m", *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, **({"OMP_NUM_THREADS": "1"} if name == WORKERS else {})},
+        )  # fmt: skip
         try:
             server = Server(name, f"http://127.0.0.1:{port}", path, process.pid)
             _wait_for(server, process, log)

@@ -108,7 +108,7 @@ def test_its_own_file_brings_the_same_logits(tmp_path):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["timm", "hf", "torchvision", "jax"])
+@pytest.mark.parametrize("kind", ["timm", "torchvision", "jax"])
 def test_other_formats_do_not_support_it(kind, channels, tmp_path):
     shape = dataclasses.replace(SHAPE, channels=channels)
     preprocessing = Preprocessing(shape.image, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)

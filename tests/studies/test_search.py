@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -323,6 +325,10 @@ def test_the_command_tunes_and_names_the_winner(data, tmp_path, capsys):
     command = re.search(r"^  vitral train .*$", err, re.MULTILINE)
     assert command
     assert "--lr " in command[0]
+    repeat = re.search(r"Repeat</h2><pre><code>vitral (.*?)</code>", (tmp_path / "study/study.html").read_text("utf-8"))
+    assert repeat
+    _, err = printed(capsys, *shlex.split(html.unescape(repeat[1])))
+    assert "2 of at most 2 trials are finished" in err
     found = as_json(capsys, "study", "resume", out)
     assert found["winner"]["command"].startswith("vitral train")
     assert all("test" not in run for run in found["runs"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native
 from vitral.weights.convert import write
+from vitral.weights.formats import huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import differences
@@ -296,10 +298,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unsupported_parts_are_refused(name: str, tmp_path: Path):
+def test_parts_that_no_class_of_transformers_has(name: str, tmp_path: Path):
+    """They are written with a modeling file (`test_transformers_code.py`), but for a ResNet and features."""
     changes, part = REFUSED[name]
+    by_class = name not in ("stem", "features")
+    written = huggingface_writing.write if by_class else partial(write, to="hf")
     with pytest.raises(WeightsError) as refused:
-        write(weights_of(**changes), tmp_path / "out", "hf")
+        written(weights_of(**changes), tmp_path / "out")
     assert part in f"{refused.value.what} {refused.value.why}"
     assert not (tmp_path / "out").exists()
 

@@ -184,7 +184,9 @@ def random_weights(rng: random.Random, **usual: Any) -> Weights | None:
 
 def by_transformers(weights: Weights, folder: Path, images: Tensor) -> Tensor:
     config = json.loads((folder / "config.json").read_text())
-    model = getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval()
+    name, own = config["architectures"][0], config["model_type"] == "vitral"
+    made = transformers.AutoModelForImageClassification if own else getattr(transformers, name)
+    model = made.from_pretrained(folder, trust_remote_code=own).eval()
     found = model(images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1))
     if "logits" in found:
         return found.logits

@@ -60,9 +60,9 @@ def test_the_time_is_measured_with_these_threads(photos, monkeypatch):
     there = machine(monkeypatch, 1.0, 2.0)
     seen: list[int] = []
 
-    def epochs(job: Any, minutes: float) -> tuple[int, str]:
+    def epochs(job: Any, began: float | None) -> tuple[int, str, float]:
         seen.append(torch.get_num_threads())
-        return 3, "an epoch takes a while"
+        return 3, "an epoch takes a while", 60.0
 
     monkeypatch.setattr("vitral.workflows.plan.epochs_within", epochs)
     options = {name: value for name, value in TINY.items() if name != "epochs"}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
+from transformers import pipeline
 
 import vitral
 from running import as_json, printed, train
@@ -141,13 +142,30 @@ class TestFiles:
         with torch.inference_mode():
             assert known["model"](pixels).softmax(1).max().item() == pytest.approx(wanted.confidence, abs=1e-3)
 
-    def test_a_network_that_no_other_library_knows(self, trained, tmp_path, capsys):
+    def test_a_stem_has_a_modeling_file_and_the_cards_code_runs_it(self, trained, tmp_path, capsys):
         run = train(Path(trained.folder).parent.parent / "sky", tmp_path / "run", model="C+mu/8", image_size=16).folder
+        words = "push", str(run), REPOSITORY, "--license", "mit", "--dry-run", "--out", str(tmp_path / "there")
+        found = as_json(capsys, *words)
+        assert found["layout"] == "hf"
+        assert "modeling_vitral.py" in found["files"]
+        use = (tmp_path / "there/README.md").read_text("utf-8").split("## Use")[1].split("## Training")[0]
+        assert "timm" not in use
+        (line,) = re.findall(r"^classify = .*$", use, re.MULTILINE)
+        assert line == f'classify = pipeline("image-classification", model="{REPOSITORY}", trust_remote_code=True)'
+        classify = pipeline("image-classification", model=str(tmp_path / "there"), trust_remote_code=True)
+        image = next(Path(trained.folder).parent.parent.glob("sky/test/*/0.png"))
+        wanted = vitral.load(run, device="cpu", precision="fp32")(image)
+        first = classify(str(image))[0]
+        assert first["label"] == wanted.label == vitral.load(tmp_path / "there")(image).label
+        assert first["score"] == pytest.approx(wanted.confidence, abs=1e-3)
+
+    def test_a_network_that_no_other_library_knows(self, trained, tmp_path, capsys):
+        run = train(Path(trained.folder).parent.parent / "sky", tmp_path / "run", model="R+mu/16", image_size=32).folder
         words = "push", str(run), REPOSITORY, "--license", "cc-by-4.0", "--dry-run", "--out", str(tmp_path / "there")
         found = as_json(capsys, *words)
         assert (found["layout"], found["files"]) == ("vitral", ["README.md", "model.safetensors"])
         use = (tmp_path / "there/README.md").read_text("utf-8").split("## Use")[1].split("## Training")[0]
-        assert "Other libraries cannot read it: it has a convolutional stem" in use
+        assert "Other libraries cannot read it: its patches come from the features of a stem" in use
         assert "transformers" not in use
         assert vitral.load(tmp_path / "there").classes == ("day", "night")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import vitral
 from running import TINY
 from vitral.errors import UsageError
+from vitral.training.run_folder import RunFolder
 from vitral.workflows import throughput as pace
 from vitral.workflows.plan import plan_run, reopen
 
@@ -35,6 +37,27 @@ def test_as_many_epochs_as_fit_with_a_reason(photos, minutes, epochs, why):
     (reported,) = [choice for choice in job.plan.choices if choice.name == "epochs"]
     assert reported.value == str(epochs)
     assert why in reported.reason
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("ago", "left"), [(20.0, 35.0), (50.0, 30.0)])
+def test_the_time_since_the_command_began_and_the_report_are_part_of_it(photos, tmp_path, monkeypatch, ago, left):
+    """At least half of it is for training."""
+    monkeypatch.setattr(pace.time, "monotonic", lambda: 1000.0 + ago)
+    job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 1.0}, began=1000.0)
+    assert job.plan.training_seconds == pytest.approx(left, abs=0.1)  # a report takes five
+    assert job.run.epochs == int(job.plan.training_seconds * 0.95 / 0.168)
+    (reported,) = [choice for choice in job.plan.choices if choice.name == "epochs"]
+    assert f"; {60 - left:.0f} s of 1 min are for planning, test images and report" in reported.reason
+
+
+def test_the_seconds_for_training_are_kept(photos, tmp_path, monkeypatch):
+    given: list[Any] = []
+    monkeypatch.setattr(pace, "plan_again", lambda *those: given.append(those[2:]))
+    options = {**TIMED, "val_fraction": 0.2, "minutes": 0.01}
+    run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, began=time.monotonic() - 60, **options)
+    assert RunFolder(run.folder).read_plan().training_seconds == 0.3
+    assert set(given) == {(200, 0.3)}
 
 
 @pytest.mark.usefixtures("slow")

@@ -47,6 +47,10 @@ def embed(
     say(f"Features {out}: {count(written.images, 'image')}{kept}")
     if written.failed:
         say(f"{written.failed:,} of {written.images:,} could not be read: {out} has the reasons")
+    if format == "text":
+        npz = f"import numpy; print(numpy.load('{out}')['features'].shape)"
+        table = f"import pyarrow.parquet; print(pyarrow.parquet.read_table('{out}'))"
+        say(f'\nNext:\n  python -c "{npz if out.endswith("npz") else table}"')
     return 1 if written.failed else 0
 
 

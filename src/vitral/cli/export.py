@@ -31,7 +31,7 @@ def export(
     format: Format = "text",
 ) -> int:
     """Export to ONNX, PyTorch, OpenVINO or a web page, and compare the results there with the network's."""
-    from vitral.export import export_model
+    from vitral.export import TARGETS, export_model
     from vitral.training.progress import counting
 
     options: dict[str, Any] = {
@@ -51,6 +51,8 @@ def export(
     if exported.proof.failure:
         say(f"note: accepted although {exported.proof.failure}")
     say(f"Export   {exported.folder}")
+    if "encoder.onnx" not in exported.record["files"]:  # two graphs, which only a program runs
+        say(f"\nNext:\n  {TARGETS[to].opening.format(folder=exported.folder)}")
     return 0
 
 

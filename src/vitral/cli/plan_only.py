@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,13 @@ def take(given: dict[str, Any]) -> dict[str, bool] | None:
 
 def print_only(given: dict[str, Any], report: bool, format: str) -> int:
     """Plan a run of these options, and print it; write its page with `report`."""
+    began = time.monotonic()
     from vitral.training.progress import print_plan
     from vitral.workflows.plan import plan_run
     from vitral.workflows.saving import command
 
     quiet = given.pop("quiet", False)
-    job = plan_run({name: value for name, value in given.items() if value is not None})
+    job = plan_run({name: value for name, value in given.items() if value is not None}, began)
     typed = command(given).replace("vitral", program(), 1)
     if format == "json":
         from vitral.workflows.considered import to_json

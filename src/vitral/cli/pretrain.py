@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ def pretrain(format: str = "text", **given: Any) -> int:
     The weights are ordinary: `vitral train DATA --init RUN` starts from them. Options left out are chosen by the plan,
     which is printed before training.
     """
+    began = time.monotonic()
     from vitral.workflows.pretrain import pretrain as run_pretraining
 
-    run = run_pretraining(**given)
+    run = run_pretraining(began=began, **given)
     if is_follower():  # the first rank prints
         return 0
     if format == "json":

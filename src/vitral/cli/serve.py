@@ -19,7 +19,6 @@ def serve(
     port: Annotated[int, Help("port to listen on; 0 takes a free one")] = 8000,
     token_file: Annotated[str | None, Help("file of bearer tokens, one per line; or set VITRAL_TOKEN")] = None,
     no_auth: Annotated[bool, Help("serve to other machines without a token")] = False,
-    workers: Annotated[int, Help("processes that share the port and the cores, each with its own models")] = 1,
     batch_size: Annotated[int, Help("most images per forward pass")] = 16,
     batch_wait: Annotated[float, Help("milliseconds that a batch waits for images being decoded")] = 2.0,
     queue: Annotated[int, Help("most images that wait for a model; others are refused with 503")] = 256,
@@ -44,9 +43,8 @@ def serve(
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
     from vitral.serving.models import named
-    from vitral.serving.server import address, bind, listen, serve_on
+    from vitral.serving.server import address, bind, serve_on
     from vitral.serving.service import Service
-    from vitral.serving.workers import Seat, supervise
 
     limits = Limits(
         body=max_body << 20, bodies=max(max_body << 20, Limits.bodies), images=max_images,
@@ -55,8 +53,6 @@ def serve(
     )  # fmt: skip
     if not 0 <= port <= 65535:  # the system takes the rest of a division
         raise UsageError(f"there is no port {port}", hint="--port 8000; 0 takes a free one")
-    if workers < 1:
-        raise UsageError(f"{workers} workers serve nothing", hint="--workers 1")
     if not grace > 0:
         raise UsageError("--grace must be above 0")
     sources, tokens = named(runs), read_tokens(token_file)
@@ -65,21 +61,10 @@ def serve(
     options: dict[str, Any] = {"device": device, "precision": precision, "engine": engine}
     with bind(host, port) as bound:
         shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
-        if workers == 1:
-            service = Service(sources, access, limits, options)
-            configure(log_format)
-            _print_models(service)
-            return serve_on(bound, service, grace=grace, started=lambda: say(shown))
-
-        def work(seat: Seat) -> int:
-            service = Service(sources, access, limits, options, seat.part)
-            if seat.part.index == 0:
-                _print_models(service)
-            return serve_on(bound, service, grace=grace, started=seat.ready, seat=seat)
-
+        service = Service(sources, access, limits, options)
         configure(log_format)
-        listen(bound)
-        return supervise(bound, workers, work, grace=grace, started=lambda: say(f"{shown}, {workers} workers"))
+        _print_models(service)
+        return serve_on(bound, service, grace=grace, started=lambda: say(shown))
 
 
 def _print_models(service: Service) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -24,13 +25,14 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
 
     Options left out are chosen by the plan, which is printed before training.
     """
+    began = time.monotonic()
     if (planning := plan_only.take(given)) is not None:
         return plan_only.print_only(given, planning["report"], format)
     if find_lr:
         return _find_lr(format, given)
     from vitral.workflows.train import train as run_training
 
-    run = run_training(**given)
+    run = run_training(began=began, **given)
     if is_follower():  # the first rank prints
         return 0
     if format == "json":

@@ -41,6 +41,9 @@ class ONNXTarget:
     name, title = "onnx", "ONNX"
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "int8")
     preprocesses = True
+    opening = (
+        "python -c \"import onnxruntime; print(onnxruntime.InferenceSession('{folder}/model.onnx').get_inputs()[0])\""
+    )
 
     def check_installed(self) -> None:
         """Raise `MissingExtraError` if onnx, onnxscript or onnxruntime is missing."""

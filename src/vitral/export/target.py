@@ -75,6 +75,8 @@ class Target(Protocol):
     precisions: tuple[Precision, ...]
     preprocesses: bool
     """True if preprocessing can be part of the graph."""
+    opening: str
+    """Command that opens the export in `{folder}`, for people."""
 
     def check_installed(self) -> None:
         """Raise `MissingExtraError` if a package is missing."""

@@ -73,6 +73,7 @@ class WebTarget:
     name, title = "web", "web page"
     precisions: tuple[Precision, ...] = ("fp32",)
     preprocesses = False
+    opening = "python -m http.server --directory '{folder}'"
 
     def check_installed(self) -> None:
         """Raise `MissingExtraError` if onnx, onnxscript or onnxruntime is missing."""

@@ -2,8 +2,6 @@
 
 SIGTERM and Ctrl-C drain: readiness goes, requests are answered with `Connection: close`, then the listener closes, and
 the process ends when nothing is in flight, at the latest after `grace` seconds. SIGHUP reloads.
-
-Workers run this module in several processes on one socket, which they inherit (`vitral.serving.workers`).
 """
 
 from __future__ import annotations
@@ -23,12 +21,10 @@ from types import FrameType
 import uvicorn
 
 from vitral.errors import VitralError
-from vitral.serving.accepting import Acceptor
 from vitral.serving.application import build
 from vitral.serving.logs import log
 from vitral.serving.protocol import Bounded
 from vitral.serving.service import Service
-from vitral.serving.workers import Seat
 from vitral.stopping import Handler, handling
 
 BACKLOG = 2048
@@ -56,7 +52,7 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
-def listen(bound: socket.socket) -> None:
+def _listen(bound: socket.socket) -> None:
     """Let connections wait at a bound socket; `VitralError` if another process bound the port, too, and was first."""
     try:
         bound.listen(BACKLOG)
@@ -77,23 +73,16 @@ def address(bound: socket.socket) -> str:
 
 
 def serve_on(
-    bound: socket.socket,
-    service: Service,
-    *,
-    grace: float,
-    started: Callable[[], None] = lambda: None,
-    seat: Seat | None = None,
+    bound: socket.socket, service: Service, *, grace: float, started: Callable[[], None] = lambda: None
 ) -> int:
-    """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens. A
-    worker has its `seat` among others.
-    """
+    """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens."""
     config = uvicorn.Config(
         build(service), http=Bounded, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, timeout_keep_alive=30,
         h11_max_incomplete_event_size=service.limits.headers, backlog=BACKLOG,
     )  # fmt: skip
-    server = _Server(config, service, grace, started, seat)
-    listen(bound)
+    server = _Server(config, service, grace, started)
+    _listen(bound)
     with _for_serving():
         server.run([bound])
     code = 130 if server.interrupted else 0
@@ -133,13 +122,9 @@ def _threads_remain(seconds: float = 0.5) -> bool:
 
 
 class _Server(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, service: Service, grace: float, on_start: Callable[[], None],
-        seat: Seat | None,
-    ):  # fmt: skip
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float, on_start: Callable[[], None]):
         super().__init__(config)
-        self.service, self.grace, self.on_start, self.seat = service, grace, on_start, seat
-        self._acceptor: Acceptor | None = None
+        self.service, self.grace, self.on_start = service, grace, on_start
         self.interrupted = False
         self._hangup = False
         self._asked_at: float | None = None
@@ -163,32 +148,15 @@ class _Server(uvicorn.Server):
         self._hangup = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report it. A worker accepts its share of the connections, where asyncio would take all."""
-        await super().startup([] if self.seat else sockets)
-        if self.seat and sockets:
-            self._acceptor = Acceptor(sockets[0], self._protocol, self._is_ahead)
-            self._count()
+        """Listen, then report it."""
+        await super().startup(sockets)
         self.on_start()
-
-    def _protocol(self) -> Bounded:
-        return Bounded(self.config, self.server_state, self.lifespan.state)
-
-    def _count(self) -> None:
-        if self.seat:
-            self.seat.shares.count(self.seat.part.index, len(self.server_state.connections))
-
-    def _is_ahead(self) -> bool:
-        self._count()
-        return self.seat is not None and self.seat.shares.is_ahead(self.seat.part.index)
 
     async def on_tick(self, counter: int) -> bool:
         """Handle signals, ten times a second. After a signal to end, keep answering without readiness for a while, so
         that a load balancer can send requests elsewhere.
         """
         stop = await super().on_tick(counter)
-        self._count()  # some connections have ended
-        if self.seat and counter % 10 == 0:
-            self.seat.beat()
         if self._hangup:
             self._hangup = False
             log("reloading all models")
@@ -202,8 +170,6 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the listener, answer what was accepted, end."""
-        if self._acceptor:
-            self._acceptor.close()
         for server in self.servers:
             server.close()
         await asyncio.sleep(0 if self.force_exit else _LATE)

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from vitral.data.files import file_numbers
 from vitral.data.lazy_torchvision import torchvision
 from vitral.errors import VitralError
@@ -21,7 +19,7 @@ from vitral.serving.auth import Access
 from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits, Places
 from vitral.serving.logs import log
-from vitral.serving.metrics import Metrics, Part
+from vitral.serving.metrics import Metrics
 from vitral.serving.models import Model, Reference, load_checked
 from vitral.serving.problems import Problem
 from vitral.system import cores
@@ -38,18 +36,13 @@ class Service:
 
     def __init__(
         self, sources: Mapping[str, Reference], access: Access, limits: Limits,
-        options: Mapping[str, Any] | None = None, part: Part | None = None,
+        options: Mapping[str, Any] | None = None,
     ):  # fmt: skip
-        """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`. A worker
-        has its `part` of the cores.
-        """
-        workers = part.count if part else 1
-        if workers > 1:
-            torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+        """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`."""
         torchvision()  # decodes JPEGs faster than Pillow, and takes seconds to import
         self.sources, self.access, self.limits, self.options = dict(sources), access, limits, dict(options or {})
-        self.metrics = Metrics(part)
-        self.decode = Decoder(max(1, cores() // workers), limits, self.metrics)
+        self.metrics = Metrics()
+        self.decode = Decoder(cores(), limits, self.metrics)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="vitral-service")
         self.bodies = Places(limits.bodies, self._bodies_full)
         self.draining = False
@@ -124,7 +117,7 @@ class Service:
             self.metrics.reloads.labels(name, "loaded").inc()
             log("reloaded a model", model=name, version=new.version, before=old.version)
             if old.labels != new.labels:
-                self.metrics.forget_model(old.labels)
+                self.metrics.model.remove(*old.labels)
         self._background(old.stop(when_idle=True))
 
     def _load(self, name: str) -> Model:

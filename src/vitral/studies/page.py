@@ -20,8 +20,7 @@ from vitral.studies.drawing import in_print, on_page
 from vitral.studies.paired import Difference
 from vitral.studies.results import Results
 from vitral.studies.seeds import SeedDifference
-from vitral.studies.study import Study, StudyFolder, shown
-from vitral.studies.tuning import TITLE
+from vitral.studies.study import StudyFolder, shown
 from vitral.workflows.saving import command
 
 _SHOWN, _SIDE = 12, 96
@@ -44,7 +43,7 @@ def write_study(place: StudyFolder, results: Results) -> None:
     text = _template("study.html.jinja").render(
         study=study, results=results, title=study.title or _TITLES[study.kind], sentences=conclusions(results),
         plots=on_page(results), figure_title=_FIGURES[study.kind][0], figure_note=_FIGURES[study.kind][1],
-        scale=_scale(results.differences), command=f"{_command(study)} --out {shlex.quote(str(place.path))}",
+        scale=_scale(results.differences), command=f"{study.command} --out {shlex.quote(str(place.path))}",
         winner=command(results.best.cell.options) if study.kind == "search" and results.best else "",
     )  # fmt: skip
     _write(place.page, text)
@@ -52,11 +51,6 @@ def write_study(place: StudyFolder, results: Results) -> None:
         for path, content in zip((place.png, place.svg), drawn, strict=True):
             with replacing(path) as temporary:
                 temporary.write_bytes(content)
-
-
-def _command(study: Study) -> str:
-    """Return the command of the study; a search of `vitral tune` has options that the plan has chosen."""
-    return study.command if study.title != TITLE else f"vitral tune {shlex.quote(study.data)} --trials {study.trials}"
 
 
 _TITLES = {"data": "Accuracy by amount of data", "compute": "Accuracy by compute", "options": "Accuracy by options",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitral import activity
 from vitral.atomic import write_text
-from vitral.console import duration
+from vitral.console import count, duration
 from vitral.data import load
 from vitral.data.targets import require_one_class
 from vitral.digest import sealed_json
@@ -45,12 +45,18 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
     if left and os.path.exists(study.data):
         dataset = load(study.data, tasks=tuple(TASKS))
         require_one_class(dataset.targets, study.data, "a study")  # other tasks have no accuracy
-    for cell in left:
-        number = f"{study.cells.index(cell) + 1}/{len(study.cells)}"
+    if left:
+        share = left[0].options.get("minutes")
+        each = f" of {duration(60 * share)} each, without planning and measuring" if share else ""
+        tell(f"{count(len(left), 'run')} to train{each}")
+    for done, cell in enumerate(left):
+        number, began = f"{study.cells.index(cell) + 1}/{len(study.cells)}", time.perf_counter()
         outcome = _run(cell, place, partial(_numbered, tell, number), (_Following(f"{number} {cell.name}"),))
         outcomes[cell.name] = outcome
         _refresh(outcomes, place)
         check_held_out(list(outcomes.values()))
+        if not done and (rest := (len(left) - 1) * (time.perf_counter() - began)):
+            tell(f"about {duration(rest)} left for {len(left) - 1} more")
         write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
     return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
 

@@ -221,7 +221,7 @@ class Study:
             given["fractions"] = self.fractions
         if self.epochs:
             given["epochs"] = self.epochs
-        if self.vary:
+        if self.vary and not self.first:  # `vitral tune` finds the options and their ranges itself
             given["vary"] = [f"{name}={_as_typed(values)}" for name, values in self.vary.items()]
         if self.trials:
             given["trials"] = self.trials
@@ -231,8 +231,8 @@ class Study:
             given["minutes"] = f"{self.minutes:g}"
         if self.options:
             given["set"] = [f"{name}={shown(value)}" for name, value in self.options.items()]
-        kind = "options" if self.kind == "search" else self.kind
-        return command_line(f"study {kind}", [self.data], given).replace(f"'study {kind}'", f"study {kind}")
+        name = "tune" if self.first else f"study {'options' if self.kind == 'search' else self.kind}"
+        return command_line(name, [self.data], given).replace(f"'{name}'", name)
 
 
 def _differing(old: Cell, new: Cell) -> str:

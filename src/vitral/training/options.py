@@ -152,7 +152,9 @@ class Run:
 
     # Training
     epochs: int = option(100, "passes over the training images")
-    minutes: float | None = option(None, "minutes for training and validation: the plan chooses as many epochs as fit")
+    minutes: float | None = option(
+        None, "minutes of the command, with planning and report: the plan chooses as many epochs as fit"
+    )
     batch_size: int = option(128, "images per micro-batch (per step, if --accumulate is 1)")
     accumulate: int = option(1, "micro-batches whose gradients are accumulated in a step")
     optimizer: str = option("adamw", "optimizer: adamw, adam, sgd or muon")

@@ -39,7 +39,9 @@ class Plan:
     command: str = ""
     """Command that started a saved run."""
     most_epochs: int | None = None
-    """With `--minutes`, the most epochs that the recipe allows."""
+    """With `--minutes`, the most epochs that the recipe allows …"""
+    training_seconds: float | None = None
+    """… and the seconds of them for training and validation; None for all."""
 
     def _repr_html_(self) -> str:
         """Every choice with its reason, for a notebook."""

@@ -183,7 +183,7 @@ class RunFolder:
             choices = tuple(Choice(**choice) for choice in data["plan"])
             fingerprint = Fingerprint.from_json(data["data"]) if "data" in data else None
             near = tuple(tuple(map(int, one)) for one in data.get("near", ()))
-            run, command, most = Run.from_json(data["run"]), data.get("command", ""), data.get("most_epochs")
-            return Plan(run, choices, paths, fingerprint, near, command, most)
+            run, time = Run.from_json(data["run"]), (data.get("most_epochs"), data.get("training_seconds"))
+            return Plan(run, choices, paths, fingerprint, near, data.get("command", ""), *time)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._no_config(f"{error} is missing" if isinstance(error, KeyError) else str(error)) from error

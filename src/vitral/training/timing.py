@@ -27,13 +27,13 @@ _RECENT = 3
 """Last epochs that tell if a run will be late."""
 
 
-def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None) -> int | None:
+def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None, seconds: float | None = None) -> int | None:
     """Return the new total number of epochs after the last one in `history`; None to leave it.
 
-    `most` is the recipe's limit.
+    `most` is the recipe's limit. `seconds` are for training and validation, by default all of the run's minutes.
     """
     assert run.minutes is not None
-    target, planned, epoch = 60 * run.minutes, planned_epochs(run, history), history[-1]["epoch"]
+    target, planned, epoch = seconds or 60 * run.minutes, planned_epochs(run, history), history[-1]["epoch"]
     spent = sum(line["seconds"] for line in history)
     before = spent - history[-1]["seconds"]
 
@@ -49,7 +49,7 @@ def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None) -> i
     if not (first or late > unit or (corrects and abs(late) > WITHIN / 2 * target)):
         return None
     limit = (most or planned) if first or corrects else planned
-    epochs = max(epoch, min(_fitting(run, history, unit), limit))
+    epochs = max(epoch, min(_fitting(target, history, unit), limit))
     return epochs if epochs != planned else None
 
 
@@ -63,10 +63,9 @@ def _left(history: Sequence[Epoch], epochs: int) -> int:
     return max(0, epochs - len(history))
 
 
-def _fitting(run: Run, history: Sequence[Epoch], unit: float) -> int:
-    """Return the total number of epochs that comes closest to the time without going beyond `WITHIN`."""
-    assert run.minutes is not None
-    target, spent = 60 * run.minutes, sum(line["seconds"] for line in history)
+def _fitting(target: float, history: Sequence[Epoch], unit: float) -> int:
+    """Return the total number of epochs that comes closest to the `target` without going beyond `WITHIN`."""
+    spent = sum(line["seconds"] for line in history)
     count = math.floor((target - spent) / unit + len(history) + 1e-9)
 
     def total(epochs: int) -> float:

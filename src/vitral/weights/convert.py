@@ -16,7 +16,7 @@ from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
 from vitral.model.position import POSITIONS
 from vitral.weights import native
-from vitral.weights.formats import FORMATS, huggingface_writing
+from vitral.weights.formats import FORMATS, huggingface_code, huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import (
@@ -30,9 +30,19 @@ from vitral.weights.preprocessing_configs import (
 from vitral.weights.report import LoadReport
 
 _BIT = "-bit"  # files of ResNets are a separate format: jax-bit beside jax
+
+
+def _for_transformers(weights: Weights, path: Path) -> Sequence[Path]:
+    """Write for a class of transformers, else with a modeling file."""
+    try:
+        return huggingface_writing.write(weights, path)
+    except WeightsError as error:
+        return huggingface_code.write(weights, path, error.why)
+
+
 _WRITERS = {
     **{name: one.write for name, one in FORMATS.items() if one.write is not None},
-    "hf": huggingface_writing.write,  # chooses among Hugging Face's formats
+    "hf": _for_transformers,
 }
 TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 """Formats that can be written."""
@@ -47,7 +57,12 @@ def convert(source: str | Path | nn.Module, target: str | Path, to: str, **optio
     loaded = read(source, **options)
     loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
     loaded.account.notes += lost(loaded.weights, to)
+    if any(path.endswith(huggingface_code.MODELING) for path in loaded.account.written):
+        loaded.account.notes.append(_CUSTOM)
     return loaded.account
+
+
+_CUSTOM = f"transformers has no such network: it runs {huggingface_code.MODELING} with trust_remote_code=True"
 
 
 def lost(weights: Weights, to: str) -> list[str]:
@@ -143,9 +158,9 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
     writer = _WRITERS.get(to + _BIT if isinstance(weights.config, BiTConfig) else to)
     if writer is None:
         raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such format")
-    if getattr(weights.config, "conv_stem", None) is not None:
+    if getattr(weights.config, "conv_stem", None) is not None and to != "hf":
         why = "it has a convolutional stem, which other libraries do not support"
-        hint = "a network of patches alone: vitral train … --model Ti/16"
+        hint = "--to hf, with a modeling file; or a network of patches alone: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
     try:
         return writer(at_temperature_one(materialized(weights)), path)

@@ -21,11 +21,13 @@ from vitral.errors import WeightsError
 from vitral.weights.read.safetensors_mmap import check_header, printable
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Replace a file of tensors atomically; `header` is any JSON, stored under the key `vitral`."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], beside: Mapping[str, str] | None = None
+) -> None:
+    """Replace a file of tensors atomically; `header` is any JSON, stored under the key `vitral`, beside other texts."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        save_file(plain, temporary, metadata={"vitral": json.dumps({**header, KEY: BLANK})})
+        save_file(plain, temporary, metadata={**(beside or {}), "vitral": json.dumps({**header, KEY: BLANK})})
         seal_tensors(temporary)
 
 

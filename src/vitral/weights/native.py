@@ -52,8 +52,8 @@ def assumed_output(config: ModelConfig) -> Mapping[str, Any]:
     return {}
 
 
-def save(path: Path, weights: Weights) -> None:
-    """Write the file atomically."""
+def save(path: Path, weights: Weights, beside: Mapping[str, str] | None = None) -> None:
+    """Write the file atomically, with metadata for other programs `beside` vitral's own."""
     header = {
         "format": FORMAT if weights.output.get("task", "class") == "class" else TASK_FORMAT,
         "model": config_to_json(weights.config),
@@ -64,7 +64,7 @@ def save(path: Path, weights: Weights) -> None:
         **({"output": dict(weights.output)} if weights.output else {}),
     }
     statistics = {_STATISTICS + name: tensor for name, tensor in weights.statistics.items()}
-    write_tensors(path, {**weights.state, **statistics}, header)
+    write_tensors(path, {**weights.state, **statistics}, header, beside)
 
 
 def read(path: Path) -> Weights:

@@ -35,6 +35,8 @@ class Facts:
     """Why no other library reads the weights; empty for weights in the layout of Hugging Face."""
     notes: Sequence[str] = ()
     """Notes on what the files cannot state."""
+    custom: bool = False
+    """True if transformers needs the modeling file beside the weights."""
 
     @property
     def data(self) -> str:
@@ -63,6 +65,7 @@ def card(facts: Facts) -> str:
         few=[one["name"] for one in classes if one["images"] < FEW], least=FEW,
         weakest=sorted((one for one in classes if one["images"] and one["recall"] < 1), key=_recall)[:3],
         in_hf_layout=not facts.reason, reason=facts.reason, notes=facts.notes,
+        custom=facts.custom,
     )  # fmt: skip
     return text
 

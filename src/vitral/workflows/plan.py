@@ -65,8 +65,10 @@ from vitral.workflows.tasks import TASKS
 from vitral.workflows.throughput import epochs_within
 
 
-def plan_run(options: dict[str, Any]) -> Job:
-    """Plan a run with the given `options` (fields of `Run`) for its data and this machine."""
+def plan_run(options: dict[str, Any], began: float | None = None) -> Job:
+    """Plan a run with the given `options` (fields of `Run`) for its data and this machine. Its minutes count from
+    `began`, of `time.monotonic()`, with planning and report; by default they are for training and validation alone.
+    """
     activity.tell("looking at the images")
     given = check_given(options)
     machine = choose(given.get("device", "auto"))
@@ -79,7 +81,7 @@ def plan_run(options: dict[str, Any]) -> Job:
     job = choose_threads(job)
     if job.run.minutes is not None:
         with cpu_threads(job.run.threads):
-            job = _fit_time(job, draft)
+            job = _fit_time(job, draft, began)
     return dataclasses.replace(job, unreadable=unreadable)
 
 
@@ -183,9 +185,9 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
 _SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
 
 
-def _fit_time(job: Job, draft: Draft) -> Job:
+def _fit_time(job: Job, draft: Draft, began: float | None) -> Job:
     """Plan again for as many epochs as the time allows, because other options depend on the number of epochs."""
-    epochs, measured = epochs_within(job, job.run.minutes)  # type: ignore[arg-type]  # not None here
+    epochs, measured, seconds = epochs_within(job, began)
     stats = dataclasses.replace(draft.stats, epochs=epochs)
     plan = find_recipe(draft.given)(stats, draft.machine)
     if plan.run.epochs > epochs:  # a recipe with a fixed number of epochs
@@ -199,9 +201,8 @@ def _fit_time(job: Job, draft: Draft) -> Job:
         choice.name: choice for choice in (*job.plan.choices, *threads, Choice("epochs", str(job.run.epochs), why))
     }
     most = find_recipe(draft.given)(dataclasses.replace(draft.stats, epochs=_ANY_NUMBER), draft.machine).run.epochs
-    return dataclasses.replace(
-        job, plan=dataclasses.replace(job.plan, choices=tuple(choices.values()), most_epochs=most)
-    )
+    plan = dataclasses.replace(job.plan, choices=tuple(choices.values()), most_epochs=most, training_seconds=seconds)
+    return dataclasses.replace(job, plan=plan)
 
 
 _ANY_NUMBER = 1_000_000

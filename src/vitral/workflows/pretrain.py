@@ -21,6 +21,7 @@ def pretrain(
     overwrite: bool = False,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
+    began: float | None = None,
     **options: Any,
 ) -> TrainedRun:
     """Train a network on the images of `data`, whose labels are not read, and return the run.
@@ -40,4 +41,13 @@ def pretrain(
     if method is None and not options.get("out"):
         given = {"data": data and str(data), **options, "recipe": default}
         options["out"] = str(folder_of({name: value for name, value in given.items() if value is not None}).path)
-    return train(data, resume=resume, overwrite=overwrite, quiet=quiet, callbacks=callbacks, recipe=method, **options)
+    return train(
+        data,
+        resume=resume,
+        overwrite=overwrite,
+        quiet=quiet,
+        callbacks=callbacks,
+        recipe=method,
+        began=began,
+        **options,
+    )

@@ -14,6 +14,7 @@ from vitral.inference.outputs import output_of
 from vitral.inference.outputs.output import require_classes
 from vitral.training.run_folder import RunFolder
 from vitral.weights import convert, native
+from vitral.weights.formats.huggingface_code import MODELING
 from vitral.weights.load import read
 from vitral.weights.native import Weights
 from vitral.weights.read.hub import is_network_error, parse
@@ -94,8 +95,9 @@ def _write(run: str | Path, repository: str, license: str, folder: Path) -> str:
     lost = [] if reason else convert.lost(weights, "hf")
     notes = [note.removeprefix("WARNING for hf: ") for note in lost if note.startswith("WARNING")]
     facts = Facts(
-        repository, license, source.read_result(), plan.run.recipe, weights.preprocessing, reason, tuple(notes)
-    )
+        repository, license, source.read_result(), plan.run.recipe, weights.preprocessing, reason, tuple(notes),
+        (folder / MODELING).exists(),
+    )  # fmt: skip
     write_text(folder / "README.md", card(facts))
     return reason
 

@@ -76,8 +76,7 @@ def open_folder(running: Running) -> None:
         "paths": path_entries(plan.run, folder.path),
         "versions": versions(),
     }
-    if plan.most_epochs:
-        record["most_epochs"] = plan.most_epochs
+    record |= {name: value for name in ("most_epochs", "training_seconds") if (value := getattr(plan, name))}
     if init := running.job.init:
         record["init"] = {**init.account.to_json(), "digest": init.account.digest}
     if teacher := running.job.teacher:

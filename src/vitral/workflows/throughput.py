@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 RESERVED_SHARE = 0.05
 """Share of the time reserved for what the trial does not measure: saving, a machine that slows down."""
+_REPORT, _LEAST_SHARE = 5.0, 0.5
+"""Seconds of a report, and the share of the time that is for training in any case."""
 SUFFICIENT_SHARE = 0.95
 """Share of the full training speed at which decoding counts as fast enough."""
 _STEP_FLOPS = 1e12
@@ -44,20 +46,34 @@ _STEPS, _SECONDS = 12, 3.0  # most steps and seconds of a trial
 _FIRST = 2  # first steps, which are not counted
 
 
-def epochs_within(job: Job, minutes: float) -> tuple[int, str]:
-    """Return the number of epochs of training and validation that fit into the time, at least one, and the reason.
+class Fit(NamedTuple):
+    """A number of epochs for `--minutes`."""
 
-    Reading the images and writing the report are not included, as in the reported training time.
+    epochs: int
+    why: str
+    seconds: float
+    """Those of training and validation."""
+
+
+def epochs_within(job: Job, began: float | None = None) -> Fit:
+    """Return the number of epochs that fit into the run's minutes, at least one.
+
+    The minutes are for training and validation. Counted from `began`, of `time.monotonic()`, they are also for all that
+    was done since then, for the images that the best weights are measured on, and for the report.
     """
     training, validation = seconds_per_image(job)
+    whole = seconds = 60.0 * (job.run.minutes or 0)
     counts = {name: len(split) for name, split in job.dataset.splits.items()}
     validated = counts.get("val", 0) if job.run.recipe not in METHODS else sum(map(len, monitored(job.dataset)))
     epoch = (counts["train"] * training + validated * validation) / current().count
-    epochs = max(1, int(60 * minutes * (1 - RESERVED_SHARE) / epoch))
     why = f"an epoch takes {epoch:.3g} s here, measured over a few steps"
-    if epoch > 60 * minutes:
+    if epoch > whole:
         why = f"even one takes {epoch / 60:.3g} minutes here, measured over a few steps"
-    return epochs, why
+    if began is not None:
+        last = (counts.get("val", 0) + counts.get("test", 0)) * validation / current().count + _REPORT
+        seconds = max(_LEAST_SHARE * whole, whole - (time.monotonic() - began) - last)
+        why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, test images and report"
+    return Fit(max(1, int(seconds * (1 - RESERVED_SHARE) / epoch)), why, seconds)
 
 
 def decoding_suffices(job: Job, decoding_rate: float) -> tuple[bool, str]:
@@ -165,7 +181,7 @@ def replanning(running: Running) -> Callable[[State], int | None]:
     time = duration(60 * run.minutes)
 
     def again(state: State) -> int | None:
-        epochs = plan_again(run, state.history, job.plan.most_epochs)
+        epochs = plan_again(run, state.history, job.plan.most_epochs, job.plan.training_seconds)
         if epochs is not None and epochs != (before := planned_epochs(run, state.history)):
             line = f"planned again: {epochs} epochs instead of {before}, for {time}"
             running.console.print(line, highlight=False, soft_wrap=True)

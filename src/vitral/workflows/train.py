@@ -44,13 +44,15 @@ def train(
     overwrite: bool = False,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
+    began: float | None = None,
     **options: Any,
 ) -> TrainedRun:
     """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
 
     The run folder is `out`, by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU;
     `overwrite` replaces an existing run. `callbacks` follow the run, after the trackers of `log`; they are not stored:
-    pass them again to resume. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
+    pass them again to resume. `minutes` are for training and validation; counted from `began`, of `time.monotonic()`,
+    also for planning and report. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
 
     Under torchrun all ranks call this function, and train together; the first one plans, prints, writes and calls the
     callbacks. One that ends because another failed raises `Elsewhere`. Ranks that torchrun starts again resume.
@@ -67,20 +69,21 @@ def train(
             again = any(ranks.exchange(restarted()))  # torchrun passes it to the ranks of one machine only
             if resume or (again and ranks.share(lambda: folder_of(given).is_run())):
                 return _resume(given, console, callbacks, ranks)
-            return _start(given, console, overwrite, callbacks, ranks)
+            return _start(given, console, overwrite, callbacks, ranks, began)
         except KeyboardInterrupt:
             restart = command(given) + (" --resume" if resume else "")
             raise Interrupted(restart, saved=False) from None
 
 
 def _start(
-    given: dict[str, Any], console: Console, overwrite: bool, callbacks: Sequence[Callback], ranks: Ranks
+    given: dict[str, Any], console: Console, overwrite: bool, callbacks: Sequence[Callback], ranks: Ranks,
+    began: float | None,
 ) -> TrainedRun:  # fmt: skip
     callbacks = [*_trackers(given.get("log", ()), console), *callbacks] if ranks.main else []
     jobs: list[Job] = []
 
     def planned() -> Plan:
-        job = plan_run(given)
+        job = plan_run(given, began)
         folder = RunFolder(job.run.out or "")
         if folder.exists():
             folder.check_unlocked()

@@ -1,0 +1,157 @@
+"""Networks that transformers has no class for, written with a modeling file that it runs without vitral."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor
+
+import vitral
+from images import noise
+from vitral.data.preprocessing import Preprocessing
+from vitral.errors import WeightsError
+from vitral.model import ViT, ViTConfig
+from vitral.model.position import Rope
+from vitral.model.variants import CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, config
+from vitral.testing.formats import randomized
+from vitral.weights.convert import convert, write
+from vitral.weights.formats.huggingface_code import MODELING, code
+from vitral.weights.load import read
+from vitral.weights.native import Weights, save
+
+CLASSES = ("b", "10", "a")
+SMALL: dict[str, Any] = {
+    "image_size": (32, 24), "patch_size": 8, "classes": 3, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 80,
+}  # fmt: skip
+STEM = {"conv_stem": ((16, 2), (24, 2), (24, 1))}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stem": STEM,
+    "deep-stem": {**STEM, "conv_pool": True, "pool": "mean", "cls_token": False},
+    "gray": {**STEM, "channels": 1},
+    "rotary": {"position": "rotary", "registers": 2},
+    "rope-axial": {"rope": Rope(reference=(3, 5), offset=0.5, columns_first=True), "pool": "mean"},
+    "rope-mixed": {"rope": Rope("mixed", adjacent=False), "position": "none"},
+    "map": {"pool": "map", "registers": 1, "pool_prefix": False, "pool_heads": 6},
+    "cls-mean": {**STEM, "pool": "cls-mean", "final_norm": "pooled"},
+    "distilled": {**STEM, "dist_token": True},
+    "registers": {**STEM, "registers": 3, "register_position": True},
+    "no-position": {**STEM, "position": "none", "cls_position": False},
+    "sincos": {**STEM, "position": "sincos"},
+    "post": {"norm": "post", "attention_scale": "model", "pool": "mean-all"},
+    "res-post": {"norm": "res-post", "layer_scale": 0.1, "norm_pre": True, "qk_norm": True, "pre_logits": True},
+    "inner-norms": {"attn_norm": True, "mlp_norm": True, "activation": "swiglu", "pool": "map"},
+    "tanh": {"pre_logits": True, "logits_tanh": True, "logit_scale": 3.0, "activation": "quick-gelu"},
+    "plain": {
+        **STEM, "qkv_bias": False, "proj_bias": False, "mlp_bias": False, "patch_bias": False, "activation": "silu",
+    },
+}  # fmt: skip
+
+
+def weights_of(shape: ViTConfig, output: dict[str, Any] | None = None) -> Weights:
+    model = randomized(ViT(shape))
+    for buffer in model.buffers():  # statistics of batch norms
+        buffer.copy_(torch.rand(buffer.shape) + 0.5)
+    names = CLASSES if shape.classes == len(CLASSES) else tuple(map(str, range(shape.classes)))
+    preprocessing = Preprocessing(
+        shape.image, shape.channels, mean=(0.4,) * shape.channels, std=(0.3,) * shape.channels
+    )
+    return Weights(shape, model.state_dict(), preprocessing, names, {}, output or {})
+
+
+def images_of(shape: ViTConfig) -> Tensor:
+    return torch.randn(2, shape.channels, *shape.image, generator=torch.Generator().manual_seed(1))
+
+
+def assert_equal(weights: Weights, folder: Path) -> None:
+    """The same logits in transformers as here, and every tensor in its place."""
+    theirs, about = transformers.AutoModelForImageClassification.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    assert {key: value for key, value in about.items() if value and key != "error_msgs"} == {}
+    ours = ViT(weights.config).eval()
+    ours.load_state_dict(dict(weights.state))
+    images = images_of(weights.config)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(images).logits, ours(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_transformers_lacks(name, tmp_path):
+    weights = weights_of(ViTConfig(**{**SMALL, **OPTIONS[name]}))
+    assert tmp_path / name / MODELING in write(weights, tmp_path / name, "hf")
+    assert_equal(weights, tmp_path / name)
+    back = read(tmp_path / name)
+    assert back.weights.classes == CLASSES
+    with torch.no_grad():
+        ours, again = weights.config, back.build().eval()
+        model = ViT(ours).eval()
+        model.load_state_dict(dict(weights.state))
+        torch.testing.assert_close(again(images_of(ours)), model(images_of(ours)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"{size}/16" for size in SIZES if size not in ("e", "G", "G-opt")), *CONV_STEMMED, *WRITE_UPS]
+)
+def test_every_named_network_is_computed(name, tmp_path):
+    """Of two blocks, where the whole network is large; by a class of transformers or by the file."""
+    shape = config(name)
+    size = {} if name in WRITE_UPS else {"image_size": tuple(2 * side for side in shape.patch)}
+    weights = weights_of(dataclasses.replace(shape, depth=min(2, shape.depth), classes=3, **size))
+    write(weights, tmp_path / "there", "hf")
+    assert_equal(weights, tmp_path / "there")
+
+
+@pytest.mark.parametrize("name", HYBRIDS[:1])
+def test_a_resnet_before_the_patches_is_refused(name, tmp_path):
+    shape = dataclasses.replace(config(name), depth=1, classes=3)
+    with pytest.raises(WeightsError, match="transformers has no such network") as caught:
+        write(weights_of(shape), tmp_path / "there", "hf")
+    assert "stem" in str(caught.value)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_pipeline_answers_as_the_run_does_from_files_without_vitral(channels, tmp_path):
+    """Probabilities at the temperature, from an image file, by a process that has no vitral."""
+    shape = ViTConfig(**{**SMALL, **STEM, "channels": channels})
+    weights = weights_of(shape, {"task": "class", "temperature": 2.5})
+    save(tmp_path / "run.safetensors", weights)
+    report = convert(tmp_path / "run.safetensors", tmp_path / "out", "hf")
+    assert any("trust_remote_code=True" in note for note in report.notes)
+    Image.fromarray(noise(3, (24, 32), channels).squeeze()).resize((24, 32)).save(tmp_path / "image.png")
+    program = (
+        "import sys; sys.modules['vitral'] = None\n"
+        "import json; from transformers import pipeline\n"
+        "classify = pipeline('image-classification', model=sys.argv[1], trust_remote_code=True, device='cpu')\n"
+        "print(json.dumps({one['label']: one['score'] for one in classify(sys.argv[2])}))\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "out"), str(tmp_path / "image.png")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    wanted = vitral.load(tmp_path / "run.safetensors", device="cpu", precision="fp32")(tmp_path / "image.png")
+    np.testing.assert_allclose([found[name] for name in CLASSES], wanted.probabilities, atol=2e-4)
+    again = vitral.load(tmp_path / "out", device="cpu", precision="fp32")(tmp_path / "image.png")
+    np.testing.assert_allclose(again.probabilities, wanted.probabilities, atol=1e-5)
+
+
+def test_the_file_holds_the_parts_of_this_network_alone():
+    stem, plain = (code(ViTConfig(**{**SMALL, **OPTIONS[name]})) for name in ("stem", "post"))
+    assert "class ConvLayer" in stem
+    assert "class ConvLayer" not in plain
+    for text in (stem, plain):
+        compile(text, MODELING, "exec")
+        assert "import vitral" not in text
+        assert "from vitral" not in text
+        assert max(map(len, text.splitlines())) <= 140
+        assert "\n\n\n\n" not in text
+        assert len(text.splitlines()) < 220
