@@ -39,7 +39,7 @@ from vitral.explanation import benchmark
 from vitral.inference import int8, openvino
 from vitral.model import ViT, ViTConfig
 from vitral.model.variants import config_fields
-from vitral.serving import server, workers
+from vitral.serving import server
 from vitral.weights import convert, labels
 from vitral.weights.files import write_plain
 from vitral.weights.formats import FORMATS
@@ -204,15 +204,12 @@ def _small(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     measure = benchmark.benchmark
     monkeypatch.setattr(benchmark, "benchmark", lambda *data, count, **more: measure(*data, count=2, **more))
     monkeypatch.setattr(hub, "resolve", served)
-    serve_on, supervise = server.serve_on, workers.supervise
+    serve_on = server.serve_on
 
-    def serve_briefly(*given: Any, grace: float, started: Any, seat: Any = None) -> int:
-        return serve_on(*given, grace=1, started=started if seat else end_by_signal, seat=seat)
+    def serve_briefly(*given: Any, grace: float, started: Any) -> int:
+        return serve_on(*given, grace=1, started=end_by_signal)
 
     monkeypatch.setattr(server, "serve_on", serve_briefly)
-    monkeypatch.setattr(
-        workers, "supervise", lambda *given, grace, started: supervise(*given, grace=1, started=end_by_signal)
-    )
     monkeypatch.setenv("COLUMNS", "160")
 
 

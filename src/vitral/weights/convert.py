@@ -37,7 +37,7 @@ def _for_transformers(weights: Weights, path: Path) -> Sequence[Path]:
     try:
         return huggingface_writing.write(weights, path)
     except WeightsError as error:
-        return huggingface_code.write(weights, path, error.why)
+        return huggingface_code.write(weights, path, error.why or error.what)
 
 
 _WRITERS = {
