@@ -58,10 +58,12 @@ def test_images_in_shards_suggest_to_predict(capsys, photos):
 
 
 @pytest.mark.parametrize(
-    ("best", "epochs", "expected"), [(12, 200, True), (12, 31, False), (60, 100, False), (None, None, False)]
+    ("best", "epochs", "images", "expected"),
+    [(12, 200, 30, True), (12, 200, 29, False), (12, 31, 30, False), (60, 100, 30, False), (None, None, 30, False)],
 )
-def test_a_run_with_wasted_epochs_suggests_early_stop(capsys, tmp_path, best, epochs, expected):
-    result = {"best_epoch": best, "epochs": epochs, "data": "photos"}
+def test_a_run_with_wasted_epochs_suggests_early_stop(capsys, tmp_path, best, epochs, images, expected):
+    """A few validation images choose an epoch by chance."""
+    result = {"best_epoch": best, "epochs": epochs, "data": "photos", "images": {"val": images}}
     _print_result(tmp_path, result)
     assert (f"Epoch {best} of {epochs} was the best; --early-stop 20" in capsys.readouterr().err) == expected
 

@@ -48,7 +48,7 @@ def test_the_time_since_the_command_began_and_the_report_are_part_of_it(photos, 
     assert job.plan.training_seconds == pytest.approx(left, abs=0.1)  # a report takes five
     assert job.run.epochs == int(job.plan.training_seconds * 0.95 / 0.168)
     (reported,) = [choice for choice in job.plan.choices if choice.name == "epochs"]
-    assert f"; {60 - left:.0f} s of 1 min are for planning, test images and report" in reported.reason
+    assert f"; {60 - left:.0f} s of 1 min are for planning, measuring and the report" in reported.reason
 
 
 def test_the_seconds_for_training_are_kept(photos, tmp_path, monkeypatch):

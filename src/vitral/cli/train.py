@@ -134,12 +134,15 @@ def _print_result(folder: Path, result: Any) -> None:
         say(f"\n{evaluation.headline()} on {evaluation.images:,} {images}")
     say(f"Report   {folder / 'report.html'}")
     best, epochs = result.get("best_epoch"), result["epochs"]
-    if best and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
+    enough = result["images"].get("val", 0) >= _SURE
+    if best and enough and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
 
 
 _WASTED_EPOCHS = 20
-"""Epochs after the best one at which `--early-stop` is suggested."""
+"""Epochs after the best one at which `--early-stop` is suggested …"""
+_SURE = 30
+"""… if so many validation images chose it."""
 
 
 def _print_next_commands(folder: Path, result: Any) -> None:

@@ -71,6 +71,7 @@ class ConsoleListener(Callback):
         self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        self.epochs = line.get("epochs", self.epochs)
         parts = [
             f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}",
             f"train loss {line['train_loss']:.4f}",
@@ -92,7 +93,6 @@ class ConsoleListener(Callback):
         if compiling:
             parts.append(f"compiled in {duration(compiling)}")
         self.epoch_seconds.append(line["seconds"] - compiling)
-        self.epochs = line.get("epochs", self.epochs)
         if left := self.epochs - line["epoch"]:
             parts.append(f"{duration(left * median(self.epoch_seconds[-5:]))} left")
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept

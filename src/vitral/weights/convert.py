@@ -62,7 +62,10 @@ def convert(source: str | Path | nn.Module, target: str | Path, to: str, **optio
     return loaded.account
 
 
-_CUSTOM = f"transformers has no such network: it runs {huggingface_code.MODELING} with trust_remote_code=True"
+_CUSTOM = (
+    f"transformers has no class for this network and runs {huggingface_code.MODELING} instead: "
+    'pipeline("image-classification", model=FOLDER, trust_remote_code=True)'
+)
 
 
 def lost(weights: Weights, to: str) -> list[str]:

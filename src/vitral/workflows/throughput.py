@@ -72,7 +72,7 @@ def epochs_within(job: Job, began: float | None = None) -> Fit:
     if began is not None:
         last = (counts.get("val", 0) + counts.get("test", 0)) * validation / current().count + _REPORT
         seconds = max(_LEAST_SHARE * whole, whole - (time.monotonic() - began) - last)
-        why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, test images and report"
+        why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, measuring and the report"
     return Fit(max(1, int(seconds * (1 - RESERVED_SHARE) / epoch)), why, seconds)
 
 
