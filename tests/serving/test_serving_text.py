@@ -63,7 +63,7 @@ def test_lines_of_several_requests_share_a_batch(reader):
     predictor.rows = lambda images: sizes.append(len(images)) or rows(images)
 
     async def ask() -> list[str]:
-        model = Model("reader", predictor, Limits(batch_size=4, batch_wait=0.5), Metrics(None))
+        model = Model("reader", predictor, Limits(batch_size=4, batch_wait=0.5), Metrics())
         decode = Decoder(1, model.limits, model.metrics)
         model.start()
         with model.places.taken(len(LINES)):
