@@ -130,7 +130,7 @@ def test_ranks_plan_the_epochs_again_as_the_first_one_does(photos, tmp_path, mon
     """Each rank measures other times; with a number of its own it would wait forever for the others."""
     monkeypatch.setattr(throughput, "seconds_per_image", lambda job, at_most=None: (0.01, 0.002))
 
-    def again(run: Any, lines: Any, most: int) -> int | None:
+    def again(run: Any, lines: Any, most: int, seconds: float) -> int | None:
         return 2 + current().number if lines[-1]["epoch"] == 1 else None
 
     monkeypatch.setattr(throughput, "plan_again", again)
