@@ -58,7 +58,7 @@ class Kind:
     preprocessing: Preprocessing
     output: dict[str, Any]
     assumed: dict[str, Any]
-    """Fields of the preprocessing as a program assumes them that drops what it was told."""
+    """Defaults of a program that ignores the exported preprocessing."""
 
     def weights(self) -> native.Weights:
         own = self.preprocessing
@@ -217,9 +217,9 @@ def through_timm(folder: Path, image: Path) -> dict[str, float]:
 def through_transformers(folder: Path, image: Path) -> dict[str, float]:
     model = transformers.AutoModelForImageClassification.from_pretrained(folder)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    answers = transformers.pipeline("image-classification", model=model, image_processor=processor, device="cpu")
+    classify = transformers.pipeline("image-classification", model=model, image_processor=processor, device="cpu")
     with Image.open(image) as opened:
-        return {one["label"]: one["score"] for one in answers(opened, top_k=len(NAMES))}
+        return {one["label"]: one["score"] for one in classify(opened, top_k=len(NAMES))}
 
 
 def through_http(weights: Path, image: Path) -> dict[str, float]:
