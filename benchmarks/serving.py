@@ -213,7 +213,7 @@ def _rates(contenders: Sequence[Contender], found: dict[str, Sample], count: int
             "images": None if one is stream else BATCH if one.name == TOGETHER else 1,
             "least": count / max(sample.seconds), "greatest": count / min(sample.seconds),
             "ratio": ratio(found[stream.name], sample), "cpu": 1000 * min(one.seconds) / count,
-            "others": None if one is stream else ratio(sample, found[WORKERS]),
+            "others": None if one is stream or WORKERS not in found else ratio(sample, found[WORKERS]),
         }  # fmt: skip
 
 
