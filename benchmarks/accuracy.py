@@ -20,8 +20,8 @@ import vitral
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
 from vitral.training.run_folder import RunFolder
+from vitral.workflows.planning.command import command
 from vitral.workflows.quantize import quantize
-from vitral.workflows.saving import command
 
 # name → the options, and the required data
 RUNS: dict[str, tuple[dict[str, Any], str | None]] = {

@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.results import Options, Table
 from vitral.data import load
-from vitral.data.near import SIDE, near_pairs, thumbnail
+from vitral.data.checks.near import SIDE, near_pairs, thumbnail
 
 PLANTED = 300
 SIZES = {"cifar10.tar": 10_000, "hymenoptera.tar": 1000}

@@ -21,11 +21,11 @@ import numpy as np
 
 from benchmarks.results import Options, Table
 from vitral.data import DataSet, Split, load
-from vitral.data.groups import folds_of
+from vitral.data.checks.groups import folds_of
 from vitral.evaluation.label_errors import estimate
 from vitral.inference.options import InferenceOptions
-from vitral.workflows.features import features_of
-from vitral.workflows.label_check import out_of_fold
+from vitral.workflows.checks.labels import out_of_fold
+from vitral.workflows.tables.features import features_of
 
 FLIPPED = 0.05
 IMAGES = 10_000

@@ -63,8 +63,8 @@ from vitral.device import Machine, synchronize
 from vitral.evaluation.metrics import wilson_interval
 from vitral.system import cores
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.job import Job
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.plan import plan_run
 
 SET, SMALL = "hymenoptera.tar", "cifar10"
 KEPT = {"train": ("train", 50), "val": ("test", 100)}

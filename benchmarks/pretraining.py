@@ -27,15 +27,15 @@ import torch
 import vitral
 from benchmarks.results import Options, Table
 from vitral.data import Split, load
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import TrainingError
 from vitral.evaluation.fewshot import least_squares
 from vitral.evaluation.neighbors import knn
-from vitral.inference.embedding import head_features
+from vitral.inference.features import head_features
 from vitral.pretraining.methods import METHODS
-from vitral.workflows import plan, run_data
+from vitral.workflows.planning import plan, run_data
 
 MINUTES = 60.0
 FINE_TUNING = 0.1

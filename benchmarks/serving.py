@@ -38,8 +38,8 @@ from benchmarks.load import Answer, closed_loop, multipart, open_loop, request
 from benchmarks.machine import ROOT
 from benchmarks.results import Options, Table
 from vitral.bench.harness import Sample, alternate, ratio
-from vitral.data.lazy_torchvision import torchvision
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.lazy_torchvision import torchvision
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.model import create
 from vitral.serving.server import bind
 from vitral.weights import native

@@ -28,7 +28,7 @@ _OPEN = """
 import json, sys, time
 import torch
 from vitral.data import load
-from vitral.data.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.shards.order import epoch_order
 from vitral.data.splits import with_validation
 

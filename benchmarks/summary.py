@@ -165,7 +165,7 @@ def _times(theirs: Sequence[Row], ours: Sequence[Row]) -> float | None:
 def _short(commit: str) -> str:
     """ "82a2343+" of "82a23433af with changes"."""
     name, _, changed = commit.partition(" ")
-    return name[:7] + "+" * bool(changed)
+    return f"{name[:7]}+" if changed else name[:7]
 
 
 # ---------------------------------------------------------------- whole runs

@@ -22,8 +22,8 @@ from sklearn import metrics
 import vitral
 from benchmarks.results import Options, Table
 from vitral.data import Split, load
+from vitral.data.options import DataOptions
 from vitral.inference.options import AUTO
-from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import evaluate_images
 
 MINUTES = 4.0

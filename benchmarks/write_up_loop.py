@@ -32,13 +32,13 @@ from benchmarks.results import Options, Table
 from vitral.bench.harness import Sample, ratio
 from vitral.data.loader import Batch, Batches
 from vitral.device import choose, cpu_threads, seed_everything
-from vitral.inference.predictor import logits_of
+from vitral.inference.logits import logits_of
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.loop import Averaged, State, fit
 from vitral.training.optimizers import OptimizerSet
-from vitral.workflows.build import initial_model, objective_of
-from vitral.workflows.job import Job
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.running.build import initial_model, objective_of
 
 
 class WriteUp(Callback):

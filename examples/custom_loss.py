@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitral
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
 from vitral.data.loader import Batch, Batches
 from vitral.data.splits import with_validation
 from vitral.device import choose, seed_everything
-from vitral.inference.predictor import logits_of
+from vitral.inference.logits import logits_of
 from vitral.training.callbacks import Callback
 from vitral.training.loop import State, fit
 from vitral.training.objectives.objective import augmented

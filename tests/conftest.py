@@ -23,7 +23,7 @@ import vitral
 from images import MakeImages, noise
 from running import TINY
 from vitral.folders import cache_folder
-from vitral.workflows import execute
+from vitral.workflows.running import execute
 
 # Networks this small lose many times more to waiting for a second thread than it does for them.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -22,7 +22,7 @@ import vitral
 from vitral.cli.main import main
 from vitral.errors import Interrupted
 from vitral.weights.files import read_tensors
-from vitral.workflows import execute
+from vitral.workflows.running import execute
 
 T = TypeVar("T")
 

@@ -72,7 +72,7 @@ def test_the_parser_is_used_nowhere_else() -> None:
         "bounded.py",
         "weights/read/sandbox.py",
         "weights/architectures/__init__.py",
-        "workflows/row_formats.py",
+        "workflows/tables/formats.py",
     }  # own arguments, own package's files, rows of which names may hold surrogates
     users = {p.relative_to(source).as_posix() for p in source.rglob("*.py") if "json.load" in p.read_text("utf-8")}
     assert users <= own

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from images import noise
 from running import as_words
 from vitral.cli.main import main
-from vitral.console import printable, progress, stderr
+from vitral.console import progress, stderr
+from vitral.wording import printable
 
 EVIL = "\x1b[2Jcat\u202egnp.\x07\r"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import vitral
 from vitral.console import Described
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.plan import plan_run
 
 
 def test_results_are_a_line_and_a_table(trained):

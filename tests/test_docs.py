@@ -36,21 +36,21 @@ from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
 from vitral.explanation import benchmark
-from vitral.inference import int8, openvino
+from vitral.inference.engines import int8, openvino
 from vitral.model import ViT, ViTConfig
 from vitral.model.variants import config_fields
 from vitral.serving import server
-from vitral.weights import convert, labels
+from vitral.weights import class_names, convert
 from vitral.weights.files import write_plain
 from vitral.weights.formats import FORMATS
 from vitral.weights.formats.format import translated
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import DEFAULTS
 from vitral.weights.read import hub
-from vitral.workflows import execute
-from vitral.workflows import plan as planning
-from vitral.workflows.draft import Draft
-from vitral.workflows.job import Job
+from vitral.workflows.planning import plan as planning
+from vitral.workflows.planning.draft import Draft
+from vitral.workflows.planning.job import Job
+from vitral.workflows.running import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
@@ -107,7 +107,7 @@ def network(family: str, **changes: Any) -> Weights:
     config = ViTConfig(**{**shape, **changes})
     torch.manual_seed(0)
     state = {name: tensor.normal_(std=0.02) for name, tensor in ViT(config).state_dict().items()}
-    return Weights(config, state, DEFAULTS[family](config.image), labels.default(config.classes), {})
+    return Weights(config, state, DEFAULTS[family](config.image), class_names.default(config.classes), {})
 
 
 def publish(root: Path) -> None:

@@ -12,9 +12,9 @@ from torch import nn
 
 import vitral
 from images import MakeImages
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.inference.predictor import Predictor
 from vitral.kernels import fused, reference_ops

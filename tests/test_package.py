@@ -18,8 +18,8 @@ from vitral import errors
 SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
-    {"activity", "bounded", "_version", "web", "fonts"},
-    {"errors", "console", "folders", "stopping", "digest", "threads"},
+    {"activity", "bounded", "_version", "web", "fonts", "wording"},
+    {"errors", "console", "folders", "stopping", "digest", "thread_pool"},
     {"plugins"},
     {"atomic", "system"},
     {"device"},
@@ -40,10 +40,11 @@ LAYERS = [
 """Lowest first. A part imports those below it, and of its own layer only itself."""
 
 PURE = {
-    "kernels": {"bounded", "errors", "folders", "digest", "system"},
-    "model": {"bounded", "errors", "console", "folders", "digest", "plugins", "kernels"},
+    "kernels": {"bounded", "wording", "errors", "folders", "digest", "system"},
+    "model": {"bounded", "wording", "errors", "console", "folders", "digest", "plugins", "kernels"},
     "serving": {
         "bounded",
+        "wording",
         "_version",
         "web",
         "errors",
@@ -107,7 +108,7 @@ def test_threads_that_need_torchvision_do_not_meet():
     """Two threads that import different parts of torchvision at the same time would get an incomplete module."""
     code = (
         "import sys; from concurrent.futures import ThreadPoolExecutor\n"
-        "from vitral.data import decode, lazy_torchvision as lazy\n"
+        "from vitral.data.images import decode, lazy_torchvision as lazy\n"
         "assert not lazy.loaded() and decode._jpeg_operator() is None and 'torchvision' not in sys.modules\n"
         "lazy._MANY = 1\n"
         "with ThreadPoolExecutor(8) as pool: list(pool.map(lazy.preload, range(12)))\n"

@@ -13,7 +13,7 @@ import pytest
 
 from vitral import plugins
 from vitral.data import DataSet, Split, load, sources
-from vitral.data.validate import check
+from vitral.data.checks.validate import check
 from vitral.errors import DataError, UsageError
 from vitral.plugins import Extensible
 

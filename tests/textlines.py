@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.model import DecoderConfig, EncoderDecoder, EncoderDecoderConfig, ViTConfig
 from vitral.weights import native
 

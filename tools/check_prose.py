@@ -1,4 +1,4 @@
-"""Check the words of the repository: openings of docstrings, and American spelling. Prints what to mend, exits with 1.
+"""Check the words of the repository: docstrings, spelling, idioms that stop a reader. Print what to mend, exit with 1.
 
 python tools/check_prose.py
 """
@@ -17,6 +17,9 @@ PROSE = ("*.md", "*.py", "*.jinja", "*.css", "*.cpp")
 
 OPENING = re.compile(r"(What|Whether|Where|How|Who|Whose|Which|When)\b")
 """Words that begin a subordinate clause: a docstring begins with an imperative or a noun phrase."""
+
+SUBJECT = re.compile(r"(?:^|[.;:\n]\s+)`(\w+)` (?:is|are|returns|receives|has|have|may|names|states|turns)\b")
+"""A sentence about an argument."""
 
 WORDS = {
     r"pictures?": "image",
@@ -45,6 +48,46 @@ def openings(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{node.lineno}: a docstring begins with “{found[0]}”"
 
 
+def arguments(path: Path) -> Iterator[str]:
+    """Sentences of docstrings about an argument that the function does not have, nor its module any such name."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = list(ast.walk(tree))
+    known = {part for node in nodes for part in _names(node)}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            for found in SUBJECT.finditer(text):
+                if found[1] not in known:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: `{found[1]}` is no argument of {node.name}"
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for field in ("id", "attr", "arg", "name", "asname"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield name
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bool):
+        yield str(node.value)
+
+
+def idioms(path: Path) -> Iterator[str]:
+    """Texts and lists that are multiplied by a truth value."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+            continue
+        if _is_text(node.left) and _is_truth(node.right):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:60]}: write a conditional expression"
+
+
+def _is_text(node: ast.expr) -> bool:
+    text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return text or isinstance(node, ast.JoinedStr | ast.List)
+
+
+def _is_truth(node: ast.expr) -> bool:
+    inverted = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return inverted or isinstance(node, ast.Compare | ast.BoolOp) or ast.unparse(node).startswith("bool(")
+
+
 def spellings(path: Path) -> Iterator[str]:
     """Words that the house writes otherwise."""
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -60,7 +103,8 @@ def main() -> int:
     texts |= set(ROOT.glob("*.md"))
     checked = sorted(path for path in texts if str(path.relative_to(ROOT)) not in EXEMPT)
     checked = [path for path in checked if "results" not in path.parts and "golden" not in path.parts]
-    found = [line for path in modules for line in openings(path)]
+    found = [line for path in modules for check in (openings, arguments) for line in check(path)]
+    found += [line for path in modules if "tests" not in path.parts for line in idioms(path)]
     found += [line for path in checked for line in spellings(path)]
     print("\n".join(found) or "Prose: no docstring or word to mend")
     return 1 if found else 0

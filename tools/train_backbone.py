@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import vitral
 from vitral.data.dataset import Split
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.sources import load
 from vitral.device import Machine, choose, seed_everything, synchronize
 from vitral.evaluation.metrics import wilson_interval
@@ -39,7 +39,7 @@ from vitral.training.loop import Averaged
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.step import CapturedStep, NoMonitor, Step
-from vitral.weights import labels as names
+from vitral.weights import class_names as names
 from vitral.weights import native
 
 SIZES = {64: 0.15, 96: 0.25, 128: 0.45, 160: 0.15}

@@ -92,7 +92,7 @@ def _sandbox(path: Path) -> object:
 def _config(data: bytes) -> object:
     """Parse the configuration of a network, or of its preprocessing, as in headers and `config.json`."""
     from vitral import bounded
-    from vitral.data.preprocessing import Preprocessing
+    from vitral.data.images.preprocessing import Preprocessing
     from vitral.errors import WeightsError
     from vitral.model.registry import config_from_json
 
@@ -146,7 +146,7 @@ def _archive(path: Path) -> object:
 
 
 def _image(data: bytes) -> object:
-    from vitral.data.decode import probe, read_image
+    from vitral.data.images.decode import probe, read_image
 
     found = probe(data)
     return read_image(data) if found.height * found.width < 1 << 20 else None

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from benchmarks.servers import best, words
-from vitral.data.lazy_torchvision import torchvision
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.export.exporting import metadata
 from vitral.export.target import Job
 from vitral.export.targets import TARGETS

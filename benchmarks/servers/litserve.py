@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.servers import best, words
-from vitral.data.lazy_torchvision import torchvision
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.inference.predictor import load
 from vitral.system import cores
 

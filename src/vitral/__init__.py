@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitral.data import DataSet
     from vitral.data import load as load_data
-    from vitral.data.preprocessing import Preprocessing
-    from vitral.data.validate import check as check_data
+    from vitral.data.checks.validate import check as check_data
+    from vitral.data.images.preprocessing import Preprocessing
     from vitral.errors import VitralError
     from vitral.evaluation.metrics import Evaluation
     from vitral.explanation.explain import explain
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from vitral.training.options import Run
     from vitral.weights.convert import convert
     from vitral.workflows.evaluate import evaluate
-    from vitral.workflows.execute import TrainedRun
-    from vitral.workflows.inspect import inspect
+    from vitral.workflows.inspection import inspect
     from vitral.workflows.pretrain import pretrain
+    from vitral.workflows.running.execute import TrainedRun
     from vitral.workflows.train import train
     from vitral.workflows.verify import verify
 
@@ -73,18 +73,18 @@ _HOME = {
     "Heatmap": "vitral.explanation.heatmap",
     "Prediction": "vitral.inference.predictions",
     "Predictor": "vitral.inference.predictor",
-    "Preprocessing": "vitral.data.preprocessing",
+    "Preprocessing": "vitral.data.images.preprocessing",
     "Run": "vitral.training.options",
-    "TrainedRun": "vitral.workflows.execute",
+    "TrainedRun": "vitral.workflows.running.execute",
     "ViT": "vitral.model",
     "ViTConfig": "vitral.model",
     "VitralError": "vitral.errors",
-    "check_data": "vitral.data.validate:check",
+    "check_data": "vitral.data.checks.validate:check",
     "convert": "vitral.weights.convert",
     "create": "vitral.model",
     "evaluate": "vitral.workflows.evaluate",
     "explain": "vitral.explanation.explain",
-    "inspect": "vitral.workflows.inspect",
+    "inspect": "vitral.workflows.inspection",
     "load": "vitral.inference.predictor",
     "load_data": "vitral.data:load",
     "pretrain": "vitral.workflows.pretrain",

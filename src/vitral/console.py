@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,23 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitral import activity
-
-
-def printable(text: str) -> str:
-    """Escape invisible characters that a terminal acts on: control characters except line breaks and tabs, marks that
-    change the text direction, and bytes of file names that are not text.
-    """
-    return _UNPRINTABLE.sub(as_escape, text)
-
-
-def as_escape(found: re.Match[str]) -> str:
-    r"""Return the escape of a character, and of a byte that is no text as Python writes bytes: `\xff`."""
-    if "\udc80" <= found[0] <= "\udcff":
-        return f"\\x{ord(found[0]) & 0xFF:02x}"
-    return found[0].encode("unicode_escape").decode("ascii")
-
-
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+from vitral.wording import flag, printable
 
 
 class _Console(Console):
@@ -95,30 +78,6 @@ class Described:
         return html_table(
             type(self).__name__, [(name, html.escape(printable(value))) for name, value in self.described().items()]
         )
-
-
-def duration(seconds: float) -> str:
-    """3725 → "1 h 2 min", 105 → "1 min 45 s", 3.2 → "3.2 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def count(number: float, singular: str = "", plural: str = "") -> str:
-    """Format a count: 1234 → "1,234"; with words, "1 image", "2 images"."""
-    word = singular if number == 1 else plural or f"{singular}s"
-    return f"{number:,} {word}" if singular else f"{number:,}"
-
-
-def flag(name: str) -> str:
-    """Return the flag of an option: `--lr-batch` for `lr_batch`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def command_line(command: str, arguments: Iterable[object], options: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from vitral.console import count
 from vitral.errors import UsageError
 from vitral.system import cpu_flags, cpu_name, excluded_cpu_flags, memory_bytes
+from vitral.wording import count
 
 Precision = Literal["fp32", "bf16"]
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
+from vitral.wording import count, some
+
 
 class VitralError(Exception):
     """An error message of at most five lines: what, where, why, what to type.
@@ -52,6 +54,20 @@ class ImageError(DataError):
     def __init__(self, name: str, why: str, *, where: str | None = None, hint: str | None = None):
         self.name = name
         super().__init__("cannot read image", where=where or name, why=why, hint=hint)
+
+
+SKIP_HINT = "--bad-images skip leaves them out"
+
+
+def unreadable(names: Iterable[str], *, where: object = None, hint: str = SKIP_HINT) -> DataError:
+    """Return the error of a command that needs all images; `names`, with reasons if they are known."""
+    names = list(names)
+    return DataError(count(len(names), "unreadable image"), where=where, why=some(names), hint=hint)
+
+
+def none_readable(names: Iterable[str], *, where: object = None) -> DataError:
+    """Return the error of a command of whose images none can be read."""
+    return DataError("no readable image", where=where, why=some(names))
 
 
 class WeightsError(VitralError, ValueError):

@@ -3,8 +3,8 @@
     [project.entry-points."vitral.sources"]
     letters = "vitral_x.letters"
 
-Groups: `vitral.sources`, `vitral.networks`, `vitral.formats`, `vitral.methods` and `vitral.trackers`; `vitral.testing`
-has the contracts of their entries. Metadata is read when a name is not
+Groups: `vitral.sources`, `vitral.tasks`, `vitral.networks`, `vitral.formats`, `vitral.methods` and `vitral.trackers`;
+`vitral.testing` has the contracts of their entries, but for tasks. Metadata is read when a name is not
 built in, and a package is imported when its entry is used.
 """
 

@@ -18,7 +18,7 @@ from vitral.bench.models import of_config
 from vitral.bench.report import VITRAL
 from vitral.device import choose
 from vitral.errors import MissingExtraError, UsageError
-from vitral.inference import int8, openvino
+from vitral.inference.engines import int8, openvino
 from vitral.model import BiTConfig, Network, ViTConfig
 
 SUBJECT = of_config("tiny", ViTConfig(image_size=32, patch_size=16, dim=16, depth=2, heads=2, mlp_dim=32, classes=5))

@@ -20,7 +20,7 @@ from vitral.bench.peers import PEERS, Peer, chosen
 from vitral.bench.report import VITRAL
 from vitral.data import Split
 from vitral.data import load as load_data
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import ViTConfig, summarize
 

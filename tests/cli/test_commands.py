@@ -15,7 +15,7 @@ from running import TINY, as_json, as_words, printed
 from vitral.cli.main import main
 from vitral.cli.train import _print_result
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.run_data import load_run_data
+from vitral.workflows.planning.run_data import load_run_data
 
 WORDS = as_words({**TINY, "epochs": 1})
 

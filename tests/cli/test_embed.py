@@ -25,8 +25,8 @@ from running import as_json, fork, printed
 from vitral.errors import UsageError
 from vitral.inference.sources import find
 from vitral.workflows.embed import FeatureFile, Features, most_similar
-from vitral.workflows.image_table import model_hash
-from vitral.workflows.row_file import RowFile
+from vitral.workflows.tables.image_table import model_hash
+from vitral.workflows.tables.row_file import RowFile
 
 SHARED = ("--device", "cpu", "--precision", "fp32")
 
@@ -61,7 +61,7 @@ def test_embed_as_npz(capsys, run, photos, predictor):
 
 def test_embed_as_parquet(capsys, run, photos, predictor, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("vitral.workflows.feature_formats._GROUP", 5)
+    monkeypatch.setattr("vitral.workflows.tables.feature_formats._GROUP", 5)
     shutil.copy(paths()[0], b"photos/cat/\xff.png")
     printed(capsys, "embed", run, photos, "--out", "f.parquet", *SHARED)
     table = parquet.read_table("f.parquet")
@@ -265,8 +265,8 @@ FINISH = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from vitral.workflows import feature_formats
-from vitral.workflows.row_formats import pyarrow
+from vitral.workflows.tables import feature_formats
+from vitral.workflows.tables.formats import pyarrow
 
 suffix, count, width = sys.argv[1], 100_000, 384
 form = feature_formats.FORMATS[suffix](["path", "features", "error"])

@@ -66,7 +66,7 @@ def test_bugs_are_reported_as_such(capsys, monkeypatch):
 
 
 def test_ctrl_c_before_anything_is_saved(capsys, monkeypatch, photos):
-    from vitral.workflows import execute
+    from vitral.workflows.running import execute
 
     def stopped(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -79,7 +79,7 @@ def test_ctrl_c_before_anything_is_saved(capsys, monkeypatch, photos):
 
 def test_ctrl_c_while_the_report_is_written(capsys, monkeypatch, photos):
     """Training is finished; the command to resume writes the rest."""
-    from vitral.workflows import execute
+    from vitral.workflows.running import execute
 
     written = execute._report
     monkeypatch.setattr(execute, "_report", lambda *_: os.kill(os.getpid(), signal.SIGINT))

@@ -14,8 +14,9 @@ from PIL import Image
 
 import vitral
 from images import noise
-from vitral.data import groups, load
-from vitral.data.groups import near_sets, with_near
+from vitral.data import load
+from vitral.data.checks import groups
+from vitral.data.checks.groups import near_sets, with_near
 from vitral.data.sources.unlabeled import load_images
 from vitral.data.splits import with_validation
 from vitral.data.targets import Labeling

@@ -12,8 +12,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from images import noise
-from vitral.data import augmentation_ops as operations
-from vitral.data.augmentation_ops import (
+from vitral.data.images import augmentation_ops as operations
+from vitral.data.images.augmentation_ops import (
     BINS,
     MATRICES,
     OPERATIONS,

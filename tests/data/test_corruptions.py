@@ -12,11 +12,11 @@ from torch import Tensor
 import vitral
 from running import as_json, printed
 from vitral.console import stdout
-from vitral.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
+from vitral.data.images.corruptions import CORRUPTIONS, STRENGTHS, corrupted
+from vitral.data.options import OWN_DATA
 from vitral.errors import UsageError
 from vitral.inference.options import InferenceOptions
 from vitral.workflows.corruptions import evaluate_corruptions
-from vitral.workflows.data_options import OWN_DATA
 from vitral.workflows.evaluate import evaluate_images
 
 SIDE = 96
@@ -74,6 +74,6 @@ def test_the_same_figures_whatever_the_order_and_the_global_seed(
 def test_other_evaluations_are_refused(trained: vitral.TrainedRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--corruptions" in printed(capsys, "evaluate", str(trained.folder), "--corruptions", "--knn", "3", code=2)[1]
     evaluated = evaluate_images(str(trained.folder), OWN_DATA, InferenceOptions("cpu"))
-    evaluated.predictor.output = type("Other", (), {"task": "numbers"})()  # type: ignore[assignment]
+    evaluated.predictor.output = type("Other", (), {"task": "numbers", "one_class": False})()  # type: ignore[assignment]
     with pytest.raises(UsageError, match="one class an image"):
         evaluate_corruptions(evaluated)

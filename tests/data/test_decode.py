@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vitral.data import decode as intake
-from vitral.data import lazy_torchvision as kernels
-from vitral.data.decode import probe, read_image
-from vitral.data.pixels import ORIENTATION
+from vitral.data.images import decode as intake
+from vitral.data.images import lazy_torchvision as kernels
+from vitral.data.images.decode import probe, read_image
+from vitral.data.images.pixels import ORIENTATION
 from vitral.errors import ImageError
 
 H, W = 24, 40

@@ -15,8 +15,8 @@ from PIL import Image
 import vitral
 from running import printed, train
 from vitral.data import DataSet, Split, load
-from vitral.data.decode import read_image
-from vitral.data.depth import Depth, depth_of, leveled
+from vitral.data.images.decode import read_image
+from vitral.data.images.depth import Depth, depth_of, leveled
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.inference.inputs import pixels_of
 from vitral.weights.preprocessing_configs import differences
@@ -62,7 +62,7 @@ def test_strips_of_a_large_image_have_its_levels(tmp_path, monkeypatch):
         path = saved(values if name == "one.png" else values.astype(np.int32), tmp_path / name)
         whole = read_image(path, levels=(100, 3000))
         with monkeypatch.context() as patched:
-            patched.setattr("vitral.data.pixels._STRIP", 1000)
+            patched.setattr("vitral.data.images.pixels._STRIP", 1000)
             assert np.array_equal(read_image(path, levels=(100, 3000)), whole)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from vitral.data import load
 from vitral.data.sources.lines import load_lines
-from vitral.data.text import decode
+from vitral.data.tokens import decode
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

@@ -15,7 +15,7 @@ import pytest
 
 from images import MakeImages
 from vitral.data import DataSet, Split, load
-from vitral.data.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.splits import with_validation
 
 FOLDERS = {"train/cat": 6, "train/dog": 4, "test/cat": 2, "test/dog": 2}

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from running import sampled
-from vitral.data import decode as intake
-from vitral.data import pixels
 from vitral.data.archives import InMemoryTar, open_files
-from vitral.data.decode import read_image
+from vitral.data.images import decode as intake
+from vitral.data.images import pixels
+from vitral.data.images.decode import read_image
 from vitral.errors import DataError, ImageError
 
 READ = """
 import sys
-from vitral.data.decode import read_image
+from vitral.data.images.decode import read_image
 from vitral.errors import ImageError
 def peak():
     with open("/proc/self/status") as file:

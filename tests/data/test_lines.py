@@ -9,7 +9,7 @@ from textlines import draw, write_lines
 from vitral.data import load
 from vitral.data.sources.lines import load_lines
 from vitral.data.splits import with_validation
-from vitral.data.text import END, PADDING, SPECIAL, decode, encode, vocabulary
+from vitral.data.tokens import END, PADDING, SPECIAL, decode, encode, vocabulary
 from vitral.errors import DataError
 
 

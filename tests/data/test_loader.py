@@ -18,11 +18,11 @@ from PIL import Image
 from images import noise
 from running import sampled
 from vitral.data import Split
-from vitral.data.augmentation import Augmentation
-from vitral.data.decode import read_image
-from vitral.data.images import Images
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.decode import read_image
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.prepared import Images
 
 CPU = torch.device("cpu")
 

@@ -12,13 +12,13 @@ from PIL import Image
 from images import MakeImages, scene
 from running import as_json, printed, train
 from vitral.data import load
-from vitral.data.groups import FEW, joined, near_sets, whole_groups
-from vitral.data.near import near_pairs, thumbnail, unsearchable
+from vitral.data.checks.groups import FEW, joined, near_sets, whole_groups
+from vitral.data.checks.near import near_pairs, thumbnail, unsearchable
+from vitral.data.checks.validate import check
 from vitral.data.splits import subset, with_validation
-from vitral.data.validate import check
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.plan import plan_run
-from vitral.workflows.run_data import load_run_data
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.planning.run_data import load_run_data
 
 
 def compressed(image: Image.Image) -> Image.Image:
@@ -121,7 +121,7 @@ def test_a_run_finds_its_cut_again(repeated: Path, tmp_path: Path, monkeypatch: 
     run = train(repeated, tmp_path / "run", epochs=1)
     plan = RunFolder(run.folder).read_plan()
     assert len(plan.near) == 8
-    monkeypatch.setattr("vitral.data.groups.near_pairs", lambda *given: pytest.fail("searched again"))
+    monkeypatch.setattr("vitral.data.checks.groups.near_pairs", lambda *given: pytest.fail("searched again"))
     own = load_run_data(plan)
     assert own.changes == ()
     assert near_sets(load(repeated)["train"]) == plan.near, "from the cache"

@@ -20,10 +20,10 @@ import vitral
 from images import noise
 from running import TINY, as_json
 from vitral.data import load
+from vitral.data.checks.validate import check
 from vitral.data.shards import remote
 from vitral.data.shards.cache import ShardCache
 from vitral.data.targets import Labeling
-from vitral.data.validate import check
 from vitral.errors import DataError, MissingExtraError
 
 

@@ -32,12 +32,12 @@ from running import in_child
 from vitral.cli.main import main
 from vitral.data import Split, dataset, loader
 from vitral.data import load as load_data
-from vitral.data.augmentation import Augmentation
-from vitral.data.images import Images
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
 from vitral.data.pixel_cache import Entry, PixelCache, pixels_key, title_of
-from vitral.data.preprocessing import Preprocessing
-from vitral.workflows.features import content
+from vitral.data.prepared import Images
+from vitral.workflows.tables.features import content
 
 SIZE = (8, 12)
 PREPROCESSING = Preprocessing(SIZE)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from images import noise
-from vitral.data.augmentation import Augmentation, random_affine, random_erase, random_shift
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.augmentation import Augmentation, random_affine, random_erase, random_shift
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 
 

@@ -25,9 +25,9 @@ import vitral
 from images import MakeImages
 from running import TINY, as_json, same_bits, weights_of
 from vitral.data import DataSet, Split, load
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
 from vitral.data.shards import order, remote, remote_store
 from vitral.data.shards.cache import VARIABLE, ShardCache
 from vitral.data.shards.index import Manifest

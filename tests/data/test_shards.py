@@ -23,14 +23,14 @@ import vitral
 from images import MakeImages, noise
 from running import TINY, as_json, printed, same_bits, weights_of
 from vitral.data import DataSet, load
-from vitral.data.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint
+from vitral.data.checks.validate import check
 from vitral.data.loader import Batches
 from vitral.data.shards import packing, writing
 from vitral.data.shards.index import MANIFEST, RECORD, Manifest
 from vitral.data.shards.patterns import braces, is_pattern
 from vitral.data.shards.reading import sha256_of
 from vitral.data.shards.writing import Written, write_shards
-from vitral.data.validate import check
 from vitral.errors import DataError, ImageError, UsageError
 
 COUNTS = {"train/cat": 9, "train/dog": 7, "val/cat": 2, "val/dog": 3}
@@ -175,8 +175,8 @@ def test_the_command_writes_them(photos: Path, tmp_path: Path, capsys: pytest.Ca
 def test_worker_processes_read_them(shards: Path) -> None:
     import torch
 
-    from vitral.data.augmentation import Augmentation
-    from vitral.data.preprocessing import Preprocessing
+    from vitral.data.images.augmentation import Augmentation
+    from vitral.data.images.preprocessing import Preprocessing
 
     images = load(shards)["train"]
     copied = pickle.loads(pickle.dumps(images.select(range(3, 9)).fetch))  # noqa: S301 - written here

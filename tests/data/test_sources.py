@@ -15,10 +15,10 @@ from PIL import Image
 
 from images import MakeImages, noise
 from vitral.data import SOURCES, DataSet, load
-from vitral.data.dataset import natural, shown
+from vitral.data.checks.validate import check
 from vitral.data.sources.layout import LAYOUTS
-from vitral.data.validate import check
 from vitral.errors import DataError, ImageError, UsageError, VitralError
+from vitral.wording import natural, shown
 
 SPLIT_FOLDERS = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1, "test/dog": 2}
 

@@ -14,9 +14,9 @@ from images import MakeImages, noise
 from running import as_json, printed, train
 from vitral.cli.main import main
 from vitral.data import load
+from vitral.data.checks.validate import check
 from vitral.data.dataset import split_name
 from vitral.data.targets import Labeling
-from vitral.data.validate import check
 from vitral.errors import DataError
 
 

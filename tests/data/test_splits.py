@@ -11,7 +11,7 @@ from vitral.data.dataset import Numbered, Pixels, spread
 from vitral.data.splits import subset, with_validation
 from vitral.errors import DataError, UsageError
 from vitral.training.options import Run
-from vitral.workflows.run_data import split_for
+from vitral.workflows.planning.run_data import split_for
 
 
 def made(counts: dict[str, list[int]]) -> DataSet:

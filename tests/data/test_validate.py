@@ -12,7 +12,7 @@ from rich.console import Console
 
 from images import MakeImages, noise
 from vitral.data import load
-from vitral.data.validate import DataCheck, Unreadable, check, readable
+from vitral.data.checks.validate import DataCheck, Unreadable, check, readable
 from vitral.errors import DataError, UsageError
 
 

@@ -63,7 +63,7 @@ def machines() -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_a_cut_link_ends_both_machines_and_the_run_goes_on(machines, make_images, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
+    monkeypatch.setattr("vitral.workflows.running.execute._report", lambda *_: None)  # drawing is slow
     monkeypatch.setattr(heartbeat, "LOST", 8.0)
     photos, out, cut = make_images({"a": 15, "b": 15}), tmp_path / "cut", tmp_path / "link is cut"
     link = {"MASTER_ADDR": ADDRESSES[0], "GLOO_SOCKET_IFNAME": "cable", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}

@@ -12,9 +12,10 @@ from vitral.data import load
 from vitral.device import choose
 from vitral.distributed.ranks import Ranks
 from vitral.errors import UsageError
-from vitral.workflows import memory, plan_ranks
-from vitral.workflows.draft import Draft
-from vitral.workflows.plan import STEPS, draft_run
+from vitral.workflows.planning import memory
+from vitral.workflows.planning import ranks as plan_ranks
+from vitral.workflows.planning.draft import Draft
+from vitral.workflows.planning.plan import STEPS, draft_run
 
 MIB = 2**20
 

@@ -31,7 +31,7 @@ def photos(make_images) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch) -> None:
-    monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
+    monkeypatch.setattr("vitral.workflows.running.execute._report", lambda *_: None)  # drawing is slow
 
 
 WIDE: dict[str, Any] = {"dim": 192, "mlp_dim": 768}

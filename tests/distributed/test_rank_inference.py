@@ -29,7 +29,7 @@ def run(trained: vitral.TrainedRun) -> Path:
 def photos(make_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """23 images in batches of 2, two of them unreadable."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitral.workflows.memory.EVAL_BATCH", 2)
+    monkeypatch.setattr("vitral.workflows.planning.memory.EVAL_BATCH", 2)
     folder = make_images({"day": 11, "night": 12})
     (folder / "day/3.png").write_bytes(b"no image")
     (folder / "night/7.png").write_bytes(b"")
@@ -62,7 +62,7 @@ def test_each_image_is_computed_once_and_all_ranks_return_the_evaluation(run, ph
         return compute(predictors, batches, ranks)
 
     monkeypatch.setattr(evaluating, "_logits", noted)
-    monkeypatch.setattr("vitral.workflows.memory.EVAL_BATCH", 11)
+    monkeypatch.setattr("vitral.workflows.planning.memory.EVAL_BATCH", 11)
     expected = vitral.evaluate(run, photos, bad_images="skip", device="cpu")
 
     def work() -> int:

@@ -17,7 +17,8 @@ from vitral.distributed.ranks import current, joined
 from vitral.distributed.strategies import STRATEGIES
 from vitral.distributed.tensors import is_sharded
 from vitral.training.loop import Averaged
-from vitral.workflows import plan_ranks, throughput
+from vitral.workflows.planning import ranks as plan_ranks
+from vitral.workflows.planning import throughput
 
 PLAIN: dict[str, Any] = {}
 MIXED = {
@@ -112,8 +113,8 @@ def compared(
 ) -> None:  # fmt: skip
     """Compare one process with these numbers of ranks."""
     options = {"val_fraction": 0.2, **options}
-    monkeypatch.setattr("vitral.workflows.memory.EVAL_BATCH", 2)  # four batches of validation
-    monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
+    monkeypatch.setattr("vitral.workflows.planning.memory.EVAL_BATCH", 2)  # four batches of validation
+    monkeypatch.setattr("vitral.workflows.running.execute._report", lambda *_: None)  # drawing is slow
     whole = history(train(photos, tmp_path / "one", **options).folder)
     for count in counts:
         out = tmp_path / f"{count}"

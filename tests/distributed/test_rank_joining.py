@@ -30,7 +30,7 @@ def photos(make_images) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
+    monkeypatch.setattr("vitral.workflows.running.execute._report", lambda *_: None)  # drawing is slow
 
 
 def in_rank(number: int, act: Callable[[], object], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

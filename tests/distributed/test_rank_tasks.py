@@ -54,8 +54,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitral.workflows.execute._report", lambda *_: None)  # drawing takes longer than training
-    monkeypatch.setattr("vitral.workflows.memory.EVAL_BATCH", 2)  # several batches of validation
+    monkeypatch.setattr("vitral.workflows.running.execute._report", lambda *_: None)  # drawing is slow
+    monkeypatch.setattr("vitral.workflows.planning.memory.EVAL_BATCH", 2)  # several batches of validation
 
 
 def command(data: Path, out: Path, *more: str, **options: object) -> list[str]:

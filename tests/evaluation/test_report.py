@@ -11,11 +11,11 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vitral.console import count
 from vitral.errors import WriteError
 from vitral.evaluation import measure
+from vitral.evaluation.page_numbers import amount, compact, duration
 from vitral.evaluation.report import Mistake, ReportContent, render, write_report
-from vitral.evaluation.wording import amount, compact, duration
+from vitral.wording import count
 
 HOSTILE = "<script>alert('1')</script>\"onerror=\"x&amp;"
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -11,7 +11,7 @@ from tiny import VARIANTS, network, random_images
 
 import vitral
 from images import noise
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import ImageError, UsageError
 from vitral.explanation.methods import METHODS

@@ -16,7 +16,7 @@ from tiny import SHAPE, network
 from torch import nn
 
 from vitral.data.dataset import Pixels, Split
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import UsageError
 from vitral.explanation import benchmark as b

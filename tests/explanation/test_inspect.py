@@ -16,7 +16,7 @@ from tiny import VARIANTS, network, random_images
 import vitral
 from images import MakeImages
 from vitral.cli.main import main
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.explanation.inspect.drawing import as_colors, tiled
 from vitral.explanation.inspect.panels import NAMES, inspect_network, worked_example
 from vitral.inference.predictor import Predictor
@@ -24,7 +24,7 @@ from vitral.model import BiT, BiTConfig
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.native import Weights
-from vitral.workflows.inspect import folder_for, inspect, render
+from vitral.workflows.inspection import folder_for, inspect, render
 
 KINDS = ("oblong", "map-with-prefix", "none", "distilled-with-registers", "root-with-patches")
 BIT = BiTConfig(image_size=32, layers=(1,), classes=2)

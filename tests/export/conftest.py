@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitral.inference import openvino
+from vitral.inference.engines import openvino
 
 
 @pytest.fixture(autouse=True)

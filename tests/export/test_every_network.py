@@ -12,7 +12,7 @@ from tiny import VARIANTS, moderate
 
 import vitral
 from running import sampled, soak
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.export import TARGETS, export_model
 from vitral.export.proof import prove

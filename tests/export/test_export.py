@@ -273,7 +273,7 @@ class TestTorch:
 class TestOpenVINO:
     @pytest.mark.slow
     def test_metadata_and_shapes(self):
-        from vitral.inference.openvino import package, shared_core
+        from vitral.inference.engines.openvino import package, shared_core
 
         package()
         folder = export_model("demo", "openvino", out="there").folder

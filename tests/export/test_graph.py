@@ -15,7 +15,7 @@ import torch
 
 import vitral
 from images import noise
-from vitral.data.preprocessing import INTERPOLATIONS, Preprocessing, _has_fast_uint8_resize
+from vitral.data.images.preprocessing import INTERPOLATIONS, Preprocessing, _has_fast_uint8_resize
 from vitral.errors import UsageError
 from vitral.export import export_model
 from vitral.export.graph import FILTERS, WithPreprocessing

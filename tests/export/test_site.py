@@ -22,8 +22,8 @@ import vitral
 from browser import DROP, HEIGHTS, PATIENCE, SCREENS, Visit, another, chromium, percent, require_chromium
 from images import noise
 from npmpackages import AXE, real
-from vitral.data.decode import read_image
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.decode import read_image
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.demo import IMAGES
 from vitral.explanation.drawing import enlarged
 from vitral.explanation.explain import explain

@@ -28,7 +28,7 @@ from torchvision.transforms.v2 import functional as transforms
 import vitral
 from browser import Visit, chromium
 from npmpackages import real
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.demo import IMAGES
 from vitral.errors import UsageError, WeightsError
 from vitral.export import export_model
@@ -195,7 +195,7 @@ def through_torch(folder: Path, image: Path) -> dict[str, float]:
 
 
 def through_openvino(folder: Path, image: Path) -> dict[str, float]:
-    from vitral.inference.openvino import package, shared_core
+    from vitral.inference.engines.openvino import package, shared_core
 
     package()
     compiled = shared_core().compile_model(

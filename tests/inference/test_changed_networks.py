@@ -14,8 +14,8 @@ from torch.nn.utils import parametrize
 
 import vitral
 from vitral.errors import UsageError, WeightsError
-from vitral.inference.compiled import unavailable_reason
-from vitral.inference.int8 import observe
+from vitral.inference.engines.compiled import unavailable_reason
+from vitral.inference.engines.int8 import observe
 from vitral.model.vit import MLP, Attention, Block
 
 SIZES: dict[str, Any] = {

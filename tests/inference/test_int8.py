@@ -14,8 +14,8 @@ from tiny import KERNELS, VARIANTS, moderate, random_images
 from torch import nn
 
 from vitral.errors import UsageError
-from vitral.inference import int8
-from vitral.inference.int8 import layer_names, observe, quantized, unsupported_reason
+from vitral.inference.engines import int8
+from vitral.inference.engines.int8 import layer_names, observe, quantized, unsupported_reason
 from vitral.model import BiT, BiTConfig, ViT
 
 computed = pytest.mark.skipif(bool(int8.unavailable_reason()), reason=int8.unavailable_reason())
@@ -119,7 +119,7 @@ def test_reasons_for_unavailability(monkeypatch):
 WITHOUT_VNNI = """
 import torch
 from tiny import VARIANTS, moderate, random_images
-from vitral.inference import int8
+from vitral.inference.engines import int8
 from vitral.kernels import cpu
 cpu.supports_linear = lambda *_, **__: False  # its kernels look at the CPU itself
 config = VARIANTS["paper"]

@@ -22,9 +22,9 @@ from running import mostly_slow
 from vitral.cli.main import main
 from vitral.device import choose
 from vitral.errors import MissingExtraError, UsageError
-from vitral.inference import openvino
-from vitral.inference.int8 import fake_quantized, has_fused_blocks, observe
-from vitral.inference.openvino import compiled
+from vitral.inference.engines import openvino
+from vitral.inference.engines.int8 import fake_quantized, has_fused_blocks, observe
+from vitral.inference.engines.openvino import compiled
 from vitral.inference.predictor import Predictor
 from vitral.model import BiT, BiTConfig
 from vitral.workflows.quantize import quantize

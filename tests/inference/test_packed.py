@@ -12,8 +12,8 @@ from tiny import KERNELS, VARIANTS, moderate, random_images
 from torch import nn
 
 from running import mostly_slow
-from vitral.inference import packed as module
-from vitral.inference.packed import is_faster, packable, packed
+from vitral.inference.engines import packed as module
+from vitral.inference.engines.packed import is_faster, packable, packed
 from vitral.model import BiT, BiTConfig, ViT
 
 HALF, SINGLE = torch.bfloat16, torch.float32

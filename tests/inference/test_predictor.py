@@ -19,9 +19,10 @@ from running import same_bits, weights_of
 from vitral.cli.main import main
 from vitral.data.loader import Batches
 from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsError
-from vitral.inference import int8, packed
-from vitral.inference.compiled import unavailable_reason
-from vitral.inference.predictor import Predictor, logits_of
+from vitral.inference.engines import int8, packed
+from vitral.inference.engines.compiled import unavailable_reason
+from vitral.inference.logits import logits_of
+from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find_images
 from vitral.weights.load import locate
 from vitral.workflows.evaluate import evaluate

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from running import in_child
 from vitral.errors import UsageError
-from vitral.inference import int8, openvino
-from vitral.inference.int8 import observe, quantized
-from vitral.inference.packed import packed
+from vitral.inference.engines import int8, openvino
+from vitral.inference.engines.int8 import observe, quantized
+from vitral.inference.engines.packed import packed
 from vitral.inference.predictor import int8_engine
 from vitral.kernels import cpu
 from vitral.model import ViT, ViTConfig, create

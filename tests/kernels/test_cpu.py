@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from running import in_child
-from vitral.data.preprocessing import Preprocessing
-from vitral.inference.packed import packed
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.inference.engines.packed import packed
 from vitral.inference.predictor import Predictor
 from vitral.kernels import Linear, cpu, cpu_library, fused, linear, reference_ops
 from vitral.model import create

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
-from vitral.inference.compiled import Compiled
+from vitral.inference.engines.compiled import Compiled
 from vitral.inference.tta import averaged
 from vitral.kernels.cuda_graphs import MAX_BATCH, MAX_GRAPHS, Graphed
 from vitral.model import create

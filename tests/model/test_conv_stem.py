@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tiny import VARIANTS, network, random_images
 from torch import nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.explanation.inspect.filters import patch_filters
 from vitral.model import ViT, ViTConfig, config, create, summarize

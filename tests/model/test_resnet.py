@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import vitral
 from vitral.cli.main import main
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BITS, BiT, BiTConfig, config, create, summarize
 from vitral.model.registry import config_from_json, config_to_json

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.model import ViT, ViTConfig
 from vitral.pretraining.mae import Decoder, MaskedAutoencoder
 from vitral.pretraining.masking import divide, images_of, patches_of

@@ -8,7 +8,7 @@ import torch
 
 from images import noise
 from vitral.data import DataSet, Split
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from images import noise as random_pixels
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.model import ViT, ViTConfig
 from vitral.pretraining.masking import divide
 from vitral.pretraining.mpp import MaskedPatchPrediction, corrupt, mean_colors

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
 from vitral.pretraining import dino, views

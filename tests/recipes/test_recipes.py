@@ -18,7 +18,7 @@ from vitral.model import config as model_config
 from vitral.recipes.stats import DatasetStats, dataset_stats
 from vitral.recipes.table import RECIPES
 from vitral.training.options import Run
-from vitral.workflows.plan import EXPLAINS
+from vitral.workflows.planning.plan import EXPLAINS
 
 DATA = {
     "digits": DatasetStats(images=1437, classes=10, size=(8, 8), uniform=True, channels=1, imbalance=1.0),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitral.data.lazy_torchvision import torchvision
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.lazy_torchvision import torchvision
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.demo import IMAGES
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native

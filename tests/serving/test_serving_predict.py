@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 import vitral
 from serving.serverprocess import ServerProcess, running, serving
-from vitral.inference.embedding import head_features
+from vitral.inference.features import head_features
 from vitral.inference.unknown import Detector
 from vitral.serving import app
 from vitral.serving.server import address, bind

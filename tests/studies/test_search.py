@@ -30,7 +30,7 @@ from vitral.studies.spans import Span
 from vitral.studies.study import Study, StudyFolder
 from vitral.studies.tuning import tune_study
 from vitral.training.run_folder import RunFolder
-from vitral.workflows import execute
+from vitral.workflows.running import execute
 
 FIXED = {name: value for name, value in TINY.items() if name not in ("lr", "augment", "drop_path")}
 FIXED |= {"val_fraction": 0.4, "epochs": 2}

@@ -29,7 +29,7 @@ from vitral.studies.running import run_study
 from vitral.studies.seeds import mean_of, paired_difference
 from vitral.studies.study import Study, StudyFolder
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.run_data import load_run_data
+from vitral.workflows.planning.run_data import load_run_data
 
 SMALL = {name: value for name, value in TINY.items() if name not in ("model", "epochs")} | {"val_fraction": 0.2}
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tasks.conftest import write
 from vitral.data import load
-from vitral.data.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.sources.unlabeled import UNLABELED, load_images
 from vitral.data.splits import with_validation
 from vitral.data.targets import SEVERAL_LABELS, Labeling

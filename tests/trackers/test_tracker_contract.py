@@ -12,7 +12,7 @@ import torch
 
 from vitral.testing import TrackerContract
 from vitral.trackers import TRACKERS
-from vitral.trackers.csv import Tracker
+from vitral.trackers.csv_file import Tracker
 from vitral.training.callbacks import Callback, Epoch
 
 

@@ -15,9 +15,9 @@ from torch import nn
 import vitral
 from images import MakeImages
 from running import TINY, same_bits, weights_of
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, seed_everything
 from vitral.errors import TrainingError, UsageError
 from vitral.model import network
@@ -38,8 +38,8 @@ from vitral.training.objectives.classification import Classification
 from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights.native import Weights
-from vitral.workflows import plan_compute
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning import compute as plan_compute
+from vitral.workflows.planning.plan import plan_run
 
 S16 = config("S/16", image_size=224)
 GPU = Machine(torch.device("cuda"), "bf16", "for a test")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from images import noise
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import BiTConfig, ModelConfig, ViT, ViTConfig, network
 from vitral.training.distillation import Teacher, class_order

@@ -19,9 +19,9 @@ from torch import nn
 
 from images import noise
 from vitral.data import Split
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch, Batches
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig

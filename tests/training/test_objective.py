@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose, seed_everything
 from vitral.training.objectives.classification import Classification, balanced_weights, image_weights
 

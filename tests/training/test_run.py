@@ -10,13 +10,13 @@ from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
-from vitral.console import flag
-from vitral.data.augmentation import Augmentation
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError
 from vitral.training import options as run_module
 from vitral.training.options import MODEL_OPTIONS, Run, checked_options
 from vitral.training.run_folder import RunFolder
+from vitral.wording import flag
 
 
 def test_round_trip_through_json():

@@ -20,9 +20,9 @@ from vitral.training.callbacks import Callback
 from vitral.training.options import Run
 from vitral.training.schedule import as_planned, planned_epochs
 from vitral.training.timing import plan_again
-from vitral.workflows import execute
-from vitral.workflows import throughput as pace
+from vitral.workflows.planning import throughput as pace
 from vitral.workflows.replay import replay
+from vitral.workflows.running import execute
 
 TIMED = {name: value for name, value in TINY.items() if name != "epochs"}
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, choose, seed_everything
 from vitral.errors import TrainingError
 from vitral.kernels.cuda_graphs import CapturedGraph

@@ -25,9 +25,9 @@ from torchvision.transforms.v2 import functional as tv
 import vitral
 from images import noise
 from vitral.data import Split
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch, Batches, Residency
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine, choose, seed_everything
 from vitral.distributed.ranks import ALONE, Stopping
 from vitral.errors import TrainingError

@@ -14,7 +14,7 @@ import torch
 from cases_jax import CASES
 from timm.models.resnetv2 import _create_resnetv2_bit
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import BITS, BiT, BiTConfig, network
 from vitral.model import config as config_of

@@ -14,7 +14,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native

@@ -18,8 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitral.data.decode import read_image
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.decode import read_image
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native

@@ -15,7 +15,7 @@ from cases_jax import BIG_VISION, CASES, SCANNED, TOWER
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig, network
 from vitral.model import config as config_of

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native

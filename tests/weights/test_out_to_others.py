@@ -11,7 +11,7 @@ import timm
 import torch
 from parity import randomized
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights.convert import write

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights.convert import lost, write

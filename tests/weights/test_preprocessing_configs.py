@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from images import noise
-from vitral.data.augmentation import Augmentation
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.weights.preprocessing_configs import (
     CLIP_MEAN,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import vitral
 from images import noise
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.model.position import Rope

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from test_configurations import against
 from torch import Tensor, nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native

@@ -22,19 +22,19 @@ from safetensors.torch import save_file
 import vitral
 from running import TINY, as_words, in_child, mostly_slow, same_bits, train, weights_of
 from vitral.cli.main import main
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
 from vitral.data.pixel_cache import Entry, EntryInfo, PixelCache
-from vitral.data.preprocessing import Preprocessing
 from vitral.digest import check, digest, sealed, with_digest, without_digest
 from vitral.errors import DataError, Interrupted, RunError, VitralError, WeightsError
 from vitral.export import export_model
-from vitral.inference.calibration import Calibration, read_ranges, write_ranges
+from vitral.inference.engines.int8_ranges import Calibration, read_ranges, write_ranges
 from vitral.training.run_folder import RunFolder
 from vitral.weights import files, native
 from vitral.weights.files import read_tensors
-from vitral.workflows import execute, saving
-from vitral.workflows.features import FeatureCache
+from vitral.workflows.running import execute, saving
+from vitral.workflows.tables.features import FeatureCache
 from vitral.workflows.verify import Verification
 from vitral.workflows.verify import verify as vitral_verify
 

@@ -17,13 +17,13 @@ from PIL import Image
 import vitral
 from running import TINY
 from vitral.cli.main import main
+from vitral.data.options import OWN_DATA, DataOptions
 from vitral.errors import DataError, UsageError
-from vitral.inference import packed
+from vitral.inference.engines import packed
 from vitral.inference.options import InferenceOptions
 from vitral.inference.tta import COUNTS
-from vitral.workflows.data_options import OWN_DATA, DataOptions
 from vitral.workflows.evaluate import evaluate_images
-from vitral.workflows.features import evaluate_features
+from vitral.workflows.tables.features import evaluate_features
 
 OPTIONS = InferenceOptions("cpu", "fp32")
 

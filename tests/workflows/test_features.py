@@ -16,15 +16,15 @@ from PIL import Image
 from images import noise
 from vitral.cli.main import main
 from vitral.data import load as load_data
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.options import DataOptions
 from vitral.device import choose
 from vitral.errors import DataError, UsageError
 from vitral.inference.predictor import Predictor
 from vitral.model import ViT, ViTConfig
 from vitral.weights.files import read_tensors
-from vitral.workflows import features
-from vitral.workflows.data_options import DataOptions
-from vitral.workflows.features import FeatureCache, content, evaluate_features, feature_key, features_of
+from vitral.workflows.tables import features
+from vitral.workflows.tables.features import FeatureCache, content, evaluate_features, feature_key, features_of
 
 MACHINE = choose("cpu", "fp32")
 SIZE = (8, 8)

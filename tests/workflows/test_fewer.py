@@ -15,11 +15,11 @@ from vitral.kernels import REFERENCE
 from vitral.model.vit import MLP
 from vitral.weights import native
 from vitral.weights.load import read
-from vitral.workflows import execute
-from vitral.workflows.build import objective_of
 from vitral.workflows.evaluate import evaluate
-from vitral.workflows.job import Job
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.running import execute
+from vitral.workflows.running.build import objective_of
 
 
 def lines(run: vitral.TrainedRun) -> list[dict[str, Any]]:

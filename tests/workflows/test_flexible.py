@@ -150,8 +150,8 @@ def test_refused_options(shades, tmp_path, options, named):
 
 
 def test_memory_is_planned_for_the_smallest_patches(shades, tmp_path, monkeypatch):
-    from vitral.workflows import memory
-    from vitral.workflows.plan import plan_run
+    from vitral.workflows.planning import memory
+    from vitral.workflows.planning.plan import plan_run
 
     seen: list[Any] = []
     real = memory.training_bytes

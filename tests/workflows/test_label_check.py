@@ -15,10 +15,10 @@ from images import MakeImages, noise
 from running import as_json, printed
 from vitral.cli.main import main
 from vitral.data import load
-from vitral.data.groups import folds_of
+from vitral.data.checks.groups import folds_of
 from vitral.errors import UsageError
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.label_check import check_labels, out_of_fold
+from vitral.workflows.checks.labels import check_labels, out_of_fold
 
 WRONG = {"0", "1", "2", "3"}
 """Images of `colors` in the wrong class."""

@@ -20,16 +20,16 @@ from images import noise
 from running import same_bits, weights_of
 from vitral.cli.main import main
 from vitral.data import load as load_data
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import DataError, UsageError
 from vitral.model import ViT, ViTConfig
 from vitral.recipes.linear_probe import STRENGTHS, UNSUPPORTED
 from vitral.training.options import Run
 from vitral.weights import native
-from vitral.workflows.features import features_of
-from vitral.workflows.linear_probe import fit_probe
+from vitral.workflows.running.linear_probe import fit_probe
+from vitral.workflows.tables.features import features_of
 
 NETWORK: dict[str, Any] = {"model": "mu/4", "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "image_size": 8}
 OPTIONS: dict[str, Any] = {**NETWORK, "recipe": "linear-probe", "device": "cpu", "precision": "fp32", "quiet": True}
@@ -172,7 +172,7 @@ def test_only_the_head_changes(trained, tmp_path):
 
 
 def test_a_stopped_run_starts_again(colors, tmp_path, monkeypatch, capsys):
-    from vitral.workflows import linear_probe as probe
+    from vitral.workflows.running import linear_probe as probe
 
     original, seen = probe._Fits.__call__, []
 

@@ -17,10 +17,10 @@ from vitral.device import choose
 from vitral.errors import TrainingError, UsageError
 from vitral.model import config, network
 from vitral.training.options import Run
-from vitral.workflows import memory as room
-from vitral.workflows.job import Job
-from vitral.workflows.memory import eval_batch_size, needs, out_of_memory_reported, training_bytes
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning import memory as room
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.memory import eval_batch_size, needs, out_of_memory_reported, training_bytes
+from vitral.workflows.planning.plan import plan_run
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -237,7 +237,7 @@ def test_out_of_memory_in_a_run_suggests_what_needs_less(error, make_images: Mak
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("vitral.workflows.execute.fit", fails)
+    monkeypatch.setattr("vitral.workflows.running.execute.fit", fails)
     with pytest.raises(TrainingError, match="not enough memory") as reported:
         vitral.train(photos, out=str(out), quiet=True, **TINY)
     assert reported.value.hint is not None

@@ -11,11 +11,11 @@ from PIL import Image
 
 from images import MakeImages, noise, scene
 from running import as_json, printed
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.model import BiTConfig, network
 from vitral.weights import native
-from vitral.workflows import near_features
-from vitral.workflows.near_features import CHANGES, least_similarity, most_similar, similar_pairs, whitening
+from vitral.workflows.checks import near as near_features
+from vitral.workflows.checks.near import CHANGES, least_similarity, most_similar, similar_pairs, whitening
 
 
 def test_the_limit_is_that_of_one_stranger_in_a_thousand() -> None:

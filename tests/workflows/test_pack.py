@@ -14,8 +14,8 @@ from PIL import Image
 import vitral
 from images import noise
 from running import check_resumed, printed, train
-from vitral.data.canvas import from_canvases, on_canvas
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.canvas import from_canvases, on_canvas
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.weights import native
 
@@ -153,7 +153,7 @@ def test_only_commands_that_support_it_are_proposed(oblong, tmp_path, capsys):
 
 
 def test_a_recipe_takes_plain_patches(oblong, tmp_path):
-    from vitral.workflows.plan import plan_run
+    from vitral.workflows.planning.plan import plan_run
 
     job = plan_run({"data": str(oblong), "pack": True, "out": str(tmp_path / "run")})
     assert not job.run.model.startswith("C+")

@@ -20,9 +20,9 @@ from vitral.recipes.table import RECIPES
 from vitral.training.options import Run
 from vitral.training.plan import Plan
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.build import initial_model
-from vitral.workflows.job import Job
-from vitral.workflows.plan import plan_run, reopen
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.plan import plan_run, reopen
+from vitral.workflows.running.build import initial_model
 
 
 def reasons(job: Job) -> dict[str, tuple[str, str]]:

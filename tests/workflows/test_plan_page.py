@@ -10,9 +10,9 @@ import pytest
 from running import printed
 from vitral.recipes.table import RECIPES
 from vitral.training.options import Run
-from vitral.workflows.considered import compare_sizes, explain_plan, untouched
-from vitral.workflows.job import Job
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.explained import compare_sizes, explain_plan, untouched
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.plan import plan_run
 
 
 @pytest.fixture

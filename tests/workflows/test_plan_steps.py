@@ -12,9 +12,11 @@ from vitral import device
 from vitral.data import load
 from vitral.device import choose
 from vitral.errors import UsageError
-from vitral.workflows import plan, plan_compute, plan_network
-from vitral.workflows.draft import Draft
-from vitral.workflows.plan import STEPS, draft_run, plan_run
+from vitral.workflows.planning import compute as plan_compute
+from vitral.workflows.planning import network as plan_network
+from vitral.workflows.planning import plan
+from vitral.workflows.planning.draft import Draft
+from vitral.workflows.planning.plan import STEPS, draft_run, plan_run
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import vitral
 from running import TINY, train
 from vitral.errors import Interrupted, UsageError
 from vitral.training.callbacks import Callback
-from vitral.workflows import plan_threads
-from vitral.workflows.plan import plan_run
-from vitral.workflows.throughput import step_seconds
+from vitral.workflows.planning import threads as plan_threads
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.planning.throughput import step_seconds
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_time_is_measured_with_these_threads(photos, monkeypatch):
         seen.append(torch.get_num_threads())
         return 3, "an epoch takes a while", 60.0
 
-    monkeypatch.setattr("vitral.workflows.plan.epochs_within", epochs)
+    monkeypatch.setattr("vitral.workflows.planning.plan.epochs_within", epochs)
     options = {name: value for name, value in TINY.items() if name != "epochs"}
     job = plan_run({"data": str(photos), **options, "val_fraction": 0.2, "minutes": 1.0})
     assert (seen, job.run.threads, there[-1]) == ([1], 1, 2)

@@ -27,10 +27,10 @@ from vitral.cli.main import main
 from vitral.errors import RunError, UsageError, WriteError
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find
-from vitral.workflows import row_file
-from vitral.workflows.image_table import Written
 from vitral.workflows.predict import PredictionFile
-from vitral.workflows.row_formats import FORMATS, Csv, format_of
+from vitral.workflows.tables import row_file
+from vitral.workflows.tables.formats import FORMATS, Csv, format_of
+from vitral.workflows.tables.image_table import Written
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 

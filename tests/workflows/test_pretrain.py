@@ -28,8 +28,8 @@ from vitral.recipes.pretrain import UNSUPPORTED_BY
 from vitral.recipes.table import RECIPES
 from vitral.weights import native
 from vitral.weights.files import read_tensors
-from vitral.workflows import pretraining, pretraining_page
-from vitral.workflows.pretraining_samples import DRAWINGS
+from vitral.workflows.running import pretraining, pretraining_page
+from vitral.workflows.running.pretraining_samples import DRAWINGS
 
 OPTIONS: dict[str, Any] = {k: v for k, v in TINY.items() if k != "ema"} | {"pool": "mean", "position": "learned"}
 SHAPE = ("model", "dim", "depth", "heads", "mlp_dim")

@@ -13,11 +13,11 @@ import torch
 import vitral
 from running import train
 from vitral.cli.main import main
+from vitral.data.options import DataOptions
 from vitral.errors import DataError, UsageError, WeightsError
-from vitral.inference import int8, openvino
+from vitral.inference.engines import int8, openvino
 from vitral.system import cpu_name
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import evaluate
 from vitral.workflows.quantize import Quantized, quantize
 
@@ -80,7 +80,7 @@ def test_ranges_of_other_weights_are_refused(run):
     other = vitral.load(run, precision="fp32")
     with torch.no_grad():
         other.model.blocks[0].attn.qkv.weight.add_(1)
-    from vitral.inference.calibration import read_ranges
+    from vitral.inference.engines.int8_ranges import read_ranges
 
     with pytest.raises(WeightsError, match="other weights"):
         read_ranges(file, other.model, run)

@@ -13,8 +13,8 @@ from PIL import Image
 import vitral
 from running import TINY, as_json, printed, train
 from vitral.errors import DataError, UsageError
-from vitral.workflows import execute
 from vitral.workflows.replay import replay
+from vitral.workflows.running import execute
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1, "erase": 0.5, "dropout": 0.2},

@@ -9,14 +9,14 @@ import torch
 import vitral
 from images import noise
 from vitral.data import Split
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import choose
 from vitral.errors import UsageError
 from vitral.evaluation.report import Mistake, ReportContent, render
 from vitral.inference.predictor import Predictor
 from vitral.model import BiTConfig, ViTConfig, network
-from vitral.workflows import report_figures as looking
-from vitral.workflows.report_figures import MISTAKES, draw_figures
+from vitral.workflows.running import figures as looking
+from vitral.workflows.running.figures import MISTAKES, draw_figures
 
 CLASSES = ("ant", "bee", "cat")
 SPLIT = Split(tuple(map(str, range(40))), np.zeros(40, np.int64), lambda i: noise(i, (8, 12)))

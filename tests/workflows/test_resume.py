@@ -19,7 +19,7 @@ from vitral.cli.main import main
 from vitral.errors import Interrupted, RunError, UsageError
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.weights.files import read_tensors, write_tensors
-from vitral.workflows import execute, saving
+from vitral.workflows.running import execute, saving
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "cutmix": 0.5, "label_smoothing": 0.1},
@@ -169,7 +169,7 @@ def test_a_run_stopped_before_saving_reports_it(photos, tmp_path, monkeypatch, c
     out = tmp_path / "run"
     words = ["train", str(photos), *as_words({**TINY, "out": out})]
     with monkeypatch.context() as patch:
-        patch.setattr("vitral.workflows.execute.fit", stopped)
+        patch.setattr("vitral.workflows.running.execute.fit", stopped)
         assert main(words) == 130
     reported = capsys.readouterr().err
     assert "Stopped before anything was saved. To restart:" in reported

@@ -18,15 +18,15 @@ from images import MakeImages, noise
 from running import mostly_slow, same_bits, train, weights_of
 from vitral.cli.main import main
 from vitral.data import load
+from vitral.data.options import OWN_DATA, DataOptions
 from vitral.data.shards.writing import write_shards
 from vitral.errors import DataError, RunError, UsageError
 from vitral.inference.options import InferenceOptions
 from vitral.training.run_folder import RunFolder
-from vitral.workflows import execute
-from vitral.workflows.data_options import OWN_DATA, DataOptions
 from vitral.workflows.evaluate import evaluate_images
-from vitral.workflows.features import evaluate_features
-from vitral.workflows.inspect import inspect
+from vitral.workflows.inspection import inspect
+from vitral.workflows.running import execute
+from vitral.workflows.tables.features import evaluate_features
 
 OPTIONS = InferenceOptions("cpu", "fp32")
 PARTED = {"train/cat": 8, "train/dog": 8, "test/cat": 3, "test/dog": 3}

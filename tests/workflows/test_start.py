@@ -33,8 +33,8 @@ from vitral.weights.load import read
 from vitral.weights.read import hub, published
 from vitral.weights.read.published import PUBLISHED
 from vitral.weights.read.references import INCLUDED, is_included
-from vitral.workflows.plan import plan_run
-from vitral.workflows.plan_start import MOST_FEATURES, MOST_ON_GPU, choose_start
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.planning.start import MOST_FEATURES, MOST_ON_GPU, choose_start
 
 STATS = DatasetStats(images=5_000, classes=5, size=(240, 320), uniform=False, channels=3, imbalance=1.0)
 BACKBONE = INCLUDED["backbone"]

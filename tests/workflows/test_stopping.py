@@ -16,8 +16,8 @@ import pytest
 
 from running import TINY, as_words, in_child, same_bits, sampled, train, weights_of
 from vitral.cli.main import main
-from vitral.workflows import execute
 from vitral.workflows import train as entry
+from vitral.workflows.running import execute
 
 NAMES = ("SIGTERM", "SIGHUP", "SIGUSR1")
 
@@ -46,7 +46,7 @@ def raising(number: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", ["plan_run", "_set_up", "open_folder", "_finish"])
+@pytest.mark.parametrize("place", ["plan_run", "_set_up", "write_config", "_finish"])
 def test_a_signal_before_the_first_and_after_the_last_epoch(name, place, photos, tmp_path, monkeypatch, capfd):
     out = tmp_path / "cut"
 

@@ -11,12 +11,12 @@ from test_resume import interrupt
 import vitral
 from running import call_at_batch, same_bits, weights_of
 from textlines import OPTIONS, draw, write_lines
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import Interrupted, UsageError
 from vitral.model import ViT, ViTConfig
 from vitral.weights import native
-from vitral.workflows.build import initial_model
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.running.build import initial_model
 
 NETWORK = ("model", "dim", "depth", "heads", "mlp_dim")
 FREE = {name: value for name, value in OPTIONS.items() if name not in (*NETWORK, "decoder_depth", "image_size")}

@@ -15,8 +15,8 @@ import vitral
 from running import TINY
 from vitral.errors import UsageError
 from vitral.training.run_folder import RunFolder
-from vitral.workflows import throughput as pace
-from vitral.workflows.plan import plan_run, reopen
+from vitral.workflows.planning import throughput as pace
+from vitral.workflows.planning.plan import plan_run, reopen
 
 TIMED = {name: value for name, value in TINY.items() if name != "epochs"}
 

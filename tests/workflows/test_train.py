@@ -24,8 +24,9 @@ from vitral.training.callbacks import Callback
 from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights import files, native
-from vitral.workflows import execute, plan_network, saving
-from vitral.workflows import plan as planning
+from vitral.workflows.planning import network as plan_network
+from vitral.workflows.planning import plan as planning
+from vitral.workflows.running import execute, saving
 
 
 def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:

@@ -24,7 +24,7 @@ from vitral.inference.outputs.classes import Classes
 from vitral.inference.unknown import SCORES, Detector, fit_statistics, mahalanobis, scored
 from vitral.weights import load as loading
 from vitral.weights import native
-from vitral.workflows.image_table import model_hash
+from vitral.workflows.tables.image_table import model_hash
 from vitral.workflows.unknown import save
 
 
@@ -145,7 +145,7 @@ def test_a_threshold_is_measured_saved_and_used(run: str, strange: str, capsys: 
 def test_an_unreadable_image_is_refused_or_named(run: str, strange: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", run, "--unknown", strange]) == 2
     message = capsys.readouterr().err
-    assert "1 of these images cannot be read" in message
+    assert "1 unreadable image" in message
     assert "text.png" in message
     assert "--bad-images skip" in message
     assert vitral.load(run).output.unknown is None

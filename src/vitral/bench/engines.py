@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from vitral.bench.models import ModelUnderTest
 from vitral.errors import MissingExtraError, UsageError, VitralError, unknown
-from vitral.inference import int8, openvino
 from vitral.inference import predictor as predict
-from vitral.inference.int8 import Ranges
+from vitral.inference.engines import int8, openvino
+from vitral.inference.engines.int8 import Ranges
 from vitral.inference.predictor import Predictor
 from vitral.model import ViTConfig
 

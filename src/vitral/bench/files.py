@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from vitral.bench.models import ModelUnderTest
 from vitral.data import DataSet, Split
-from vitral.data.augmentation import Augmentation
-from vitral.data.decode import read_image
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.decode import read_image
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch, Batches, Residency
-from vitral.data.preprocessing import Preprocessing
 from vitral.errors import UsageError
 
 AUGMENTATION = Augmentation(crop="random-resized", flip=True)

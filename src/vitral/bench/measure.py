@@ -23,12 +23,12 @@ from vitral.bench.models import ModelUnderTest
 from vitral.bench.peers import Peer
 from vitral.bench.report import VITRAL, Row
 from vitral.data import DataSet
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
 from vitral.data.loader import Batch
 from vitral.device import Machine, choose, out_of_memory
 from vitral.errors import UsageError
-from vitral.inference.compiled import keep_code
-from vitral.inference.int8 import observe
+from vitral.inference.engines.compiled import keep_code
+from vitral.inference.engines.int8 import observe
 from vitral.inference.predictor import Predictor
 from vitral.model import summarize
 from vitral.system import cores, memory_bytes
@@ -416,11 +416,9 @@ def _fitting(case: Case, *, training: bool) -> tuple[Case, list[str]]:
         raise _too_large(case, why, max(0, there - own) // kept)
     room = max(0, int((_USABLE * there - own - _OTHERS * call) // of_peer))
     some = dict(list(case.peers.items())[:room])
-    notes = []
-    for who in case.peers:
-        if who not in some:
-            why = f"with {', '.join((VITRAL, *some))} it does not fit into {there / 2**30:,.0f} GiB"
-            notes.append(f"left out: {who}, {case.title}: {why}" + f"; --peers {who} measures it" * bool(some))
+    why = f"with {', '.join((VITRAL, *some))} it does not fit into {there / 2**30:,.0f} GiB"
+    alone = "; --peers {} measures it" if some else ""
+    notes = [f"left out: {who}, {case.title}: {why}{alone.format(who)}" for who in case.peers if who not in some]
     return dataclasses.replace(case, peers=some), notes
 
 

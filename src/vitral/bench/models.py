@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import ModelConfig, Network, config, network, summarize
 from vitral.weights.load import read

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 from vitral.bench.harness import Sample
-from vitral.console import count, table
+from vitral.console import table
+from vitral.wording import count
 
 VITRAL = "vitral"
 

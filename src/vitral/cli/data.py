@@ -11,13 +11,14 @@ from rich.text import Text
 
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
-from vitral.console import command_line, count, progress, stderr, stdout, table
+from vitral.console import command_line, progress, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError
+from vitral.wording import count
 
 if TYPE_CHECKING:
     from vitral.data import DataSet
-    from vitral.data.findings import DataCheck
-    from vitral.workflows.near_features import FeatureSearch
+    from vitral.data.checks.findings import DataCheck
+    from vitral.workflows.checks.near import FeatureSearch
 
 Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the name of a data set", "DATA")]
 
@@ -45,9 +46,9 @@ def data_check(
 ) -> int:
     """Check a data set: counts, sizes, unreadable files, duplicates and near-duplicates, leaks between splits."""
     from vitral.data import load
+    from vitral.data.checks.validate import check
     from vitral.data.targets import Labeling
-    from vitral.data.validate import check
-    from vitral.workflows.contact_sheet import check_png, draw_near
+    from vitral.workflows.checks.contact_sheet import check_png, draw_near
 
     if sheet is not None:
         check_png(sheet, "--sheet")
@@ -79,7 +80,7 @@ def data_check(
 def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> FeatureSearch:
     from vitral.inference.options import InferenceOptions
     from vitral.training.progress import counting
-    from vitral.workflows.near_features import search_features
+    from vitral.workflows.checks.near import search_features
 
     with counting(stderr(), "reading", None) as done:
         return search_features(dataset, report, init, InferenceOptions(device), progress=done)
@@ -90,8 +91,8 @@ def _check_labels(
 ) -> int:
     from vitral.inference.options import InferenceOptions
     from vitral.training.progress import counting
-    from vitral.workflows.features import FeatureCache
-    from vitral.workflows.label_check import check_labels
+    from vitral.workflows.checks.labels import check_labels
+    from vitral.workflows.tables.features import FeatureCache
 
     with counting(stderr(), "reading", None) as done:
         options = InferenceOptions(device)
@@ -125,11 +126,11 @@ def data_shard(
 ) -> int:
     """Write a data set as tar shards in random order, with an index and hashes; continue if it was interrupted."""
     from vitral.data import load
-    from vitral.data.groups import near_sets, with_near
+    from vitral.data.checks.groups import near_sets, with_near
+    from vitral.data.checks.validate import drop_unopened, left_out
     from vitral.data.shards.writing import write_shards
     from vitral.data.splits import with_validation
     from vitral.data.targets import Labeling
-    from vitral.data.validate import drop_unopened, left_out
 
     if shard_mb < 1:
         raise UsageError("--shard-mb must be at least 1")

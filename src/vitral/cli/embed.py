@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
-from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say
-from vitral.console import count, progress, stderr
+from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say, unread
+from vitral.console import progress, stderr
 from vitral.errors import Interrupted, UsageError
+from vitral.wording import count
 
 Precision = Annotated[str, Help("auto, bf16 or fp32")]
 
@@ -28,7 +29,7 @@ def embed(
 ) -> int:
     """Write the features of images: for each, the vector that the network's head receives."""
     from vitral.workflows.embed import FeatureFile
-    from vitral.workflows.feature_formats import format_of
+    from vitral.workflows.tables.feature_formats import format_of
 
     format_of(out)
     predictor, sources = _loaded(run, images, "embed", batch_size, device, precision)
@@ -45,13 +46,12 @@ def embed(
         print_json({"model": run, **written.to_json()})
     kept = f", {written.kept:,} of them from before" if written.kept else ""
     say(f"Features {out}: {count(written.images, 'image')}{kept}")
-    if written.failed:
-        say(f"{written.failed:,} of {written.images:,} could not be read: {out} has the reasons")
+    code = unread(written.failed, written.images, f": {out} has the reasons")
     if format == "text":
         npz = f"import numpy; print(numpy.load('{out}')['features'].shape)"
         table = f"import pyarrow.parquet; print(pyarrow.parquet.read_table('{out}'))"
         say(f'\nNext:\n  python -c "{npz if out.endswith("npz") else table}"')
-    return 1 if written.failed else 0
+    return code
 
 
 def similar(
@@ -69,9 +69,9 @@ def similar(
     format: Format = "text",
 ) -> int:
     """Find the images most similar to a given one, by the cosine similarity of their features."""
-    from vitral.data.dataset import shown
     from vitral.inference import sources as listed
-    from vitral.workflows.contact_sheet import check_png
+    from vitral.wording import shown
+    from vitral.workflows.checks.contact_sheet import check_png
     from vitral.workflows.embed import features_of, most_similar
 
     if top < 1:
@@ -117,15 +117,13 @@ def _unread(features: Any) -> int:
     """Report the unreadable images; return the exit code."""
     for error in features.errors:
         say(f"error: {error}")
-    if features.errors:
-        say(f"{len(features.errors):,} of {len(features.errors) + len(features.names):,} could not be read")
-    return 1 if features.errors else 0
+    return unread(len(features.errors), len(features.errors) + len(features.names))
 
 
 def _draw(predictor: Any, sources: Any, image: str, found: list[Any], path: Path) -> None:
     """Draw the image and the similar ones, before preprocessing."""
     from vitral.inference.inputs import pixels_of
-    from vitral.workflows.contact_sheet import contact_sheet
+    from vitral.workflows.checks.contact_sheet import contact_sheet
     from vitral.workflows.embed import images_of
 
     recipe = predictor.preprocessing

@@ -30,9 +30,9 @@ from vitral.distributed.environment import is_follower, launched
 from vitral.errors import UsageError
 
 if TYPE_CHECKING:
+    from vitral.data.options import DataOptions
     from vitral.inference.options import InferenceOptions
     from vitral.workflows.corruptions import Corrupted
-    from vitral.workflows.data_options import DataOptions
     from vitral.workflows.evaluate import Evaluated
     from vitral.workflows.unknown import UnknownImages
 
@@ -91,9 +91,9 @@ def evaluate(
     if report and Path(report).is_dir():
         hint = f"--report {shlex.quote(os.path.join(report, 'report.html'))}"
         raise UsageError("--report must be a file, not a folder", where=report, hint=hint)
+    from vitral.data.options import DataOptions
     from vitral.inference.options import InferenceOptions
     from vitral.training.progress import counting
-    from vitral.workflows.data_options import DataOptions
     from vitral.workflows.evaluate import evaluate_images
 
     if unknown is not None:
@@ -129,7 +129,7 @@ def evaluate(
 
 
 def _corrupted(result: Evaluated) -> Corrupted:
-    from vitral.data.corruptions import CORRUPTIONS, STRENGTHS
+    from vitral.data.images.corruptions import CORRUPTIONS, STRENGTHS
     from vitral.workflows.corruptions import evaluate_corruptions
 
     total = len(result.images) * len(CORRUPTIONS) * len(STRENGTHS)
@@ -147,10 +147,10 @@ def _unknown(result: Evaluated, folder: str, share: float, bad_images: str) -> U
 
 def _save_threshold(run: str, detection: UnknownImages) -> None:
     """Save the threshold of the best score with the weights of the run, and print what was left out."""
-    from vitral.data.validate import left_out
+    from vitral.data.checks.validate import left_out
     from vitral.workflows.unknown import save
 
-    for note in (*detection.notes, *[left_out(detection.unreadable)] * bool(detection.unreadable)):
+    for note in filter(None, (*detection.notes, left_out(detection.unreadable))):
         say(f"note: {note}")
     if detection.detector is not None:
         save(run, detection.detector)
@@ -195,7 +195,7 @@ def _evaluate_features(
 ) -> int:  # fmt: skip
     """Evaluate the features of the network by few-shot least squares or nearest neighbors, for any classes."""
     from vitral.training.progress import counting
-    from vitral.workflows.features import evaluate_features
+    from vitral.workflows.tables.features import evaluate_features
 
     try:
         shots = [int(count) for count in (few_shot or "").split(",")] if few_shot is not None else []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help, Levels
-from vitral.cli.output import print_json, print_predictor_notes, print_text, say
+from vitral.cli.output import print_json, print_predictor_notes, print_text, say, unread
 from vitral.console import stderr, stdout
 from vitral.errors import UsageError, VitralError
 
@@ -67,15 +67,9 @@ def explain(
         errors = [{"image": failure.name, "why": failure.why} for failure in failures]
         print_json({"model": run, "explanations": results, "errors": errors})
     elif routing := [one.title for one in request.used if one.routing]:
-        say(f"note: {', '.join(routing)}: shows where information was routed, not why this {_answer(request)}")
-    if failures:
-        say(f"{len(failures)} of {len(paths)} could not be read")
-    return 1 if failures else 0
-
-
-def _answer(request: Any) -> str:
-    """Return the words for what a map does not explain."""
-    return "character was read" if request.predictor.output.task == "text" else "class was predicted"
+        why = request.predictor.output.explained
+        say(f"note: {', '.join(routing)}: shows where information was routed, not why this {why}")
+    return unread(len(failures), len(paths))
 
 
 def _benchmark_methods(
@@ -83,7 +77,7 @@ def _benchmark_methods(
 ) -> int:
     """Compare all methods, or measure one, on the test split of `data`, else on val, else on train."""
     from vitral.data import load as load_data
-    from vitral.data.depth import leveled
+    from vitral.data.images.depth import leveled
     from vitral.data.sources import planted
     from vitral.explanation.benchmark import MaskOf, benchmark
     from vitral.explanation.masks import masks_from
@@ -111,9 +105,9 @@ def _draw_heatmaps(
     explained: Iterable[Any], files: Sequence[Path], format: str
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Write and print the maps of each image in turn; return their JSON, the failures and the maps for a sheet."""
-    from vitral.data.dataset import shown
     from vitral.explanation.drawing import SHEET_IMAGES, checks_text, save
     from vitral.explanation.texts import TextExplanation
+    from vitral.wording import shown
 
     results: list[Any] = []
     failures: list[Any] = []
@@ -141,7 +135,7 @@ def _draw_heatmaps(
 
 def _draw_text(explained: Any, file: Path, format: str) -> dict[str, Any]:
     """Draw and print the maps of a text, and return their JSON. Without a character there is no file."""
-    from vitral.data.dataset import shown
+    from vitral.wording import shown
 
     drawn = explained.save(file) if explained.maps else None
     if format != "json":
@@ -173,8 +167,8 @@ def inspect(
 ) -> int:
     """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the paper)."""
     from vitral.training.progress import counting
-    from vitral.workflows.inspect import folder_for
-    from vitral.workflows.inspect import inspect as run_inspection
+    from vitral.workflows.inspection import folder_for
+    from vitral.workflows.inspection import inspect as run_inspection
 
     folder = folder_for(model) if out is None else Path(out)
     with counting(stderr(), "inspecting", images) as progress:

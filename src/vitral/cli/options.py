@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vitral.console import flag
+from vitral.wording import flag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitral import activity
-from vitral.console import command_line, printable
+from vitral.console import command_line
+from vitral.wording import printable
 
 
 def print_text(text: str) -> None:
@@ -28,7 +29,7 @@ def print_json(value: Any) -> None:
 
 def print_prediction(prediction: Any, top: int) -> None:
     """Print an image's name and what is predicted: of one class an image, the `top` most probable ones."""
-    from vitral.data.dataset import shown
+    from vitral.wording import shown
 
     print_text(f"{shown(prediction.name)}\t" + "\t".join(prediction.cells(top)))
 
@@ -36,11 +37,12 @@ def print_prediction(prediction: Any, top: int) -> None:
 def print_predictor_notes(predictor: Any) -> None:
     """Print the assumptions about the weights, the reason for a fallback engine, and a note on unfinished training."""
     from vitral.weights.load import unfinished
+    from vitral.weights.notes import Caution
 
     if predictor.account and predictor.account.assumed:
         say(f"Weights  {predictor.account.assumed}")
     for note in predictor.account.notes if predictor.account else ():
-        if note.startswith("WARNING") or any(words in note for words in _ASSUMING):
+        if isinstance(note, Caution):
             say(f"Weights  {note}")
     if predictor.note:
         say(f"Engine   {predictor.note}")
@@ -48,14 +50,17 @@ def print_predictor_notes(predictor: Any) -> None:
         say(f"note: {note}")
 
 
+def unread(failed: int, total: int, more: str = "") -> int:
+    """Report images that could not be read, if any; return the exit code."""
+    if failed:
+        say(f"{failed:,} of {total:,} could not be read{more}")
+    return 1 if failed else 0
+
+
 def print_notes(notes: Sequence[str]) -> None:
     """Print notes on the images that are read."""
     for note in notes:
         say(f"note: {note}")
-
-
-_ASSUMING = ("assumed", "left out", "not stated", "no preprocessor_config.json")
-"""Words of notes on what no file states, and on what was not read."""
 
 
 def resuming(name: str, function: Callable[..., int], words: list[str], typed: dict[str, Any]) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from vitral.cli.options import Option
-from vitral.console import flag
 from vitral.errors import UsageError, unknown
+from vitral.wording import flag
 
 
 def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _unexpected(words: Sequence[str], before: Option | None, hint: str) -> Usage
     """Return the error for unexpected words; `before` is the option before the first, which could not take it."""
     if before and not before.is_switch:  # only an option with numbers leaves a word that it has room for
         return _not_a_number(before, words[0], hint)
-    what = f"unexpected argument{'s' * (len(words) > 1)}: {', '.join(words)}"
+    what = f"unexpected {'argument' if len(words) == 1 else 'arguments'}: {', '.join(words)}"
     return UsageError(what, why=_no_value(before) if before else None, hint=hint)
 
 

@@ -37,20 +37,20 @@ def print_only(given: dict[str, Any], report: bool, format: str) -> int:
     """Plan a run of these options, and print it; write its page with `report`."""
     began = time.monotonic()
     from vitral.training.progress import print_plan
-    from vitral.workflows.plan import plan_run
-    from vitral.workflows.saving import command
+    from vitral.workflows.planning.command import command
+    from vitral.workflows.planning.plan import plan_run
 
     quiet = given.pop("quiet", False)
     job = plan_run({name: value for name, value in given.items() if value is not None}, began)
     typed = command(given).replace("vitral", program(), 1)
     if format == "json":
-        from vitral.workflows.considered import to_json
+        from vitral.workflows.planning.explained import to_json
 
         print_json(to_json(job))
     else:
         print_plan(stderr(quiet=quiet), job.plan, whole=True)
     if report:
-        from vitral.workflows.considered import write_plan
+        from vitral.workflows.planning.explained import write_plan
 
         path = Path("plans") / f"{Path(job.run.out or job.dataset.name).name}.html"
         write_plan(path, job, command(given))

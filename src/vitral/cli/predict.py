@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
-from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say
+from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
 from vitral.cli.ranks import AGAIN
-from vitral.console import count, progress, stderr
+from vitral.console import progress, stderr
 from vitral.errors import Interrupted, UsageError
+from vitral.wording import count
 
 
 def predict(
@@ -45,7 +46,7 @@ def predict(
     from vitral.distributed.ranks import joined
     from vitral.inference.options import InferenceOptions
     from vitral.inference.sources import find, notes
-    from vitral.workflows.row_formats import format_of
+    from vitral.workflows.tables.formats import format_of
 
     if top < 1 or batch_size < 1:
         raise UsageError("--top and --batch-size must be at least 1")
@@ -98,9 +99,7 @@ def _print_predictions(predictor: Any, sources: Any, run: str, top: int, batch_s
         print_json(
             {"model": run, "predictions": results, "errors": [{"image": f.name, "why": f.why} for f in failures]}
         )
-    if failures:
-        say(f"{len(failures)} of {len(items)} could not be read")
-    return 1 if failures else 0
+    return unread(len(failures), len(items))
 
 
 def _write_predictions(
@@ -125,6 +124,4 @@ def _write_predictions(
         print_json({"model": words[0], **written.to_json()})
     kept = f", {written.kept:,} of them from before" if written.kept else ""
     say(f"Table    {written.path}: {count(written.images, 'row')}{kept}")
-    if written.failed:
-        say(f"{written.failed:,} of {written.images:,} could not be read: column 'error' has the reasons")
-    return 1 if written.failed else 0
+    return unread(written.failed, written.images, ": column 'error' has the reasons")

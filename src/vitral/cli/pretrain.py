@@ -12,8 +12,8 @@ from vitral.cli.options import Option
 from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
 from vitral.cli.train import NOT_IN_RUN, run_options
-from vitral.console import count
 from vitral.distributed.environment import is_follower
+from vitral.wording import count
 
 
 def pretrain(format: str = "text", **given: Any) -> int:

@@ -24,7 +24,7 @@ def replay(
     The images are exact, made again from the run folder and its data. Losses are by the run's best weights, or with
     --exact by those before the step.
     """
-    from vitral.workflows.contact_sheet import check_png, contact_sheet
+    from vitral.workflows.checks.contact_sheet import check_png, contact_sheet
     from vitral.workflows.replay import replay as replay_batch
 
     if out:

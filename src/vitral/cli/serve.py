@@ -70,7 +70,5 @@ def serve(
 def _print_models(service: Service) -> None:
     for model in service.models.values():
         print_predictor_notes(model.predictor)
-        task = model.predictor.output.task
-        names = {"class": "classes", "text": "characters and other tokens"}.get(task, task)
-        shown = f"{model.name}, {len(model.predictor.classes)} {names}, version {model.version}"
+        shown = f"{model.name}, {len(model.predictor.classes)} {model.predictor.output.noun}, version {model.version}"
         say(f"Model    {shown}, {model.predictor.engine} in {model.predictor.machine.precision}")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitral.cli.options import DataRoot, Device, Format, Help, Precision
 from vitral.cli.output import print_json, print_text, program, say
-from vitral.console import command_line, flag, stderr, stdout, table
+from vitral.console import command_line, stderr, stdout, table
 from vitral.errors import UsageError, unknown
-from vitral.evaluation.wording import compact
+from vitral.evaluation.page_numbers import compact
+from vitral.wording import flag
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -258,7 +259,7 @@ def _print_winner(place: StudyFolder, results: Results) -> None:
     best = results.best
     if best is None:
         return
-    from vitral.workflows.saving import command
+    from vitral.workflows.planning.command import command
 
     say(f"Winner   {place.cell(best.cell)}")
     say(f"\nNext:\n  {command(best.cell.options).replace('vitral', program(), 1)}")

@@ -15,9 +15,10 @@ from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, print_text, program, say
 from vitral.cli.ranks import NPROC
-from vitral.console import flag, stderr
+from vitral.console import stderr
 from vitral.distributed.environment import is_follower
 from vitral.errors import ImageError, UsageError, VitralError
+from vitral.wording import flag
 
 
 def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
@@ -52,7 +53,7 @@ def _find_lr(format: str, given: dict[str, Any]) -> int:
             raise UsageError(what, why="it makes no run", hint="leave one out")
     from vitral.workflows import learning_rates_page as page
     from vitral.workflows.learning_rates import find_lr
-    from vitral.workflows.saving import command
+    from vitral.workflows.planning.command import command
 
     console, out = stderr(quiet=given.pop("quiet", False)), given.pop("out", None)
     if out:
@@ -165,9 +166,9 @@ def _print_next_commands(folder: Path, result: Any) -> None:
 
 def _held_out_image(folder: Path) -> str | None:
     """Return the file of a readable image, held out if any was; None if the data are no files."""
-    from vitral.data.decode import read_image
+    from vitral.data.images.decode import read_image
     from vitral.training.run_folder import RunFolder
-    from vitral.workflows.run_data import load_run_data
+    from vitral.workflows.planning.run_data import load_run_data
 
     with contextlib.suppress(VitralError):
         splits = load_run_data(RunFolder(folder).read_plan()).dataset.splits

@@ -74,8 +74,8 @@ def quantize(
     format: Format = "text",
 ) -> int:
     """Calibrate a network for --precision int8 on a CPU, and compare its accuracy and speed."""
+    from vitral.data.options import DataOptions
     from vitral.training.progress import counting
-    from vitral.workflows.data_options import DataOptions
     from vitral.workflows.quantize import quantize as measure
 
     own_or_other = DataOptions(data, None, data_root, bad_images)

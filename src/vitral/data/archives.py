@@ -21,10 +21,11 @@ from typing import IO, cast
 
 import numpy as np
 
-from vitral.data.dataset import Fetch, shown
-from vitral.data.decode import MAX_BYTES
+from vitral.data.dataset import Fetch
 from vitral.data.files import Files, Folder, LeftOut, check_size, file_state, is_hidden
+from vitral.data.images.decode import MAX_BYTES
 from vitral.errors import DataError
+from vitral.wording import shown
 
 MEMORY_LIMIT = 1 << 30
 """Limit of a compressed tar's size in memory, in bytes after decompression."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,11 @@ from typing import overload
 
 import numpy as np
 
-from vitral.console import Described, as_escape
-from vitral.data.decode import read_image
+from vitral.console import Described
+from vitral.data.images.decode import read_image
 from vitral.data.targets import ONE_CLASS, Targets
 from vitral.errors import DataError, ImageError
+from vitral.wording import some
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
 """Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
@@ -53,11 +53,6 @@ def split_name(text: str) -> str | None:
     return SPLIT_NAMES.get(words[0]) if len(words) == 1 else None
 
 
-def nfc(text: str) -> str:
-    """Return a name with composed letters: archives of a Mac hold "é" as two characters."""
-    return unicodedata.normalize("NFC", text)
-
-
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 """Names of the label column of a table, in lower case."""
 
@@ -79,7 +74,7 @@ class Split:
     groups: np.ndarray | None = None
     """(n,) int64: images of one number stay on one side of a cut, as those of a patient; None if all are apart."""
     levels: tuple[int, int] | None = None
-    """Values of more than 8 bits that `image` shows as black and as white; None for those of `vitral.data.pixels`."""
+    """Values of more than 8 bits that `image` shows as black and white; None: those of `vitral.data.images.pixels`."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.labels):
@@ -307,56 +302,6 @@ class Pixels:
 
     def __call__(self, i: int) -> np.ndarray:
         return self.array[i]
-
-
-def natural(text: str) -> tuple[object, ...]:
-    """Sort key that puts "2" before "10" and ignores case."""
-    # Digits compare by length, then as text: int() refuses more than 4,300 of them, and a name may hold more.
-    parts = re.split(r"([0-9]+)", text.casefold())
-    return (*((len(p.lstrip("0")), p.lstrip("0")) if i % 2 else p for i, p in enumerate(parts)), text)
-
-
-def shown(name: str) -> str:
-    """Escape control characters, marks that change the text direction, and undecodable bytes, for printing and saving.
-
-    Joiners (U+200C, U+200D) stay: they are ordinary letters of Persian and Malayalam, and join emoji.
-    """
-    if name.isprintable():
-        return name
-    return _UNSHOWN.sub(as_escape, name)
-
-
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def some(items: Iterable[object], limit: int = 3) -> str:
-    """Abbreviate a list for a message: "a, b, c and 9 more"."""
-    texts = [shown(str(item)) for item in items]
-    rest = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
-    return ", ".join(texts[:limit]) + rest
-
-
-def index_labels(
-    labels: Mapping[str, Sequence[str]], source: str, also: Iterable[str] = ()
-) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Return the classes, sorted naturally, and each split's labels (n,) int64 as indexes into them.
-
-    The classes are those of the train split (of all splits, if there is no train split) and those of `also`.
-    `DataError` if another split has more.
-    """
-    names_of = {split: set(texts) for split, texts in labels.items()}
-    known = (names_of.get("train") or set().union(*names_of.values())).union(also)
-    classes = tuple(sorted(known, key=natural))
-    for split, names in names_of.items():
-        if extra := sorted(names - known, key=natural):
-            raise DataError(
-                f"the {split} split has classes that train lacks: {some(extra, 5)}",
-                where=source,
-                why=f"train has {len(classes)}: {some(classes, 5)}",
-                hint="give the classes the same names in every split, or remove the extra ones",
-            )
-    position = {name: i for i, name in enumerate(classes)}
-    return classes, {split: np.array([position[t] for t in texts], np.int64) for split, texts in labels.items()}
 
 
 def case_notes(classes: Iterable[str]) -> list[str]:

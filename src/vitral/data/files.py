@@ -12,12 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from vitral.console import count
-from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order, index_labels, shown, some
-from vitral.data.decode import EXTENSIONS, MAX_BYTES, check_link
-from vitral.data.file_kinds import LIKE_IMAGES
+from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order
+from vitral.data.images.decode import EXTENSIONS, MAX_BYTES, check_link
+from vitral.data.images.file_kinds import LIKE_IMAGES
+from vitral.data.targets.classes import index_labels
 from vitral.errors import DataError
 from vitral.folders import RUN_FILES
+from vitral.wording import count, shown, some
 
 
 class Files(Protocol):

@@ -19,19 +19,20 @@ import torch
 from torch import Tensor
 
 from vitral.data import Split
-from vitral.data.augmentation import Augmentation
-from vitral.data.images import Images
-from vitral.data.lazy_torchvision import preload, torchvision
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.lazy_torchvision import preload, torchvision
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.parts import Part
 from vitral.data.pixel_cache import Entry, PixelCache, pixels_key, title_of
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.prepared import Images
 from vitral.data.shards.order import are_verified, epoch_order, read_ahead
 from vitral.data.workers import WorkerPool
 from vitral.device import derive_seed, total_bytes
 from vitral.errors import ImageError
 from vitral.kernels.random import Rows
 from vitral.system import cores, memory_bytes
-from vitral.threads import pool
+from vitral.thread_pool import pool
+from vitral.wording import count
 
 Residency = Literal["auto", "memory", "cache", "stream"]
 Progress = Callable[[int], None]
@@ -284,7 +285,7 @@ def _one_ahead(make: Callable[[np.ndarray], Tensor], items: Iterable[np.ndarray]
 
 
 def _counted(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
+    return count(workers, "worker")
 
 
 def _mib(count: float) -> str:

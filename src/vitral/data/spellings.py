@@ -1,9 +1,10 @@
-"""Spellings of other programs, for every format of tables and shards: missing values, lists, whole numbers."""
+"""Spellings of other programs, for every format of tables and shards: missing values, lists, whole numbers, accents."""
 
 from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 
 _MISSING = frozenset(
     ("", "nan", "NaN", "NAN", "<NA>", "NA", "N/A", "n/a", "#N/A", "NaT", "None", "NULL", "Null", "null")
@@ -33,3 +34,8 @@ def listed(cell: str) -> list[str] | None:
         return None
     texts = [one for one in found if isinstance(one, str | int)]
     return [str(one) for one in texts] if len(texts) == len(found) else None
+
+
+def nfc(text: str) -> str:
+    """Return a name with composed letters: archives of a Mac hold "é" as two characters."""
+    return unicodedata.normalize("NFC", text)

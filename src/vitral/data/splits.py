@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from vitral.data.checks.groups import whole_groups
 from vitral.data.dataset import DataSet, Split, in_order
-from vitral.data.groups import whole_groups
 from vitral.errors import DataError, UsageError
 
 FRACTION = 0.1

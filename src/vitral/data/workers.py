@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitral.data.images import Images
-from vitral.data.lazy_torchvision import loaded, torchvision
+from vitral.data.images.lazy_torchvision import loaded, torchvision
 from vitral.data.pixel_cache import Entry
+from vitral.data.prepared import Images
 from vitral.errors import DataError
 
 

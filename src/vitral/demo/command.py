@@ -15,7 +15,7 @@ from vitral.atomic import replacing, write_text
 from vitral.demo import IMAGES
 from vitral.digest import check, sealed_json
 from vitral.errors import UsageError
-from vitral.evaluation.wording import duration
+from vitral.evaluation.page_numbers import duration
 from vitral.explanation.drawing import contact_sheet, save
 from vitral.explanation.files import explain_files, explain_options
 from vitral.explanation.heatmap import Heatmap
@@ -123,7 +123,7 @@ def _open(folder: Path, files: Sequence[Path]) -> None:
         raise UsageError("cannot write into this folder", where=folder, why="permission denied", hint=hint)
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others and not (folder / _OWN).exists():  # drawings among the user's images could be mistaken for data
-        names_found = ", ".join(others[:3]) + " …" * (len(others) > 3)
+        names_found = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
         raise UsageError("this folder is not empty", where=folder, why=f"it contains {names_found}", hint=hint)
     names = [_OWN, *(path.relative_to(folder).as_posix() for path in files)]
     own = _written_before(folder / _OWN)

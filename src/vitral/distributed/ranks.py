@@ -339,7 +339,7 @@ def _print_lost(group: Group, what: str, why: str, store: bool) -> None:
 
 
 def _named(error: Exception, group: Group) -> RankError:
-    where = f"rank {group.number} on {group.host}" + f", {group.position}" * bool(group.position)
+    where = ", ".join(filter(None, (f"rank {group.number} on {group.host}", group.position)))
     if isinstance(error, VitralError):
         return RankError(f"{where}: {error.what}", where=error.where, why=error.why, hint=error.hint)
     message = " ".join(str(error).split())[:300]

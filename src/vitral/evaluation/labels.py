@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vitral.console import count, table
+from vitral.console import table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Measured, plain_text, wilson_interval
+from vitral.wording import count
 
 
 @dataclass(frozen=True)

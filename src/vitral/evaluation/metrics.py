@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitral.console import Described, count, table
+from vitral.console import Described, table
 from vitral.errors import DataError, UsageError
+from vitral.wording import count
 
 CALIBRATION_BINS = 15
 """Equal-width bins of the confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"."""

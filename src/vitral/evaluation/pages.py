@@ -8,8 +8,8 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitral.console import count
-from vitral.evaluation.wording import amount, percent, shape
+from vitral.evaluation.page_numbers import amount, percent, shape
+from vitral.wording import count
 
 
 def environment(package: str = __package__) -> Environment:

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitral.atomic import write_text
-from vitral.console import count
 from vitral.digest import with_digest
 from vitral.evaluation import figures
 from vitral.evaluation.metrics import ENOUGH_IMAGES, ClassScore, Evaluation
+from vitral.evaluation.page_numbers import compact, duration, percent
 from vitral.evaluation.pages import environment, without_control_characters
 from vitral.evaluation.sections import Headline, Section
-from vitral.evaluation.wording import compact, duration, percent
+from vitral.wording import count
 
 GALLERY_IMAGES = 24
 CLASS_IMAGES = 48
@@ -208,9 +208,10 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         if not evaluation.one_class:
             facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, each with the same weight"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        few = f"; unreliable with only {count(evaluation.images, 'image')}" * (evaluation.images < ENOUGH_IMAGES)
+        few = evaluation.images < ENOUGH_IMAGES
+        unreliable = f"; unreliable with only {count(evaluation.images, 'image')}" if few else ""
         gap = "mean gap between confidence and accuracy"
-        facts.append(("calibration error", percent(evaluation.ece), f"{gap}{few}"))
+        facts.append(("calibration error", percent(evaluation.ece), f"{gap}{unreliable}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))
     if known("seconds"):

@@ -59,7 +59,7 @@ def explain(
     unreadable image.
     """
     targets = [target] if target is None or isinstance(target, int | str) else list(target)
-    if isinstance(model, Predictor) and model.output.task == "text":
+    if isinstance(model, Predictor) and model.output.sequence:
         refuse_for_text(targets, check=check)
         texts = explain_texts(model, images, method, batch_size=batch_size, **options)
         return [one for text in texts for one in text.maps]

@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from vitral.data.lazy_torchvision import torchvision
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import UsageError, unknown
 from vitral.explanation.methods import Maps, Method
 from vitral.explanation.methods.method import on_grid, quiet

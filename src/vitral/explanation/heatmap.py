@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitral.console import printable
-from vitral.data.dataset import shown
 from vitral.errors import UsageError
 from vitral.explanation.methods import method_named
+from vitral.wording import printable, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +54,7 @@ class Heatmap:
         if self.checks.get("believable") is False:
             return "no better than a random map on this image"
         entry = method_named(self.method)
-        return entry.caution if entry.routing else ""
+        return entry.note
 
     def overlay(self, size: int | None = None, *, smooth: bool = True) -> Image.Image:
         """Image with the map over it, `size` pixels along its longer side (default: the image's, at least 448).

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from vitral.data.dataset import Split
-from vitral.data.decode import read_image
 from vitral.data.files import is_image
+from vitral.data.images.decode import read_image
 from vitral.errors import DataError
 from vitral.explanation.benchmark import MaskOf
 

@@ -15,7 +15,7 @@ from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.inference.inputs import expand
 from vitral.inference.predictor import Predictor, load
 from vitral.model import BiT, EncoderDecoder, Foreign, ViT
-from vitral.weights.in_memory import class_names, unwrapped
+from vitral.weights.in_memory import names_of, unwrapped
 from vitral.weights.load import read
 
 
@@ -68,7 +68,7 @@ class Subject:
     def names(self, count: int) -> Sequence[str]:
         """Class names for `count` logits."""
         inner = self.network.inner if isinstance(self.network, AnyNetwork) else self.network
-        return class_names(inner, count) if self.classes is None else self.classes
+        return names_of(inner, count) if self.classes is None else self.classes
 
 
 def subject_of(

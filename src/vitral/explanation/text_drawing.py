@@ -70,5 +70,5 @@ def _foot(method: str, left_out: int) -> list[tuple[str, str]]:
     """Lines below the panels, with their colors."""
     entry = TEXT_METHODS[method]
     lines = [(f"{entry.title} · bright: more; dark: less", MUTED)]
-    lines += [(entry.caution, WARNING)] if entry.routing else []
+    lines += [(entry.note, WARNING)] if entry.note else []
     return lines + ([(f"and {left_out:,} more characters", MUTED)] if left_out else [])

@@ -46,7 +46,7 @@ class TextExplanation:
         entry = TEXT_METHODS[self.method]
         return {
             "image": self.text.name, "text": self.text.text, "confidence": self.text.confidence, "method": self.method,
-            "characters": characters, "note": entry.caution if entry.routing else "",
+            "characters": characters, "note": entry.note,
         }  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from vitral.atomic import replacing_folder, write_text
 from vitral.bounded import parse
 from vitral.data import DataSet
 from vitral.data.dataset import SPLITS
-from vitral.data.depth import leveled
+from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
+from vitral.data.options import DataOptions
 from vitral.data.shards.reading import sha256_of
 from vitral.digest import check, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
@@ -43,7 +44,6 @@ from vitral.model.registry import config_to_json
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.read.references import name_of
-from vitral.workflows.data_options import DataOptions
 from vitral.workflows.evaluate import data_for, in_classes_of, left_out_bad
 
 """The file that describes an export; a folder without one is never replaced."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 
 
@@ -44,7 +44,8 @@ def check_exact(preprocessing: Preprocessing, hint: str) -> None:
         why = "it reads images of 16 bits by --levels, and a graph or a browser takes 8 bits of them"
         raise UsageError("this preprocessing cannot be exported", why=why, hint=hint)
     if not preprocessing.antialias or preprocessing.interpolation not in FILTERS:
-        how = preprocessing.interpolation + " interpolation" + " without antialias" * (not preprocessing.antialias)
+        antialias = "" if preprocessing.antialias else " without antialias"
+        how = f"{preprocessing.interpolation} interpolation{antialias}"
         why = f"it resizes by {how}; bilinear and bicubic with antialias can be exported"
         raise UsageError("this preprocessing cannot be exported", why=why, hint=hint)
 

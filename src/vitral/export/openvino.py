@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitral.export.target import Job, Precision, Runtime, recorded_warnings, traced
-from vitral.inference.openvino import package, shared_core
+from vitral.inference.engines.openvino import package, shared_core
 
 FILE = "model.xml"
 

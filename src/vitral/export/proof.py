@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vitral.console import count, table
+from vitral.console import table
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.export.sample import Sample
 from vitral.export.target import Job, Precision, Runtime
 from vitral.inference.outputs.output import Comparable
 from vitral.model.summary import binary_size
+from vitral.wording import count
 
 AT_ONCE = 16
 """Batch size. The first batch is one image, so two batch sizes are tested."""
@@ -36,10 +37,12 @@ class Bar:
     """Largest loss of accuracy, as a fraction."""
 
     def __str__(self) -> str:
-        parts = [f"differences of at most {self.difference:g}"] * math.isfinite(self.difference)
-        parts += [f"{self.agreement:.0%} agreement"] * (self.agreement > 0)
-        parts += [f"at most {100 * self.lost:g} points of accuracy lost"] * math.isfinite(self.lost)
-        return ", ".join(parts)
+        parts = (
+            (f"differences of at most {self.difference:g}", math.isfinite(self.difference)),
+            (f"{self.agreement:.0%} agreement", self.agreement > 0),
+            (f"at most {100 * self.lost:g} points of accuracy lost", math.isfinite(self.lost)),
+        )
+        return ", ".join(text for text, is_limit in parts if is_limit)
 
 
 BARS: Mapping[Precision, Bar] = {

@@ -9,11 +9,11 @@ import numpy as np
 
 from vitral.data import DataSet, Split
 from vitral.data.dataset import SPLITS
-from vitral.data.decode import read_image
+from vitral.data.images.decode import read_image
 from vitral.demo import IMAGES
 from vitral.errors import ImageError
 from vitral.inference.outputs import Output
-from vitral.weights.labels import match
+from vitral.weights.class_names import match
 
 LEAST = 64
 """Fewest images of a proof."""
@@ -71,8 +71,8 @@ def sample(
             origins.append(f"{len(part):,} {name} images of {dataset.source}")
     if (missing := LEAST - sum(map(len, parts))) > 0:
         drawn = drawings(output.names, missing if parts else max(count, LEAST))
-        width = parts[0].labels.shape[1] if parts and output.task != "class" else len(output.names)
-        parts.append(drawn if output.task == "class" else _unlabeled(drawn, width))
+        width = parts[0].labels.shape[1] if parts and not output.one_class else len(output.names)
+        parts.append(drawn if output.one_class else _unlabeled(drawn, width))
         origins.append(f"{len(parts[-1])} drawings of vitral demo")
     return Sample(parts, " and ".join(origins), held_out)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.export.graph import WithPreprocessing
 from vitral.kernels import reference_ops
 from vitral.model import Network

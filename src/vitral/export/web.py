@@ -23,7 +23,7 @@ from vitral import web
 from vitral.atomic import write_text
 from vitral.errors import UsageError
 from vitral.explanation.drawing import style
-from vitral.explanation.methods.method import ROUTING, Method, grid_of
+from vitral.explanation.methods.method import Method, grid_of
 from vitral.export import npm
 from vitral.export.explained import PREDICTED, method_of, traced_with_map
 from vitral.export.graph import check_exact
@@ -140,6 +140,8 @@ def _described(job: Job) -> dict[str, Any]:
     method = method_of(job.network)
     return {
         "name": job.name,
+        "noun": "classes",  # a page is for nothing else
+        "target": "",
         "parameters": sum(one.numel() for one in job.network.parameters()),
         "methods": [_method(method)] if method else [],
         "explanation": _explanation(job, method) if method else None,
@@ -149,13 +151,12 @@ def _described(job: Job) -> dict[str, Any]:
 
 
 def _method(method: Method) -> dict[str, Any]:
-    return {"name": method.name, "title": method.title, "passes": method.passes(0), "routing": method.routing}
+    return {"name": method.name, "title": method.title, "passes": method.passes(0), "note": method.note}
 
 
 def _explanation(job: Job, method: Method) -> dict[str, Any]:
     grid = grid_of(job.network, torch.empty(1, job.preprocessing.channels, *job.preprocessing.image_size))
-    note = ROUTING if method.routing else ""
-    return {"method": method.name, "note": note, "grid": list(grid), "style": style(method.name)}
+    return {"method": method.name, "note": method.note, "grid": list(grid), "style": style(method.name)}
 
 
 @torch.inference_mode()

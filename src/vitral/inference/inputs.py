@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vitral.data.archives import ARCHIVES
 from vitral.data.dataset import Split
-from vitral.data.decode import MAX_BYTES, read_image
 from vitral.data.files import Files
-from vitral.data.pixels import BYTES
+from vitral.data.images.decode import MAX_BYTES, read_image
+from vitral.data.images.pixels import BYTES
 from vitral.errors import ImageError, type_of
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from vitral.console import html_table
-from vitral.data.dataset import shown
 from vitral.errors import MissingExtraError
+from vitral.wording import shown
 
 if TYPE_CHECKING:
     import pandas
@@ -63,7 +63,8 @@ class Prediction:
     def cells(self, count: int = 3) -> list[str]:
         """ "unknown" if it is, the `count` most probable classes as text, then those that cover the true one."""
         covering = [f"{{{', '.join(self.labels)}}}"] if self.labels else []
-        return [*[UNKNOWN] * bool(self.unknown), *(f"{name} {p:.1%}" for name, p in self.top(count)), *covering]
+        unknown = [UNKNOWN] if self.unknown else []
+        return [*unknown, *(f"{name} {p:.1%}" for name, p in self.top(count)), *covering]
 
     def to_json(self, count: int = 5) -> dict[str, Any]:
         """Return plain data, with the `count` most probable classes."""
@@ -80,7 +81,7 @@ class Prediction:
         """The five most probable classes with a bar for each."""
         bar = '<div style="width:{width:.0f}px;height:0.8em;background:#4c78a8"></div>'
         rows = [(name, f"{p:.1%}", bar.format(width=160 * p)) for name, p in self.top()]
-        return html_table(shown(self.name) + f" ({UNKNOWN})" * bool(self.unknown), rows)
+        return html_table(f"{shown(self.name)} ({UNKNOWN})" if self.unknown else shown(self.name), rows)
 
 
 class Predictions(list[Prediction]):
@@ -123,7 +124,11 @@ class Columns:
         self.top = min(top, len(classes)) if top > 1 else 0
         ranked = [name for rank in range(1, self.top + 1) for name in (f"label_{rank}", f"probability_{rank}")]
         self.names = ["class", "probability", *ranked, *(_columns_of(classes) if all else ())]
-        self.names += ["labels"] * (threshold is not None) + [UNKNOWN] * unknown
+        if threshold is not None:
+            self.names.append("labels")
+        if unknown:
+            self.names.append(UNKNOWN)
+        self.texts = {"class", "labels", *ranked[::2]}
 
     def cells(self, prediction: Any) -> list[str | float | None]:
         """Return the cells of the prediction of one image."""

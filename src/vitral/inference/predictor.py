@@ -13,36 +13,33 @@ import torch
 from torch import Tensor, nn
 
 from vitral.console import Described
-from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import Machine, choose, plain_modes, without_autocast
-from vitral.distributed.ranks import Ranks
-from vitral.distributed.tensors import has_shards
 from vitral.errors import ImageError, UsageError, unknown
-from vitral.inference import openvino
-from vitral.inference.built import Built, stepped_aside, structure_of, tensors_of
-from vitral.inference.calibration import Calibration, ranges_file, read_ranges
-from vitral.inference.casting import cast_copy, dtype_of
-from vitral.inference.compiled import Compiled, unavailable_reason
-from vitral.inference.embedding import head_features, patch_tokens
+from vitral.inference.engines import openvino
+from vitral.inference.engines.built import Built, stepped_aside, structure_of, tensors_of
+from vitral.inference.engines.casting import cast_copy, dtype_of
+from vitral.inference.engines.compiled import Compiled, unavailable_reason
+from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
+from vitral.inference.engines.int8_ranges import Calibration, ranges_file, read_ranges
+from vitral.inference.engines.packed import is_faster, packable, packed
+from vitral.inference.features import head_features, patch_tokens
 from vitral.inference.generation import only_generates, search_by
 from vitral.inference.inputs import ImageInput, Images, expand, is_single, pixels_of
-from vitral.inference.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
 from vitral.inference.outputs import Output, output_of
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import network_logits, only_plain
-from vitral.inference.packed import is_faster, packable, packed
 from vitral.inference.predictions import Prediction, Predictions
 from vitral.inference.stream import stream
 from vitral.inference.tta import Views, averaged
 from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
 from vitral.model import Foreign, Network, ViT
-from vitral.model.modes import evaluating
 from vitral.model.variants import name_of
 from vitral.weights.in_memory import unwrapped
 from vitral.weights.load import locate, read
 from vitral.weights.native import assumed_output
+from vitral.weights.notes import Alarm
 from vitral.weights.report import LoadReport
 
 T = TypeVar("T")
@@ -226,11 +223,11 @@ class Predictor(Described):
     def described(self) -> dict[str, str]:
         """Name → value of the facts to show."""
         height, width = self.preprocessing.image_size
-        some = ", ".join(map(repr, self.classes[:3])) + ", …" * (len(self.classes) > 3)
+        some = ", ".join([*map(repr, self.classes[:3]), *(["…"] if len(self.classes) > 3 else [])])
         return {
             "model": name_of(self.model.config),
             **({"source": repr(self.source)} if self.source else {}),
-            "classes": f"{len(self.classes):,} classes" + f": {some}" * bool(some),
+            "classes": f"{len(self.classes):,} classes" + (f": {some}" if some else ""),
             "image size": f"{height}×{width}",
             "device": f"{self.machine.device} {self.machine.precision}",
             "engine": self.engine,
@@ -328,33 +325,6 @@ def _or_raise(result: T | ImageError) -> T:
     return result
 
 
-@torch.inference_mode()
-def logits_of(model: nn.Module, batches: Batches, machine: Machine) -> Tensor:
-    """Return logits (n, K), fp32 on the CPU, of a split in its order. Training mode is restored."""
-    return torch.cat(batch_logits(model, batches, machine)).cpu()
-
-
-def batch_logits(model: nn.Module, batches: Batches, machine: Machine) -> list[Tensor]:
-    """Return logits (B, K), fp32, of each batch of this rank. Training mode is restored."""
-    shards = has_shards(model)
-    # FSDP keeps tensors from one call to the next, which must not be inference tensors
-    with evaluating(model), torch.no_grad() if shards else torch.inference_mode(), machine.autocast():
-        found = [network_logits(model, batches.preprocessing, batch.images) for batch in batches.epoch()]
-        if shards and len(found) < -(-len(batches) // batches.part.count):  # the others still call it once
-            shape = 1, batches.preprocessing.channels, *batches.preprocessing.image_size
-            model(torch.zeros(shape, device=machine.device))
-    return found
-
-
-def gathered_logits(model: nn.Module, batches: Batches, machine: Machine, ranks: Ranks) -> Tensor:
-    """Return `logits_of` a split, of which each rank computes some batches; on all ranks but the first none, (0, K)."""
-    logits = batch_logits(model, batches, machine)
-    if ranks.count == 1:
-        return torch.cat(logits).cpu()
-    every = ranks.collect_in_turn([one.cpu() for one in logits])
-    return torch.zeros(0, 0) if every is None else torch.cat(every)
-
-
 @plain_modes()
 def load(
     source: str | Path | nn.Module | Predictor,
@@ -440,6 +410,6 @@ def load(
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
     predictor.account = loaded.account
     for note in loaded.account.notes:
-        if note.startswith("WARNING "):
-            warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)
+        if isinstance(note, Alarm):
+            warnings.warn(f"{named}: {note.plain}", stacklevel=3)
     return predictor

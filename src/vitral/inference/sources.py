@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from vitral.data.archives import ARCHIVES, open_files
-from vitral.data.dataset import DataSet, Split, natural
+from vitral.data.dataset import DataSet, Split
 from vitral.data.files import Files, is_image
 from vitral.data.sources import remote, shards
 from vitral.errors import DataError, empty
 from vitral.folders import is_run
+from vitral.wording import natural
 
 _LONGEST_LINE = 1 << 16
 """Most bytes of a line in a list of paths; a longer one means another kind of file."""

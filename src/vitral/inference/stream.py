@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.data.lazy_torchvision import preload
+from vitral.data.images.lazy_torchvision import preload
 from vitral.errors import ImageError, UsageError
 from vitral.inference.inputs import Item, expand
 from vitral.system import cores
-from vitral.threads import pool
+from vitral.thread_pool import pool
 
 T = TypeVar("T")
 

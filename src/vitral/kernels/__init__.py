@@ -6,7 +6,6 @@ a kernel applies, and never uses one under export, tracing or functorch.
     linear(x, weight, bias)         F.linear(x, weight, bias)
     linear_gelu(x, layer)           F.gelu(layer(x))
     attention(q, k, v, …)           F.scaled_dot_product_attention(q, k, v, …)
-    qkv_attention(qkv, …)           the same for q, k and v in one tensor, with concatenated heads
     patch_embed(x, conv)            conv(x).flatten(2).transpose(1, 2)
     residual_stream(x)              x, in the autocast dtype on a GPU
 
@@ -30,12 +29,10 @@ from vitral.kernels.dense import linear
 __all__ = [
     "REFERENCE",
     "Linear",
-    "as_written",
     "attention",
     "linear",
     "linear_gelu",
     "patch_embed",
-    "qkv_attention",
     "reference_ops",
     "residual_stream",
     "untouched",
@@ -72,28 +69,15 @@ def attention(
 ) -> Tensor:
     """softmax(q kᵀ · scale) v, (B, H, queries, d), of q (B, H, queries, d), k and v (B, H, keys, d).
 
-    `attn_mask` is bool, True where a key counts, or values to add to the scores.
+    `attn_mask` is bool, True where a key counts, or values to add to the scores. If q, k and v are the parts of one
+    tensor, a kernel writes their gradients into one tensor, too.
     """
-    if attn_mask is None and not dropout_p and reference.explicit_is_faster(q, k) and fused.supports_attention(q, k, v):
-        return fused.attention(q, k, v, scale)
+    if attn_mask is None and not dropout_p:
+        if (qkv := fused.joined(q, k, v)) is not None and fused.supports_qkv_attention(qkv):
+            return fused.qkv_attention(qkv, scale).unflatten(2, qkv.shape[3:]).transpose(1, 2)
+        if reference.explicit_is_faster(q, k) and fused.supports_attention(q, k, v):
+            return fused.attention(q, k, v, scale)
     return reference.attention(q, k, v, attn_mask, dropout_p, scale=scale)
-
-
-def qkv_attention(
-    qkv: Tensor,
-    scale: float,
-    dropout_p: float = 0.0,
-    training: bool = False,
-    backend: Callable[..., Tensor] = attention,
-) -> Tensor:
-    """Attention of q, k and v in one tensor (B, N, 3, H, d), with concatenated heads: (B, N, H · d).
-
-    In training a kernel writes the three gradients into one tensor, too, if `backend` is `attention`.
-    """
-    if training and not dropout_p and backend is attention and fused.supports_qkv_attention(qkv):
-        return fused.qkv_attention(qkv, scale)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
-    return backend(q, k, v, dropout_p=dropout_p, scale=scale).transpose(1, 2).flatten(2)
 
 
 def patch_embed(x: Tensor, conv: nn.Module, features: bool = False) -> Tensor:
@@ -119,7 +103,7 @@ REFERENCE: dict[object, Callable[..., Tensor]] = {
     attention: reference.attention,
     patch_embed: reference.patch_embed,
 }
-"""Backend → its counterpart in PyTorch. `linear_gelu` and `qkv_attention` follow their layer and their backend."""
+"""Backend → its counterpart in PyTorch. `linear_gelu` follows its layer."""
 
 
 def reference_ops(network: nn.Module) -> None:
@@ -128,11 +112,6 @@ def reference_ops(network: nn.Module) -> None:
     for module in network.modules():
         if (backend := getattr(module, "backend", None)) in REFERENCE:
             module.backend = REFERENCE[backend]
-
-
-def as_written(module: nn.Module, name: str, method: Callable[..., Any]) -> bool:
-    """True if a method of `module` is this one, not that of a subclass, an instance or a patch of the class."""
-    return getattr(type(module), name) is method and name not in vars(module)
 
 
 def untouched(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -45,6 +45,30 @@ def supports_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
     return _bf16(x, weight) and not _is_traced() and has_triton(x.device)
 
 
+def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """The tensor (B, N, 3, H, d) whose three parts are q, k and v (B, H, N, d); None if there is none,
+    and without gradients or in another dtype than bf16, which no kernel needs it for.
+
+    A backward pass through it makes one gradient, instead of three that are copied together.
+    """
+    if not torch.is_grad_enabled() or q.dtype != torch.bfloat16:
+        return None
+    if torch.compiler.is_dynamo_compiling():  # which knows no `_base`
+        same = q.shape == k.shape == v.shape
+        return torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2) if same else None
+    whole = q._base
+    if whole is None or k._base is not whole or v._base is not whole or not whole.is_contiguous():
+        return None
+    B, H, N, d = q.shape
+    D, offset = H * d, whole.storage_offset()
+    for place, part in enumerate((q, k, v)):
+        if part.shape != q.shape or part.stride() != (3 * N * D, d, 3 * D, 1):
+            return None
+        if part.storage_offset() != offset + place * D or part.requires_grad != whole.requires_grad:
+            return None
+    return whole.view(B, N, 3, H, d) if whole.numel() == 3 * B * N * D else None
+
+
 def supports_qkv_attention(qkv: Tensor) -> bool:
     """True if `qkv_attention` is faster than PyTorch for q, k and v (B, N, 3, H, d): in bf16, with gradients.
 

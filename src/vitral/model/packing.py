@@ -82,7 +82,8 @@ def pack(lengths: Sequence[int], budget: int | None = None) -> Packing:
     starts = [0] * len(lengths)
     for image in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
         row = next((row for row, taken in enumerate(used) if taken + lengths[image] <= budget), len(used))
-        used += [0] * (row == len(used))
+        if row == len(used):
+            used.append(0)
         starts[image] = row * budget + used[row]
         used[row] += lengths[image]
     return Packing(tuple(lengths), tuple(starts), budget)

@@ -102,11 +102,6 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: Rotation | None, num_queries: int | None) -> Tensor:
         """Concatenated outputs of all heads, (B, N or num_queries, D), before the projection."""
-        plain = rotation is None and not self.qk_norm and kernels.as_written(self, "attend", Attention._written)
-        if plain and mask is None and num_queries is None and self.observer is None:
-            # q, k and v reach attention unchanged, so they stay in one tensor. Who edits `attend` edits this, too.
-            qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)
-            return kernels.qkv_attention(qkv, self.scale, self.dropout_p, self.training, self.backend)
         q, k, v = self.project(x, num_queries)
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
@@ -128,12 +123,12 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v, (B, heads, tokens, d). `mask`: bool, True where a key counts, or added to scores."""
+        if self.observer is not None:
+            v = v.clone()  # no longer a part of one tensor with q and k: gradients pass through what is observed
         out = self.backend(q, k, v, attn_mask=mask, dropout_p=self.dropout_p, scale=self.scale)
         if self.observer is not None:
             self.observer(q, k, v, mask, out)
         return out
-
-    _written = attend  # not that of a subclass, an instance or a patch
 
     @property
     def dropout_p(self) -> float:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.distributed import whole_batch
 from vitral.distributed.tensors import local
 from vitral.kernels import random

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.kernels import random
 from vitral.model import ViT, ViTConfig
 from vitral.model.dropout import with_prefix

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import without_autocast
 from vitral.kernels import random
 from vitral.model import ViT

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.data import DataSet, Split
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import Machine
 from vitral.errors import TrainingError
 from vitral.evaluation.fewshot import least_squares
 from vitral.evaluation.neighbors import knn
-from vitral.inference.embedding import head_features
+from vitral.inference.features import head_features
 
 SAMPLED = 1000
 """Most images of each split that are measured after an epoch."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.distributed.whole_batch import all_rows, own_rows
 from vitral.kernels import random
 from vitral.model import ViT, ViTConfig

@@ -3,7 +3,7 @@
     vitral train photos/ --recipe linear-probe --init WEIGHTS
     vitral train photos/ --recipe linear-probe --model S/16             (random weights: a baseline)
 
-`vitral.workflows.linear_probe` fits the layer.
+`vitral.workflows.running.linear_probe` fits the layer.
 """
 
 from __future__ import annotations

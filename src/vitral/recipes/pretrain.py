@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vitral.data import DataSet
-from vitral.data.augmentation import Crop
+from vitral.data.images.augmentation import Crop
 from vitral.device import Machine
 from vitral.errors import UsageError
 from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from vitral.data.augmentation import Crop
+from vitral.data.images.augmentation import Crop
 from vitral.device import Machine
 from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats
 from vitral.training.options import Run

@@ -13,8 +13,9 @@ import numpy as np
 
 from vitral.data import DataSet
 from vitral.data.dataset import spread
-from vitral.data.decode import probe
-from vitral.data.depth import Depth, distinct_values
+from vitral.data.images.decode import probe
+from vitral.data.images.depth import Depth, distinct_values
+from vitral.data.targets import targets_of
 from vitral.errors import ImageError, RunError
 from vitral.folders import is_run
 from vitral.training.run_folder import RunFolder
@@ -85,7 +86,7 @@ def _could_help(run: Path, dataset: DataSet, stats: DatasetStats) -> bool:
     except RunError:
         return False
     own, data = (os.path.realpath(os.path.expanduser(one)) for one in (plan.located("data"), dataset.source))
-    return plan.run.task != "text" and plan.run.channels == stats.channels and own != data
+    return not targets_of(plan.run.task).sequence and plan.run.channels == stats.channels and own != data
 
 
 def dataset_stats(dataset: DataSet) -> DatasetStats:

@@ -15,11 +15,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vitral import bounded
-from vitral.console import printable
 from vitral.errors import unknown
 from vitral.inference.inputs import Item
 from vitral.serving.limits import Limits
 from vitral.serving.problems import Problem
+from vitral.wording import printable
 
 _LONGEST_NAME = 200
 _LONGEST_FIELD = 1000

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitral.data.decode import probe
+from vitral.data.images.decode import probe
 from vitral.errors import ImageError
 from vitral.inference.inputs import Item
 from vitral.serving.batching import Ticket, settle

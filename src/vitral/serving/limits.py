@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vitral.data.decode import MAX_BYTES, MAX_PIXELS
+from vitral.data.images.decode import MAX_BYTES, MAX_PIXELS
 from vitral.errors import UsageError
 from vitral.serving.problems import Problem
 

@@ -9,7 +9,7 @@ import time
 from contextvars import ContextVar
 from typing import Any
 
-from vitral.console import printable
+from vitral.wording import printable
 
 LOGGER = logging.getLogger("vitral.serving")
 

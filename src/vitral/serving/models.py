@@ -24,7 +24,7 @@ from vitral.explanation.methods import METHODS, TEXT_METHODS, method_named
 from vitral.explanation.methods.method import grid_of
 from vitral.explanation.methods.select import check_method, default_method
 from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_prepared
-from vitral.inference.embedding import head_features
+from vitral.inference.features import head_features
 from vitral.inference.inputs import Item
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor, load
@@ -101,7 +101,7 @@ def self_test(predictor: Predictor) -> None:
     shape = (2, predictor.preprocessing.channels, height, width)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
     first, second = (predictor.logits(images).cpu() for _ in range(2))
-    if predictor.output.task != "text" and first.shape != (2, len(predictor.classes)):
+    if not predictor.output.sequence and first.shape != (2, len(predictor.classes)):
         why = f"{len(predictor.classes)} classes and logits {tuple(first.shape)}"
     elif not bool(first.isfinite().all()):
         why = "it computes values that are not finite"
@@ -185,7 +185,7 @@ class Model:
         """Methods of explanation that fit this network and the limit of passes, the default first."""
         default = self._default
         fitting = [
-            {"name": name, "title": one.title, "passes": passes, "routing": one.routing}
+            {"name": name, "title": one.title, "passes": passes, "routing": one.routing, "note": one.note}
             for name, one in (TEXT_METHODS if self._reads_text else METHODS).items()
             if (passes := one.passes(self._patches)) <= self.limits.passes and self._fits(name)
         ]
@@ -226,6 +226,8 @@ class Model:
             "version": self.version,
             "loaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.loaded_at)),
             "task": predictor.output.task,
+            "noun": predictor.output.noun,
+            "target": self._needed_target,
             "classes": list(predictor.classes),
             "image_size": list(predictor.preprocessing.image_size),
             "channels": predictor.preprocessing.channels,
@@ -237,6 +239,18 @@ class Model:
             "methods": self.methods,
         }
 
+    @property
+    def _needed_target(self) -> str:
+        """The name to explain where none is predicted, as of several numbers; else ""."""
+        names = self.predictor.classes
+        if self._reads_text:
+            return ""
+        try:
+            self.predictor.output.predicted(torch.zeros(1, len(names)))
+        except UsageError:
+            return names[0]
+        return ""
+
     def check_embedding(self) -> None:
         """Raise `Problem` for a network without features."""
         if self._reads_text:
@@ -244,7 +258,7 @@ class Model:
 
     @property
     def _reads_text(self) -> bool:
-        return self.predictor.output.task == "text"
+        return self.predictor.output.sequence
 
     @property
     def _default(self) -> str:

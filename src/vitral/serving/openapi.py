@@ -182,9 +182,10 @@ def _schemas(limits: Limits) -> dict[str, Any]:
         "image", "text", "confidence", image=text, text=text, confidence=number, characters=characters,
         explanation=where,
     )  # fmt: skip
-    method = _object(name=text, title=text, passes=whole, routing={"type": "boolean"})
+    method = _object(name=text, title=text, passes=whole, routing={"type": "boolean"}, note=text)
     model = _object(
-        name=text, version=text, loaded_at=text, task=text, classes=_list(text), image_size=_list(whole),
+        name=text, version=text, loaded_at=text, task=text, noun=text, target=text,
+        classes=_list(text), image_size=_list(whole),
         channels=whole, features=whole, parameters=whole, engine=text, precision=text, device=text,
         methods=_list(method),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitral.data.files import file_numbers
-from vitral.data.lazy_torchvision import torchvision
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor
 from vitral.serving.auth import Access

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.console import count
 from vitral.data import Split
 from vitral.data.loader import Progress
+from vitral.data.options import DataOptions
 from vitral.errors import UsageError
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.folders import is_run
@@ -26,7 +26,7 @@ from vitral.inference.predictor import Predictor
 from vitral.model import summarize
 from vitral.studies.paired import Difference, holm, mcnemar, paired_interval
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.data_options import DataOptions
+from vitral.wording import count
 from vitral.workflows.evaluate import Evaluated, evaluate_images
 
 _ROUNDS, _BATCH = 5, 32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vitral.console import count
 from vitral.studies.results import Group, Outcome, Results, in_words, listed
 from vitral.studies.seeds import SeedDifference, paired_difference
 from vitral.studies.study import Expectation, shown
+from vitral.wording import count
 
 
 def conclusions(results: Results) -> list[str]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from vitral.evaluation import figures
 from vitral.evaluation.figures import INK, LINE, MUTED, Plot
-from vitral.evaluation.wording import compact
+from vitral.evaluation.page_numbers import compact
 from vitral.studies.results import Group, Outcome, Results
 from vitral.studies.spans import Span
 from vitral.studies.study import shown

@@ -21,7 +21,7 @@ from vitral.studies.paired import Difference
 from vitral.studies.results import Results
 from vitral.studies.seeds import SeedDifference
 from vitral.studies.study import StudyFolder, shown
-from vitral.workflows.saving import command
+from vitral.workflows.planning.command import command
 
 _SHOWN, _SIDE = 12, 96
 _CHANNELS = 3

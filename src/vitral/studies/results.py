@@ -25,7 +25,7 @@ from vitral.studies.spans import corners
 from vitral.studies.study import Cell, Study, StudyFolder, shown
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
-from vitral.workflows.saving import command
+from vitral.workflows.planning.command import command
 
 Status = Literal["done", "failed", "pruned", "begun", "open"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from vitral import activity
 from vitral.atomic import write_text
-from vitral.console import count, duration
 from vitral.data import load
 from vitral.data.targets import require_one_class
 from vitral.digest import sealed_json
@@ -21,7 +20,8 @@ from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
 from vitral.training.callbacks import Callback, RunStart
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.run_data import load_run_data
+from vitral.wording import count, duration
+from vitral.workflows.planning.run_data import load_run_data
 from vitral.workflows.tasks import TASKS
 from vitral.workflows.train import train
 

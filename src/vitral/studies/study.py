@@ -14,12 +14,13 @@ from typing import Any, Literal, get_args
 
 from vitral import bounded
 from vitral.atomic import write_text
-from vitral.console import command_line, flag
+from vitral.console import command_line
 from vitral.digest import KEY, check, sealed_json
 from vitral.errors import RunError, UsageError, unknown
 from vitral.studies.spans import Span, corners, in_range
 from vitral.training.options import Run, checked_options
-from vitral.workflows.plan_start import NONE, OTHER
+from vitral.wording import flag
+from vitral.workflows.planning.start import NONE, OTHER
 
 Kind = Literal["data", "compute", "options", "search"]
 

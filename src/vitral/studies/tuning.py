@@ -14,7 +14,7 @@ from vitral.recipes.table import UNSUPPORTED
 from vitral.studies.spans import Span
 from vitral.studies.study import Study, StudyFolder
 from vitral.training.options import Run
-from vitral.workflows.plan import plan_run
+from vitral.workflows.planning.plan import plan_run
 
 TITLE = "Tuned options"
 TRIALS_FOR_AN_OPTION = 4

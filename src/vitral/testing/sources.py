@@ -12,8 +12,9 @@ import numpy as np
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
-from vitral.data.dataset import SPLITS, natural
+from vitral.data.dataset import SPLITS
 from vitral.errors import VitralError, type_of
+from vitral.wording import natural
 
 _OTHERS = ("digits", "no-such-data", "photos/", "a.csv", "")
 """Arguments that belong to other sources, or to none."""

@@ -11,7 +11,7 @@ from vitral.plugins import Extensible
 from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart
 
 _BUILT_IN = {
-    "csv": "vitral.trackers.csv",
+    "csv": "vitral.trackers.csv_file",
     "tensorboard": "vitral.trackers.tensorboard",
     "wandb": "vitral.trackers.wandb",
     "mlflow": "vitral.trackers.mlflow",

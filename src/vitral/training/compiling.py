@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitral.data.loader import Batch
 from vitral.device import Machine, Precision
 from vitral.errors import TrainingError
-from vitral.inference.compiled import keep_code, reporting_compiler_errors, unavailable_reason
+from vitral.inference.engines.compiled import keep_code, reporting_compiler_errors, unavailable_reason
 from vitral.model import ModelConfig, summarize
 from vitral.training.objectives.objective import TwoPartObjective
 

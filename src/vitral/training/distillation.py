@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.data.dataset import some
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError
 from vitral.model import Network
-from vitral.weights.labels import match
+from vitral.weights.class_names import match
 from vitral.weights.native import Weights, build
+from vitral.wording import some
 
 
 @dataclass(frozen=True, eq=False)

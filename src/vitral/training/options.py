@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
-from vitral.console import flag
-from vitral.data.augmentation import Augment, Augmentation, Crop
-from vitral.data.preprocessing import Center, Preprocessing, Resize
+from vitral.data.images.augmentation import Augment, Augmentation, Crop
+from vitral.data.images.preprocessing import Center, Preprocessing, Resize
+from vitral.data.targets import targets_of
 from vitral.errors import UsageError, empty, unknown
 from vitral.model.config_base import MAX_SIDE, kinds_of, matches
+from vitral.wording import flag
 
 
 def option(default: Any, help: str) -> Any:
@@ -60,8 +61,8 @@ class Run:
     )
 
     # Task
-    task: Literal["class", "labels", "numbers", "text"] = option(
-        "class", "one class an image, any number of labels, numbers, or a text (default: by a table's columns)"
+    task: str = option(
+        "class", "class, labels (any number an image), numbers or text (default: by the columns of a table, else class)"
     )
     label_separator: str | None = option(None, "separator of the labels in a column of a table (default: | or ;)")
     class_folders: Literal["auto", "top", "leaf"] = option(
@@ -224,6 +225,7 @@ class Run:
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        targets_of(self.task)
         for allowed, names in _LIMITS.items():
             for name in names:
                 value = getattr(self, name)

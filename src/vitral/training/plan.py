@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitral.console import html_table
-from vitral.data.fingerprint import Fingerprint
-from vitral.data.groups import Sets
+from vitral.data.checks.fingerprint import Fingerprint
+from vitral.data.checks.groups import Sets
 from vitral.training.options import Run
 
 

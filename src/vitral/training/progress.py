@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from vitral.console import count, draws, duration, table
+from vitral.console import draws, table
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.plan import Plan
+from vitral.wording import count, duration
 
 _EVERY = 0.25  # seconds between two reads of the loss, each of which synchronizes with a GPU
 

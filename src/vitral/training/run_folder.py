@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from vitral import bounded
 from vitral.atomic import is_temporary
-from vitral.data.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint
 from vitral.errors import RunError, WriteError
 from vitral.folders import is_run
 from vitral.training.manifest import Manifest

@@ -69,25 +69,16 @@ function describe() {
   document.title = `${one.name} · vitral`;
   const millions = (one.parameters / 1e6).toFixed(one.parameters < 1e7 ? 2 : 0);
   at("about").textContent =
-    `${one.classes.length} ${kind(one.task)}, ${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}`;
+    `${one.classes.length} ${one.noun}, ${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}`;
   at("method-choice").hidden = !one.methods.length;
   const methods = one.methods.map((method) => new Option(method.title, method.name));
   at("method").replaceChildren(...methods, new Option("none", ""));
   describeMethod();
 }
 
-/** What a model has for each of its outputs. */
-function kind(task) {
-  return { labels: "labels", numbers: "numbers", text: "characters and other tokens" }[task] ?? "classes";
-}
-
 function describeMethod() {
   const method = model().methods.find((one) => one.name === at("method").value);
-  at("method-note").textContent = !method
-    ? ""
-    : method.routing
-      ? `where ${model().task === "text" ? "the decoder looked, not why this character" : "information was routed, not why this class"}`
-      : `costs about ${method.passes} predictions`;
+  at("method-note").textContent = method ? method.note || `costs about ${method.passes} predictions` : "";
 }
 
 // ---- questions
@@ -166,8 +157,7 @@ function amount(value) {
 
 /** One of several numbers is explained; classes and labels have a predicted one. */
 function defaultTarget(name) {
-  const model = known.find((one) => one.name === name);
-  return model?.task === "numbers" ? model.classes[0] : "";
+  return known.find((one) => one.name === name)?.target ?? "";
 }
 
 function show(entry) {

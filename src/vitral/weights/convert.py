@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.targets import DEFAULT_TASK
 from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
 from vitral.model.position import POSITIONS
@@ -19,6 +20,7 @@ from vitral.weights import native
 from vitral.weights.formats import FORMATS, huggingface_code, huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.notes import Alarm
 from vitral.weights.preprocessing_configs import (
     DEFAULTS,
     differences,
@@ -82,7 +84,7 @@ def _output_lost(output: Mapping[str, Any], to: str) -> list[str]:
     if (temperature := output.get("temperature", 1.0)) != 1:
         notes.append(f"the head is divided by the temperature {temperature:.4g}, so that probabilities are the same")
     if output.get("unknown"):
-        notes.append(f"WARNING for {to}: its files cannot state the threshold of unknown images")
+        notes.append(Alarm(f"WARNING for {to}: its files cannot state the threshold of unknown images"))
     return notes
 
 
@@ -94,7 +96,7 @@ def _preprocessing_lost(own: Preprocessing, to: str) -> list[str]:
     if not found:
         return _rounding(own, used, to)
     reason = "its files cannot state" if carried else "its files state no preprocessing, and its default differs"
-    return [f"WARNING for {to}: {reason}: {'; '.join(found)}"]
+    return [Alarm(f"WARNING for {to}: {reason}: {'; '.join(found)}")]
 
 
 def _rounding(own: Preprocessing, used: Preprocessing, to: str) -> list[str]:
@@ -110,7 +112,8 @@ def _rounding(own: Preprocessing, used: Preprocessing, to: str) -> list[str]:
         return []
     sizes = ", ".join(f"{height} × {width}" for height, width in _SIDES)
     why = "sides and the center are rounded in another way"
-    return [f"WARNING for {to}: {why}: its pixels differ by up to {largest} of 255 levels (a pattern of {sizes})"]
+    note = f"WARNING for {to}: {why}: its pixels differ by up to {largest} of 255 levels (a pattern of {sizes})"
+    return [Alarm(note)]
 
 
 _SIDES = ((480, 641), (641, 480), (375, 500), (333, 250))
@@ -149,8 +152,8 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
         return [path]
-    if (task := weights.output.get("task", "class")) != "class":
-        why = f"it is of --task {task}, and other programs would read its outputs as classes"
+    if weights.task != DEFAULT_TASK:
+        why = f"it is of --task {weights.task}, and other programs would read its outputs as classes"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint="--to native")
     if isinstance(weights.config, ForeignConfig):
         why = f"its network is {weights.config.source}; load model.safetensors into it, without “body.” in the names"

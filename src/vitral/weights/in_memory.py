@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from vitral import kernels
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError, type_of
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
-from vitral.weights import labels
+from vitral.model.edited import edited
+from vitral.weights import class_names
 from vitral.weights.architectures.timm_module import UnreadableError, fields, name_of, scheme
 from vitral.weights.formats import FORMATS
 from vitral.weights.formats.huggingface_config import ARCHITECTURES
 from vitral.weights.native import Weights, assumed_output
+from vitral.weights.notes import Caution
 from vitral.weights.read.source import Source, Stated
 
 GRADIENTS = "vitral.explain(module, images, method='input-gradient') explains any network"
@@ -71,7 +73,7 @@ def own_weights(module: Network) -> Weights:
     half = (0.5,) * config.channels
     preprocessing = Preprocessing(config.image, config.channels, mean=half, std=half)
     return Weights(
-        config, module.state_dict(), preprocessing, labels.default(config.classes), {}, assumed_output(config)
+        config, module.state_dict(), preprocessing, class_names.default(config.classes), {}, assumed_output(config)
     )
 
 
@@ -143,6 +145,8 @@ def replaced_product(attention: nn.Module, *, any_backend: bool = False) -> str:
     `any_backend` alone.
     """
     kind, own = type(attention), vars(attention).get("backend")
+    if found := edited("Attention", "AttentionPool"):
+        return found
     if _library(kind) != "vitral":
         return f"it is a {kind.__name__} of {kind.__module__}"
     if isinstance(own, types.FunctionType) and own not in _KNOWN_BACKENDS and not any_backend:
@@ -226,7 +230,7 @@ def _timm(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     cfg = getattr(module, "pretrained_cfg", None)
     if cfg is not None and not isinstance(cfg, Mapping):
         cfg = cfg.to_dict()
-    origin = "the module's pretrained_cfg" if cfg else "assumed: AugReg's default; not stated by the module"
+    origin = "the module's pretrained_cfg" if cfg else Caution("assumed: AugReg's default; not stated by the module")
     return {"pretrained_cfg": cfg} if cfg else {}, Stated(found, origin, fitting[0], scheme(module))
 
 
@@ -246,7 +250,8 @@ def _timm_bit(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     if pooled != "avg":
         raise UnreadableError(f"its features are pooled by '{pooled}'")
     cfg = dict(module.pretrained_cfg) if getattr(module, "pretrained_cfg", None) else None
-    origin = "the module's pretrained_cfg" if cfg else "assumed: the authors' default; not stated by the module"
+    assumed = Caution("assumed: the authors' default; not stated by the module")
+    origin = "the module's pretrained_cfg" if cfg else assumed
     return {"pretrained_cfg": cfg} if cfg else {}, Stated({}, origin, "timm-bit")
 
 
@@ -338,7 +343,8 @@ def _torchvision(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
         "pool": "cls",
         "cls_position": True,
     }
-    return None, Stated(facts, "assumed: torchvision's usual transforms; not stated by the module", "torchvision")
+    origin = Caution("assumed: torchvision's usual transforms; not stated by the module")
+    return None, Stated(facts, origin, "torchvision")
 
 
 def _heads(attention: Any) -> int:
@@ -393,7 +399,7 @@ def _transformers(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
             one.pop("hidden_act", None)  # the module states it
     facts = {"heads": _only(heads, "numbers of heads"), "norm_eps": _epsilon(module, _UNREAD)}
     facts |= {} if gated else {"activation": act}
-    origin = f"assumed: transformers' default for {config.get('model_type')}; not stated by the module"
+    origin = Caution(f"assumed: transformers' default for {config.get('model_type')}; not stated by the module")
     return config, Stated(facts, origin)
 
 
@@ -431,13 +437,13 @@ _READERS: Mapping[str, _Reader] = {
 """Module path and name of a class → its reader."""
 
 
-def class_names(module: nn.Module, count: int) -> tuple[str, ...]:
+def names_of(module: nn.Module, count: int) -> tuple[str, ...]:
     """Read the class names of any module of transformers or timm; numbers if it has none."""
     config = getattr(module, "config", None)
     cfg = getattr(module, "pretrained_cfg", None)
     plain = config.to_dict() if config is not None and hasattr(config, "to_dict") else {"pretrained_cfg": cfg}
     try:
-        names = labels.from_config(plain)
+        names = class_names.from_config(plain)
     except WeightsError:
         names = None
     return names if names and len(names) == count else tuple(map(str, range(count)))

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.dataset import some
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.folders import is_run
 from vitral.model import BiTConfig, ModelConfig, Network, ViTConfig, network
+from vitral.weights import class_names, native
 from vitral.weights import in_memory as modules
-from vitral.weights import labels, native
 from vitral.weights.formats import FORMATS, detect, has_format
 from vitral.weights.formats.format import Format
 from vitral.weights.native import Weights
+from vitral.weights.notes import Alarm, Caution
 from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
 from vitral.weights.read.references import INCLUDED, holds_weights, is_included
@@ -33,6 +33,7 @@ from vitral.weights.settle import check_own, settle
 from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
+from vitral.wording import some
 
 _KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME, backbone or demo"
 
@@ -135,7 +136,7 @@ def _check_finite(loaded: Loaded, allowed: bool) -> None:
         typed = shlex.quote(loaded.account.source)
         hint = f"weights from before it diverged; to look into these: vitral convert {typed} NEW --allow-non-finite"
         raise WeightsError("weights that are not finite", where=loaded.account.source, why=f"in {names}", hint=hint)
-    loaded.account.notes.append(f"WARNING values that are not finite in {names}")
+    loaded.account.notes.append(Alarm(f"WARNING values that are not finite in {names}"))
 
 
 def _from_memory(module: nn.Module, format: str | None, heads: int | None, like: str | None) -> Loaded:
@@ -146,7 +147,7 @@ def _from_memory(module: nn.Module, format: str | None, heads: int | None, like:
         weights = modules.own_weights(module)
         check_own(weights.config, where, format, heads, like)
         lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-        note = "preprocessing and class names assumed: not stated by the module"
+        note = Caution("preprocessing and class names assumed: not stated by the module")
         return Loaded(weights, LoadReport(where, "vitral's own", lines, notes=[note]), "native", where)
     source = modules.source_of(module)
     if heads is not None or like is not None:
@@ -251,12 +252,12 @@ def _foreign(
     account.notes += [*settled.given, *kind.assumed(source)]
     if architecture and not kind.stated(source):
         preprocessing = from_timm(architecture.preprocessing, config.image)
-        known_from = f"assumed, as timm:{architecture.name}'s"
+        known_from: str = Caution(f"assumed, as timm:{architecture.name}'s")
     else:
         preprocessing, known_from = kind.preprocessing(source, config)
         if source.stated is not None:
             preprocessing, known_from = preprocessing.at(config.image), source.stated.preprocessing_from
-    account.notes.append(f"images prepared as {_described(preprocessing)} ({known_from})")
+    account.notes.append(type(known_from)(f"images prepared as {_described(preprocessing)} ({known_from})"))
     preprocessing = _prepared(preprocessing, config)
     names = kind.classes(source, config.classes)
     if names is None or len(names) != config.classes:
@@ -278,18 +279,17 @@ def _assumed_names(count: int, account: LoadReport, order: str | None) -> tuple[
     account.nameless, account.class_order = count > 0, order
     if order is not None and count:
         account.notes.append(f"class names by --class-order {order}; the weights state none")
-        return labels.given(count, order)
-    if count == len(labels.SYNSETS):
-        account.notes.append("class names assumed: ImageNet-1k's; the weights state none")
+        return class_names.given(count, order)
+    if count == len(class_names.SYNSETS):
+        account.notes.append(Caution("class names assumed: ImageNet-1k's; the weights state none"))
     elif count:
         note = "class names assumed: the numbers of the outputs; the weights state none"
-        if count > 10:
-            note = (
-                f"WARNING {note}. Output 2 is taken for class 2; if the network was trained with torchvision's "
-                "ImageFolder, which sorts folders as text (0, 1, 10, 11, 2 …): --class-order text"
-            )
-        account.notes.append(note)
-    return labels.default(count)
+        order = (
+            "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
+            "folders as text (0, 1, 10, 11, 2 …): --class-order text"
+        )
+        account.notes.append(Alarm(f"WARNING {note}. {order}") if count > 10 else Caution(note))
+    return class_names.default(count)
 
 
 def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
@@ -387,13 +387,13 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
         for line in account.lines
     ]
     account.fresh |= new
-    if "patch_embed.proj.weight" in resized and getattr(config, "patch", None) != getattr(
-        weights.config, "patch", None
-    ):
+    before, patch = (getattr(one, "patch", None) for one in (weights.config, config))
+    if "patch_embed.proj.weight" in resized and patch != before:
         trained = weights.trained.get("patch_sizes", ())
-        if config.patch not in [(size, size) for size in trained]:  # type: ignore[union-attr]  # it has patches
-            account.notes.append("WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes")
-    classes = labels.default(config.classes) if new_head else weights.classes
+        if patch not in [(size, size) for size in trained]:
+            note = "WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes"
+            account.notes.append(Alarm(note))
+    classes = class_names.default(config.classes) if new_head else weights.classes
     if new_head:
         account.nameless, account.notes = False, [note for note in account.notes if "class names" not in note]
     prepared = _prepared(weights.preprocessing, config)
@@ -411,7 +411,7 @@ def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
     for a new one. None if it knows none of them, or is of another library.
     """
     weights = loaded.weights
-    places = labels.match(names, weights.classes)
+    places = class_names.match(names, weights.classes)
     known = [index for index in places if index is not None]
     if not known or not isinstance(weights.config, ViTConfig | BiTConfig):
         return None

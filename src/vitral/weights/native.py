@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vitral import bounded
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.targets import DEFAULT_TASK
 from vitral.digest import KEY
 from vitral.errors import UsageError, WeightsError
 from vitral.model import EncoderDecoderConfig, Foreign, ModelConfig, Network, network
@@ -44,6 +45,11 @@ class Weights:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors of the output: those that a distance to the training images needs, else none."""
 
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return str(self.output.get("task", DEFAULT_TASK))
+
 
 def assumed_output(config: ModelConfig) -> Mapping[str, Any]:
     """The output of a network that states none: a classifier, or texts of numbered tokens."""
@@ -55,7 +61,7 @@ def assumed_output(config: ModelConfig) -> Mapping[str, Any]:
 def save(path: Path, weights: Weights, beside: Mapping[str, str] | None = None) -> None:
     """Write the file atomically, with metadata for other programs `beside` vitral's own."""
     header = {
-        "format": FORMAT if weights.output.get("task", "class") == "class" else TASK_FORMAT,
+        "format": FORMAT if weights.task == DEFAULT_TASK else TASK_FORMAT,
         "model": config_to_json(weights.config),
         "preprocessing": weights.preprocessing.to_json(),
         "classes": list(weights.classes),

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vitral.data.pixels import BYTES, FRACTIONS, LEVELS
-from vitral.data.preprocessing import INTERPOLATIONS, Center, Preprocessing, Resize, before_crop
+from vitral.data.images.pixels import BYTES, FRACTIONS, LEVELS
+from vitral.data.images.preprocessing import INTERPOLATIONS, Center, Preprocessing, Resize, before_crop
 from vitral.errors import UsageError, WeightsError
+from vitral.weights.notes import Alarm
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
@@ -302,12 +303,12 @@ def _huggingface_scaling(
 # ---------------------------------------------------------------- differences
 
 
-def with_levels(trained: Preprocessing, levels: tuple[int, int] | None) -> tuple[Preprocessing, list[str]]:
+def with_levels(trained: Preprocessing, levels: tuple[int, int] | None) -> tuple[Preprocessing, list[Alarm]]:
     """Return the preprocessing with stated levels, if any, and a warning if others were trained with."""
     if levels in (None, trained.levels):
         return trained, []
     used = dataclasses.replace(trained, levels=levels)
-    return used, [] if trained.levels is None else [f"WARNING {one}" for one in differences(trained, used)]
+    return used, [] if trained.levels is None else [Alarm(f"WARNING {one}") for one in differences(trained, used)]
 
 
 def differences(trained: Preprocessing, used: Preprocessing) -> list[str]:

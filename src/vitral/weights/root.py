@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.weights.notes import Alarm
 from vitral.weights.read.source import Source
 
 AVERAGED = ("ema", "ema_model", "model_ema", "averaged", "avg_model", "swa_model", "teacher", "target")
@@ -100,8 +101,9 @@ def _taken(source: Source, prefix: str, tensors: dict[str, Tensor], others: dict
     left = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if name not in used}
     notes = [f"the network below '{prefix.rstrip('.')}' is taken"] if prefix else []
     if copies := [other for other in others if not prefix.startswith(other)]:
-        caution = "" if _alike([tensors, *(others[copy] for copy in copies)]) else "WARNING "
-        notes.append(f"{caution}networks also there: {_listed(copies)}; --weights-key takes another one")
+        note = f"networks also there: {_listed(copies)}; --weights-key takes another one"
+        alike = _alike([tensors, *(others[copy] for copy in copies)])
+        notes.append(note if alike else Alarm(f"WARNING {note}"))
     return dataclasses.replace(source, tensors=tensors, notes=(*source.notes, *notes), left=left)
 
 

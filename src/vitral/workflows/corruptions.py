@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vitral.console import table
-from vitral.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
+from vitral.data.images.corruptions import CORRUPTIONS, STRENGTHS, corrupted
 from vitral.data.loader import Batches, Progress
 from vitral.errors import UsageError
 from vitral.workflows.evaluate import Evaluated
@@ -57,7 +57,7 @@ def evaluate_corruptions(evaluated: Evaluated, progress: Progress | None = None)
     corruption and strength. Raises `UsageError` for another task than one class an image.
     """
     predictor = evaluated.predictor
-    if predictor.output.task != "class":
+    if not predictor.output.one_class:
         why = f"the weights are of --task {predictor.output.task}"
         raise UsageError("--corruptions is for networks of one class an image", why=why, hint="leave it out")
     from vitral.evaluation.metrics import measure

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from vitral.errors import DataError, ImageError
+from vitral.errors import DataError, ImageError, none_readable
 from vitral.inference.inputs import Item, Items
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import Source
 from vitral.inference.stream import in_batches
-from vitral.workflows.feature_formats import COLUMN, encoded, format_of
-from vitral.workflows.image_table import ImageTable, Written
-from vitral.workflows.row_formats import Cell
+from vitral.workflows.tables.feature_formats import COLUMN, encoded, format_of
+from vitral.workflows.tables.formats import Cell
+from vitral.workflows.tables.image_table import ImageTable, Written
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class FeatureFile(ImageTable[tuple[str, np.ndarray]]):
         """Complete the file. Raises `DataError` if no image is readable."""
         if self.file.failed == self.images:
             self.file.discard()
-            raise DataError("no readable image", where=str(self.sources[0]), why=f"{self.images:,} are unreadable")
+            raise none_readable(self._names(), where=self.sources[0])
         return super().finish(kept, model_hash)
 
     def origin(self) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from torch import nn
 
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
-from vitral.data.depth import leveled
-from vitral.data.findings import Unreadable
+from vitral.data.checks.findings import Unreadable
+from vitral.data.checks.validate import drop_unopened, left_out, readable
+from vitral.data.images.depth import leveled
 from vitral.data.loader import Batches, Progress
+from vitral.data.options import DataOptions
 from vitral.data.parts import Part
-from vitral.data.targets import Labeling
-from vitral.data.validate import drop_unopened, left_out, readable
+from vitral.data.targets import Labeling, targets_of
 from vitral.device import Machine, choose
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
@@ -37,11 +38,10 @@ from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
 from vitral.model import summarize
 from vitral.training.run_folder import RunFolder
-from vitral.weights.labels import ORDERS, in_order, match
+from vitral.weights.class_names import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
-from vitral.workflows.data_options import DataOptions
-from vitral.workflows.memory import eval_batch_size
-from vitral.workflows.run_data import RunData, is_data_of, load_run_data, seen_as
+from vitral.workflows.planning.memory import eval_batch_size
+from vitral.workflows.planning.run_data import RunData, is_data_of, load_run_data, seen_as
 from vitral.workflows.tasks import TASKS, task_of
 
 REPEAT = "repeat the command: nothing was written"
@@ -185,7 +185,7 @@ def _evaluate(
     images, batches, unreadable = in_batches(predictor, dataset, chosen, skip=skip, progress=progress, ranks=ranks)
     altered = predictor.tta != "none"
     with nullcontext() if machine is predictor.machine else machine.autocast():
-        logits = _logits([predictor, *[predictor.plainly()] * bool(altered)], batches, ranks)
+        logits = _logits([predictor, predictor.plainly()] if altered else [predictor], batches, ranks)
     left_out = (*dataset.left_out, *unreadable)
 
     probabilities = np.zeros((0, len(predictor.classes)), np.float32)
@@ -347,9 +347,7 @@ def _wanted(model: str | Path | Predictor, data: DataOptions) -> Labeling:
     if folder.is_run():
         run = folder.read_plan().run
         separator, levels = run.label_separator if separator is None else separator, levels or run.class_folders
-    task = model.output.task
-    names = model.classes if task != "class" else ()
-    return Labeling(task, separator if task == "labels" else None, names=names, class_folders=levels or "auto")
+    return targets_of(model.output.task).labeling(model.classes, separator, levels or "auto")
 
 
 def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
@@ -358,7 +356,7 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     Classes match if they have the same name, are the same class of ImageNet (`n01440764` and `tench`), or differ only
     in case (`labels.match`). timm and others compare by number, and silently report 0.1 % if the numbering differs.
     """
-    if predictor.output.task == "class":
+    if predictor.output.one_class:
         require_head(predictor.classes)
     _name_outputs(predictor, dataset)
     place = match(dataset.classes, predictor.classes)

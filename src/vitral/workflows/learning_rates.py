@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vitral.console import flag
 from vitral.data.loader import Batch, Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.distributed.environment import launched
@@ -19,11 +18,12 @@ from vitral.errors import TrainingError, UsageError
 from vitral.training.optimizers import OptimizerSet, train_mode
 from vitral.training.progress import counting
 from vitral.training.step import NoMonitor, Step
-from vitral.workflows.build import initial_model, objective_of
-from vitral.workflows.execute import TRAINERS, _readable_batches
-from vitral.workflows.job import Job
-from vitral.workflows.memory import out_of_memory_reported
-from vitral.workflows.plan import plan_run
+from vitral.wording import flag
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.memory import out_of_memory_reported
+from vitral.workflows.planning.plan import plan_run
+from vitral.workflows.running.build import initial_model, objective_of
+from vitral.workflows.running.execute import TRAINERS, _readable_batches
 
 STEPS = 100
 """Optimizer steps of a test."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral.console import duration
-from vitral.data.dataset import shown
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.evaluation.pages import environment
+from vitral.wording import duration, shown
 
 FEW = 30
 """Held-out images of a class below which its figures are called uncertain."""

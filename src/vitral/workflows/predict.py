@@ -12,8 +12,8 @@ from vitral.inference.inputs import Item, Items
 from vitral.inference.predictions import Prediction
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import Source
-from vitral.workflows.image_table import ImageTable
-from vitral.workflows.row_formats import Cell
+from vitral.workflows.tables.formats import Cell
+from vitral.workflows.tables.image_table import ImageTable
 
 
 class PredictionFile(ImageTable[Prediction]):
@@ -27,7 +27,7 @@ class PredictionFile(ImageTable[Prediction]):
             hint = f"vitral embed {predictor.source} …"
             raise UsageError("this network has no classes to predict", why="its output is features", hint=hint)
         self.columns = predictor.output.columns(top, all)
-        super().__init__(predictor, sources, out, self.columns.names, batch_size)
+        super().__init__(predictor, sources, out, self.columns.names, batch_size, texts=self.columns.texts)
 
     def results(self, items: Items | list[Item]) -> Iterator[Prediction | ImageError]:
         return self.predictor.stream(items, self.batch_size)

@@ -9,7 +9,7 @@ from typing import Any
 from vitral.errors import UsageError, unknown
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback
-from vitral.workflows.execute import TrainedRun
+from vitral.workflows.running.execute import TrainedRun
 from vitral.workflows.train import folder_of, train
 
 

@@ -17,6 +17,7 @@ from vitral.weights import convert, native
 from vitral.weights.formats.huggingface_code import MODELING
 from vitral.weights.load import read
 from vitral.weights.native import Weights
+from vitral.weights.notes import Alarm
 from vitral.weights.read.hub import is_network_error, parse
 from vitral.workflows.model_card import Facts, card
 
@@ -93,7 +94,7 @@ def _write(run: str | Path, repository: str, license: str, folder: Path) -> str:
     require_classes(output_of(weights.classes, weights.output, weights.statistics), "vitral push", "copy its folder")
     reason = _write_weights(weights, folder)
     lost = [] if reason else convert.lost(weights, "hf")
-    notes = [note.removeprefix("WARNING for hf: ") for note in lost if note.startswith("WARNING")]
+    notes = [note.removeprefix("WARNING for hf: ") for note in lost if isinstance(note, Alarm)]
     facts = Facts(
         repository, license, source.read_result(), plan.run.recipe, weights.preprocessing, reason, tuple(notes),
         (folder / MODELING).exists(),

@@ -15,21 +15,22 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitral.console import count, table
+from vitral.console import table
 from vitral.data import Split
 from vitral.data.dataset import SPLITS
-from vitral.data.depth import leveled
+from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
+from vitral.data.options import OWN_DATA, DataOptions
 from vitral.errors import UsageError
-from vitral.inference.calibration import Calibration, ranges_file, write_ranges
-from vitral.inference.int8 import observe
+from vitral.inference.engines.int8 import observe
+from vitral.inference.engines.int8_ranges import Calibration, ranges_file, write_ranges
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor, int8_engine
 from vitral.system import cpu_name
 from vitral.weights.load import locate
 from vitral.weights.read.references import is_included
-from vitral.workflows.data_options import OWN_DATA, DataOptions
+from vitral.wording import count
 from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
 
 RELIABLE_IMAGES = 100

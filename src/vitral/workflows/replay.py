@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from vitral import bounded
 from vitral.console import stderr
-from vitral.data.dataset import some
 from vitral.data.loader import Batch, Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.errors import UsageError
@@ -34,11 +33,12 @@ from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import as_planned
 from vitral.weights import native
 from vitral.weights.load import locate
-from vitral.workflows.build import initial_model, objective_of
-from vitral.workflows.execute import TRAINERS, _readable_batches
-from vitral.workflows.job import Job
-from vitral.workflows.plan import reopen
-from vitral.workflows.plan_network import teacher_of
+from vitral.wording import some
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.network import teacher_of
+from vitral.workflows.planning.plan import reopen
+from vitral.workflows.running.build import initial_model, objective_of
+from vitral.workflows.running.execute import TRAINERS, _readable_batches
 
 
 @dataclass(frozen=True, eq=False)

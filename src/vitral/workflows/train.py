@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from vitral.console import flag, stderr
-from vitral.data.validate import left_out
+from vitral.console import stderr
+from vitral.data.checks.validate import left_out
 from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
@@ -27,14 +27,16 @@ from vitral.training.progress import print_plan
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.load import locate
-from vitral.workflows.execute import TrainedRun, check_overwrite, finished, run_job
-from vitral.workflows.job import Job
-from vitral.workflows.plan import default_folder, load_given, plan_run, reopen
-from vitral.workflows.plan_network import teacher_of
-from vitral.workflows.plan_ranks import check_strategy
-from vitral.workflows.plan_start import AUTO, NONE
-from vitral.workflows.run_data import load_run_data
-from vitral.workflows.saving import command, path_entry
+from vitral.wording import flag
+from vitral.workflows.planning.command import command
+from vitral.workflows.planning.job import Job
+from vitral.workflows.planning.network import teacher_of
+from vitral.workflows.planning.plan import default_folder, load_given, plan_run, reopen
+from vitral.workflows.planning.ranks import check_strategy
+from vitral.workflows.planning.run_data import load_run_data
+from vitral.workflows.planning.start import AUTO, NONE
+from vitral.workflows.running.execute import TrainedRun, check_overwrite, finished, run_job
+from vitral.workflows.running.records import path_entry
 
 
 def train(
@@ -51,8 +53,9 @@ def train(
 
     The run folder is `out`, by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU;
     `overwrite` replaces an existing run. `callbacks` follow the run, after the trackers of `log`; they are not stored:
-    pass them again to resume. `minutes` are for training and validation; counted from `began`, of `time.monotonic()`,
-    also for planning and report. Raises the errors of `vitral.errors`; Ctrl-C saves and raises `Interrupted`.
+    pass them again to resume. The option `minutes` is for training and validation; counted from `began`, of
+    `time.monotonic()`, also for planning and report. Raises the errors of `vitral.errors`; Ctrl-C saves and raises
+    `Interrupted`.
 
     Under torchrun all ranks call this function, and train together; the first one plans, prints, writes and calls the
     callbacks. One that ends because another failed raises `Elsewhere`. Ranks that torchrun starts again resume.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from vitral.console import table
 from vitral.data import Split
-from vitral.data.dataset import some, spread
+from vitral.data.dataset import spread
 from vitral.data.loader import Progress
-from vitral.errors import DataError, ImageError, UsageError
+from vitral.errors import ImageError, UsageError, none_readable, unreadable
 from vitral.evaluation.calibration import FEWEST
 from vitral.evaluation.unknown import Separation, separate, threshold_of
 from vitral.inference.inputs import Item, Items, Record
@@ -32,7 +32,7 @@ from vitral.inference.unknown import SCORES, Detector, Statistics, fit_statistic
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.workflows.evaluate import Evaluated
-from vitral.workflows.run_data import load_run_data
+from vitral.workflows.planning.run_data import load_run_data
 
 MOST = 20_000
 """Training images from which the distance of features is fitted; of more, as many evenly spaced ones."""
@@ -123,12 +123,11 @@ def evaluate_unknown(
         return _scores(predictor, items, names, statistics, progress)
 
     sources = find([str(folder)], "evaluate")
-    unknown, unreadable = score(Items(sources))
+    unknown, bad = score(Items(sources))
     if not len(unknown[names[0]]):
-        raise DataError("no readable image", where=folder, why=some(unreadable))
-    if unreadable and bad_images == "error":
-        what = f"{len(unreadable):,} of these images cannot be read"
-        raise DataError(what, where=folder, why=some(unreadable), hint="--bad-images skip leaves them out")
+        raise none_readable(bad, where=folder)
+    if bad and bad_images == "error":
+        raise unreadable(bad, where=folder)
     known, _ = score(_items(evaluated.images))
     kept = score(_items(val))[0] if val is not None else {}
     thresholds = {name: threshold_of(values, share) for name, values in kept.items()}
@@ -138,7 +137,7 @@ def evaluate_unknown(
             "the known images set the threshold: known kept is no figure of new ones, which test images would give",
         )
     result = UnknownImages(
-        str(folder), len(unknown[names[0]]), len(evaluated.images), share, found, None, tuple(unreadable), notes
+        str(folder), len(unknown[names[0]]), len(evaluated.images), share, found, None, tuple(bad), notes
     )
     if not thresholds:
         return result

@@ -21,7 +21,7 @@ from vitral.data.shards.reading import sha256_of
 from vitral.digest import check, check_tensors
 from vitral.errors import DataError, RunError, UsageError, VitralError
 from vitral.folders import EXPORT, cache_folder, is_run
-from vitral.inference.calibration import ranges_file
+from vitral.inference.engines.int8_ranges import ranges_file
 from vitral.training.run_folder import RunFolder
 from vitral.weights.load import locate
 from vitral.weights.read.safetensors_mmap import ANOTHER_COPY, read_safetensors

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitral.data import DataSet, Split
-from vitral.data.dataset import natural
 from vitral.errors import DataError
+from vitral.wording import natural
 
 COUNT = 12
 """Images of each letter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.weights.formats.format import Format
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import same

@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 
 from vitral.data.dataset import Split
-from vitral.data.decode import probe, read_image
+from vitral.data.images.decode import probe, read_image
 from vitral.data.shards.index import RECORD, Shard
 
 SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}

@@ -15,7 +15,7 @@ from typing import Any
 from vitral import bounded
 from vitral.data.archives import Handle
 from vitral.data.dataset import LABEL_COLUMNS
-from vitral.data.decode import probe
+from vitral.data.images.decode import probe
 from vitral.data.lazy_pyarrow import pyarrow
 from vitral.data.shards.cache import ShardCache, key_of
 from vitral.data.shards.index import Shard

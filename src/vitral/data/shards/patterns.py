@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from vitral.data.dataset import natural
 from vitral.errors import UsageError
+from vitral.wording import natural
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST = 100_000

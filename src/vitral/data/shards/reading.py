@@ -15,10 +15,11 @@ import numpy as np
 import xxhash
 
 from vitral.data.archives import Handle
-from vitral.data.dataset import DataSet, LazyNames, Split, in_order, shown, some
-from vitral.data.decode import MAX_BYTES
+from vitral.data.dataset import DataSet, LazyNames, Split, in_order
 from vitral.data.files import check_size, file_state
+from vitral.data.images.decode import MAX_BYTES
 from vitral.data.shards.index import Index, Manifest, Shard
+from vitral.wording import shown, some
 
 OPEN_FILES = 64
 """Shards that a process holds open."""

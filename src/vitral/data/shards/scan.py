@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from vitral import bounded
-from vitral.console import count
 from vitral.data.archives import Tar, open_files
-from vitral.data.dataset import SPLIT_NAMES, SPLITS, index_labels, shown, some, split_name
+from vitral.data.dataset import SPLIT_NAMES, SPLITS, split_name
 from vitral.data.files import LeftOut, file_state, is_image
 from vitral.data.shards.index import RECORD, Index, Manifest, Shard, digest_of
 from vitral.data.spellings import is_missing
+from vitral.data.targets.classes import index_labels
 from vitral.errors import DataError, WriteError
 from vitral.folders import cache_folder
+from vitral.wording import count, shown, some
 
 CLASS_NAMES = "classnames.txt"
 _LABELS = ("class", "class_name", "label", "cls")

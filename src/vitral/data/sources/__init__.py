@@ -10,11 +10,12 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from vitral.data.dataset import DataSet, some
+from vitral.data.dataset import DataSet
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
-from vitral.data.targets import ANY, Labeling
+from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
 from vitral.plugins import Extensible
+from vitral.wording import some
 
 
 class Source(Protocol):
@@ -67,7 +68,7 @@ def load(
     text = os.path.expanduser(str(data))
     if not text:
         raise empty("DATA", "a folder of images, or the name of a set: digits")
-    if wanted.task == "text":
+    if wanted.task and targets_of(wanted.task).sequence:
         return lines.load_lines(data)
     for kind, source in SOURCES.items():
         if source.accepts(text):
@@ -95,9 +96,7 @@ def _loaded(kind: str, source: Source, data: str, **options: Any) -> DataSet:
     except Exception as error:  # a package may fail in any way
         raise DataError(what, where=data, why=f"{type(error).__name__}: {error}") from error
     count, bad = len(dataset.classes), [own for own in labels if own.dtype.kind not in "iu" or own.ndim != 1]
-    if dataset.targets.task == "class" and (
-        bad or any(own.min() < 0 or own.max() >= count for own in labels if len(own))
-    ):
+    if dataset.targets.one_class and (bad or any(own.min() < 0 or own.max() >= count for own in labels if len(own))):
         why = f"its labels are not numbers from 0 to {count - 1}, one an image"
         raise DataError(what, where=data, why=why, hint=f"mend it, or uninstall the package that adds {kind}")
     return dataset

@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitral.data.dataset import DataSet, nfc, shown, some, split_name
+from vitral.data.dataset import DataSet, split_name
 from vitral.data.files import UNOPENED, Files, build_dataset, common_folders, is_image, is_like_image, other_files
+from vitral.data.spellings import nfc
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
+from vitral.wording import shown, some
 
 Rows = dict[str, tuple[list[str], list[str]]]
 """Paths and class names of every split."""

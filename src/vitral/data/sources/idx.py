@@ -16,8 +16,9 @@ import zlib
 
 import numpy as np
 
-from vitral.data.dataset import SPLIT_NAMES, DataSet, Numbered, Pixels, Split, in_order, index_labels
+from vitral.data.dataset import SPLIT_NAMES, DataSet, Numbered, Pixels, Split, in_order
 from vitral.data.files import Files
+from vitral.data.targets.classes import index_labels
 from vitral.errors import DataError
 
 IDX_LIMIT = 4 << 30

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from vitral.data.dataset import DataSet, some
-from vitral.data.decode import READ
+from vitral.data.dataset import DataSet
 from vitral.data.files import Files, count_extensions, is_image
+from vitral.data.images.decode import READ
 from vitral.data.sources import class_folders, idx, synset_names, table
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
+from vitral.wording import some
 
 LAYOUTS: Mapping[str, Callable[..., DataSet | None]] = {
     "idx": idx.read,

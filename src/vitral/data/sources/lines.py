@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitral.data.dataset import DataSet, some, split_name
+from vitral.data.dataset import DataSet, split_name
 from vitral.data.files import Files, Folder, is_image, splits_of
-from vitral.data.sources.labeling import OneText
 from vitral.data.sources.table import EXTENSIONS, Table
 from vitral.data.targets import TEXT, Labeling
-from vitral.data.text import SPECIAL, composed
+from vitral.data.targets.text import OneText
+from vitral.data.tokens import SPECIAL, composed
 from vitral.errors import DataError
+from vitral.wording import some
 
 _TEXT_LIMIT = 1 << 20
 _HINT = "a .csv with the columns file,text, or a folder of NAME.png with NAME.txt"
@@ -55,7 +56,7 @@ def _unseen(dataset: DataSet) -> tuple[str, ...]:
 
 
 def _from_table(files: Files, path: str, name: str) -> DataSet:
-    return Table(files, path, files.prefix + path, Labeling(task="text")).dataset(name)
+    return Table(files, path, files.prefix + path, Labeling(TEXT.task)).dataset(name)
 
 
 def _from_pairs(files: Files, name: str) -> DataSet:

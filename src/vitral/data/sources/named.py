@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from vitral.data.archives import ARCHIVES, open_files
-from vitral.data.dataset import DataSet, Numbered, Pixels, Split, natural
+from vitral.data.dataset import DataSet, Numbered, Pixels, Split
 from vitral.data.files import Folder, FolderFetch, Names
-from vitral.data.lazy_torchvision import torchvision
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.data.sources import idx
 from vitral.data.sources.layout import read_layout
 from vitral.errors import DataError
+from vitral.wording import natural
 
 TIMEOUT = 30.0
 """Timeout of a download's connection, in seconds."""

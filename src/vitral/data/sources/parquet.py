@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vitral.data.dataset import DataSet, natural, some
+from vitral.data.dataset import DataSet
 from vitral.data.files import file_state
 from vitral.data.shards.index import Shard
 from vitral.data.shards.parquet import ParquetStore
@@ -17,6 +17,7 @@ from vitral.data.shards.reading import dataset_of
 from vitral.data.shards.scan import scan_shards
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
+from vitral.wording import natural, some
 
 SUFFIX = ".parquet"
 

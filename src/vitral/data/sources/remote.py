@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitral.atomic import replacing
-from vitral.data.dataset import DataSet, natural, some
+from vitral.data.dataset import DataSet
 from vitral.data.shards.cache import key_of
 from vitral.data.shards.index import MANIFEST, Manifest, Shard, index_files
 from vitral.data.shards.patterns import braces, is_glob, is_pattern
@@ -21,6 +21,7 @@ from vitral.data.sources.shards import selected
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError, VitralError
 from vitral.folders import cache_folder
+from vitral.wording import natural, some
 
 
 def accepts(data: str) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitral.data.dataset import DataSet, natural, some
+from vitral.data.dataset import DataSet
 from vitral.data.files import is_hidden, is_image
 from vitral.data.shards.index import MANIFEST, Manifest
 from vitral.data.shards.patterns import braces, is_pattern, matching
 from vitral.data.shards.reading import LocalStore, dataset_of, defects
 from vitral.data.shards.scan import scan
 from vitral.errors import DataError
+from vitral.wording import natural, some
 
 _SHARD = ".tar"
 

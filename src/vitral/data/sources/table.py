@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from vitral.console import count
-from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, shown, some, split_name
-from vitral.data.decode import EXTENSIONS as IMAGE_EXTENSIONS
+from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, split_name
 from vitral.data.files import Files, Folder, is_image, splits_of
-from vitral.data.sources.labeling import TEXT_COLUMNS, TEXTS, LabelReader, reader_of
-from vitral.data.targets import ANY, Labeling
+from vitral.data.images.decode import EXTENSIONS as IMAGE_EXTENSIONS
+from vitral.data.sources.labeling import reader_of
+from vitral.data.targets import ANY, Labeling, targets_of
+from vitral.data.targets.target import LabelReader
+from vitral.data.targets.text import TEXT_COLUMNS, TEXTS
 from vitral.errors import DataError
+from vitral.wording import count, shown, some
 
 COLUMNS = {
     "file": (
@@ -164,7 +166,7 @@ class Table:
             raise self._no_column("file")
         labels = reader_of(self.header, self.columns, self._lines(), self.wanted, self.where)
         if labels is None:
-            raise self._no_column("text" if self.wanted.task == "text" else "label")
+            raise self._no_column(targets_of(self.wanted.task).column if self.wanted.task else "label")
         paths, found, notes = self._rows(labels)
         if not paths:
             raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")

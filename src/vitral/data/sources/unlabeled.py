@@ -15,7 +15,7 @@ from vitral.data.sources import load
 from vitral.data.sources.archive import stem
 from vitral.data.sources.layout import NoLabelsError
 from vitral.data.splits import with_validation
-from vitral.data.targets import ONE_CLASS
+from vitral.data.targets import ONE_CLASS, TARGETS
 from vitral.errors import DataError
 
 UNLABELED = "unlabeled"
@@ -29,10 +29,10 @@ def load_images(data: str | Path, *, root: str | Path = "data") -> DataSet:
     Raises the errors of `load`, except for missing labels.
     """
     try:
-        dataset = load(data, root=root, tasks=("class", "labels", "numbers"))
+        dataset = load(data, root=root, tasks=[name for name, one in TARGETS.items() if not one.sequence])
     except NoLabelsError:
         return _all_images(str(data))
-    if dataset.targets.task != "class":
+    if not dataset.targets.one_class:
         return _without_labels(dataset)
     if len(dataset.classes) > 1 and not _can_hold_out(dataset):
         return replace(_without_labels(dataset), notes=(*dataset.notes, NOT_HELD_OUT))

@@ -1,7 +1,7 @@
 """All measures of one network, with drawings and captions.
 
 `inspect_network` measures, `Inspection` holds the results, `Inspection.panels` are drawings with captions. Loading
-the network and images, and the page, are in `vitral.workflows.inspect`.
+the network and images, and the page, are in `vitral.workflows.inspection`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from vitral.explanation.inspect.measure import measure
 from vitral.explanation.inspect.norms import TokenNorms, prefix_names
 from vitral.explanation.inspect.positions import PositionSimilarity, position_similarity
 from vitral.explanation.subject import to_pixels
+from vitral.wording import count
 
 _MAX_POSITIONS = 32
 """Rows and columns of positions that are compared with all others; a grid of 64 would give 16 million values."""
@@ -166,11 +167,11 @@ def _facts(network: Any) -> dict[str, str]:
     config = network.config
     names = [name for name in prefix_names(network) if not name.startswith("register")]
     if config.registers:
-        names.append(f"{config.registers} register{'s' * (config.registers > 1)}")
+        names.append(count(config.registers, "register"))
     return {
         "layers": f"{config.depth}",
         "heads": f"{config.heads} of width {config.dim // config.heads}",
-        "images": "×".join(map(str, config.image)) + f" px, {config.channels} channel{'s' * (config.channels > 1)}",
+        "images": "×".join(map(str, config.image)) + f" px, {count(config.channels, 'channel')}",
         "patches": f"{config.grid[0]} × {config.grid[1]} of {'×'.join(map(str, config.patch))} px",
         "positions": config.position,
         "other tokens": ", ".join(names) or "none",

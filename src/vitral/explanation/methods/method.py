@@ -48,9 +48,14 @@ class Method:
     any_network: bool = False
     """True if it needs no attention, and so supports ResNets, too."""
     caution: str = ROUTING
-    """Note of every map of a routing method."""
+    """The note of a routing method."""
     passes: Callable[[int], int] = lambda patches: 4
     """Approximate cost of an image in forward passes, from its number of patches; a backward pass counts as two."""
+
+    @property
+    def note(self) -> str:
+        """Note of every map; empty without one."""
+        return self.caution if self.routing else ""
 
 
 @contextmanager

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from vitral.data.targets import DEFAULT_TASK
 from vitral.errors import UsageError, WeightsError
 from vitral.inference.outputs.classes import Classes
 from vitral.inference.outputs.labels import Labels
 from vitral.inference.outputs.numbers import Numbers
 from vitral.inference.outputs.output import Output
 from vitral.inference.outputs.text import TextOutput
+from vitral.plugins import Extensible
 
 __all__ = ["OUTPUTS", "Output", "output_of"]
 
-OUTPUTS: Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], Output]] = {
-    "class": Classes.from_json,
-    "labels": Labels.from_json,
-    "numbers": Numbers.from_json,
-    "text": TextOutput.from_json,
-}
-"""Task → its output, from the names and the fields that are saved with the weights."""
+OUTPUTS: Mapping[str, type[Any]] = Extensible(
+    "vitral.tasks",
+    {"class": Classes, "labels": Labels, "numbers": Numbers, "text": TextOutput},
+    lambda entry: entry.load().output_type,
+)
+"""Task → the class of its output, which `from_json` makes from the names and the fields saved with the weights."""
 
 
 def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mapping[str, Tensor] | None = None) -> Output:
@@ -30,10 +31,11 @@ def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mappin
 
     Raises `UsageError` for an unknown one, `WeightsError` for one that lacks fields.
     """
-    task = saved.get("task", "class")
+    task = saved.get("task", DEFAULT_TASK)
     if task not in OUTPUTS:
         raise UsageError(f"unknown task '{task}' of weights", why=f"known: {', '.join(OUTPUTS)}", hint="a newer vitral")
     try:
-        return OUTPUTS[task](names, {**saved, "statistics": statistics or {}})
+        output: Output = OUTPUTS[task].from_json(names, {**saved, "statistics": statistics or {}})
+        return output
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"damaged header in weights file: its task {task}", why=str(error)) from error

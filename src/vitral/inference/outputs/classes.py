@@ -44,6 +44,8 @@ class Classes:
     unknown: Detector | None = None
     """Detector of images of no known class; with None no image is unknown."""
     task = "class"
+    one_class, sequence = True, False
+    noun, explained = "classes", "class was predicted"
     compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ class Classes:
         return self.names[int(answer)]
 
     def meaning(self) -> dict[str, Any]:
-        divided = f" of the logits / {self.temperature:g}" * (self.temperature != 1)
+        divided = f" of the logits / {self.temperature:g}" if self.temperature != 1 else ""
         return {"probabilities": f"softmax over classes{divided}"}
 
     def columns(self, top: int = 1, all: bool = False) -> Columns:

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from vitral.console import html_table
-from vitral.data.dataset import shown
 from vitral.inference.outputs.output import largest_differences
 from vitral.inference.predictions import Columns
+from vitral.wording import shown
 
 THRESHOLD = 0.5
 """Threshold of a label before it is chosen on validation images."""
@@ -73,6 +73,7 @@ class LabelCells:
         self.ranked = Columns(names, max(top, 2), all)
         kept = self.ranked.names[2:] if top > 1 else [name for name in self.ranked.names if name.startswith("p_")]
         self.names = ["labels", *kept]
+        self.texts = {"labels", *self.ranked.texts}
         taken = "".join(names)
         self.separator = next((one for one in ("|", ";", ",") if one not in taken), "\t")
 
@@ -89,6 +90,8 @@ class Labels:
     names: tuple[str, ...]
     thresholds: tuple[float, ...]
     task = "labels"
+    one_class, sequence = False, False
+    noun, explained = "labels", "label was predicted"
     compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from vitral.console import html_table
-from vitral.data.dataset import shown
 from vitral.errors import UsageError
 from vitral.inference.outputs.output import largest_differences
+from vitral.wording import shown
 
-_TAKEN = ("path", "error", "class", "labels", "text")
+_TAKEN = ("path", "error")
 """Names of other columns in a table of predictions."""
 
 
@@ -58,8 +58,10 @@ class NumbersPrediction:
 class NumberCells:
     """The columns of a table of predicted numbers: one for each."""
 
+    texts = ()
+
     def __init__(self, names: Sequence[str]):
-        self.names = [f"value_{n}" if n in _TAKEN or n.startswith("label_") else n for n in names]
+        self.names = [f"value_{n}" if n in _TAKEN else n for n in names]
 
     def cells(self, prediction: NumbersPrediction) -> list[str | float | None]:
         """Return the cells of one image; None replaces a value that is not finite."""
@@ -74,6 +76,8 @@ class Numbers:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     task = "numbers"
+    one_class, sequence = False, False
+    noun, explained = "numbers", "number was predicted"
     compared = "standardized numbers"
 
     def values(self, logits: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,10 @@ class Cells(Protocol):
 
     names: list[str]
 
+    @property
+    def texts(self) -> Collection[str]:
+        """Names of the columns that hold text; all others hold numbers."""
+
     def cells(self, prediction: Any) -> list[str | float | None]:
         """Return the cells of one image."""
 
@@ -25,6 +30,22 @@ class Output(Protocol):
     @property
     def task(self) -> str:
         """Name of the task, as in `--task`."""
+
+    @property
+    def one_class(self) -> bool:
+        """True if a prediction is one of the names."""
+
+    @property
+    def sequence(self) -> bool:
+        """True if a prediction is a sequence of tokens, each of which is explained by a map of its own."""
+
+    @property
+    def noun(self) -> str:
+        """Word for `names`, in the plural."""
+
+    @property
+    def explained(self) -> str:
+        """Words for that which a map explains: "class was predicted"."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +95,7 @@ class Comparable(Output, Protocol):
 
 def require_classes(output: Output, what: str, hint: str) -> None:
     """Raise `UsageError` for the weights of another task than one class an image."""
-    if output.task != "class":
+    if not output.one_class:
         why = f"these weights are of --task {output.task}"
         raise UsageError(f"{what} supports networks of one class an image", why=why, hint=hint)
 

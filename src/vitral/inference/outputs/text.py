@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vitral.console import html_table
-from vitral.data.dataset import shown
-from vitral.data.text import END, decode
+from vitral.data.tokens import END, decode
 from vitral.errors import UsageError
 from vitral.inference.outputs.output import largest_differences
+from vitral.wording import shown
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class TextColumns:
     """The columns of a table of texts."""
 
     names: list[str] = field(default_factory=lambda: ["text", "confidence"])
+    texts = ("text",)
 
     def cells(self, prediction: ReadText) -> list[str | float | None]:
         """Return the cells of one image."""
@@ -80,6 +81,8 @@ class TextOutput:
     """Text between two tokens; a space if tokens are numbers."""
     end: int = END
     task = "text"
+    one_class, sequence = False, True
+    noun, explained = "characters and other tokens", "character was read"
     compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:

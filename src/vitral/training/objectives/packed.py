@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.data.augmentation import Augmentation, random_erase
-from vitral.data.canvas import from_canvases
+from vitral.data.images.augmentation import Augmentation, random_erase
+from vitral.data.images.canvas import from_canvases
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.device import without_autocast
 from vitral.distributed.strategies import through
 from vitral.kernels import random

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.data.augmentation import Augmentation
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.data.preprocessing import Preprocessing
 from vitral.training.objectives.objective import augmented, share_of
 
 

@@ -74,7 +74,7 @@ def _refusal(names: Mapping[str, list[str]], where: object) -> WeightsError:
     if 2 * len(unexpected) > total:  # it shares few names: to call it near would mislead
         why = f"its names are those of no network that is known: {_few(names[nearest])}"
     else:
-        reasons = [f"foreign: {_few(unexpected)}"] * bool(unexpected) + [f"missing: {_few(missing)}"] * bool(missing)
+        reasons = (f"{word}: {_few(some)}" for word, some in (("foreign", unexpected), ("missing", missing)) if some)
         why = f"nearest is {nearest}: {'; '.join(reasons)}"
     return WeightsError("unknown format of weights", where=where, why=why, hint=f"formats: {', '.join(FORMATS)}")
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from vitral.atomic import write_text
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import BiTConfig
 from vitral.model.resnet import ROOT
@@ -24,6 +24,7 @@ from vitral.weights.formats import jax, timm
 from vitral.weights.formats.format import Format, translated
 from vitral.weights.formats.jax import CONV, DENSE, save_arrays
 from vitral.weights.native import Weights
+from vitral.weights.notes import Caution
 from vitral.weights.preprocessing_configs import DEFAULTS, from_timm, to_timm
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import ConfigFields, Form, Rule, layers_of, same
@@ -153,7 +154,7 @@ def _timm_preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessi
     cfg = (source.config or {}).get("pretrained_cfg")
     if isinstance(cfg, Mapping):
         return from_timm(cfg), "pretrained_cfg in config.json"
-    return DEFAULTS["bit"](network.image), "not stated by the file: the authors' default"
+    return DEFAULTS["bit"](network.image), Caution("not stated by the file: the authors' default")
 
 
 _ARCHITECTURES: dict[tuple[tuple[int, ...], int], str] = {

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.model.position import RotaryPosition
 from vitral.weights.formats.checkpoint import ENCODER, write_checkpoint
 from vitral.weights.formats.format import DINOV2_HEADS, DINOV3_HEADS, Format
 from vitral.weights.native import Weights
+from vitral.weights.notes import Caution
 from vitral.weights.preprocessing_configs import DEFAULTS
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import PAIR, ConfigFields, Form, Rule, both, same
@@ -82,7 +83,7 @@ def _without_chunks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _preprocessing(family: str) -> Callable[[Source, ViTConfig], tuple[Preprocessing, str]]:
     def of(source: Source, config: ViTConfig) -> tuple[Preprocessing, str]:
-        return DEFAULTS[family](config.image), f"not stated by the file: {family}'s default"
+        return DEFAULTS[family](config.image), Caution(f"not stated by the file: {family}'s default")
 
     return of
 

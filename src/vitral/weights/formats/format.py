@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ModelConfig
 from vitral.weights.native import Weights

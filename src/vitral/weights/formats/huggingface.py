@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
-from vitral.weights import labels
+from vitral.weights import class_names
 from vitral.weights.formats.format import DINOV2_HEADS, DINOV3_HEADS, HEADS, SIGLIP_HEADS, Format
 from vitral.weights.formats.huggingface_config import TOWERS, check, positive, size, sizes, whole, wrong
+from vitral.weights.notes import Caution
 from vitral.weights.preprocessing_configs import DEFAULTS, from_huggingface
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import (
@@ -353,7 +354,8 @@ def _preprocessing(*types: str) -> Callable[[Source, ViTConfig], tuple[Preproces
         if source.preprocessor is not None:
             return from_huggingface(source.preprocessor, config.image), "preprocessor_config.json"
         kind, _ = _model(source, types)
-        return DEFAULTS[_DEFAULTS[kind].preprocessing](config.image), f"no preprocessor_config.json: {kind}'s default"
+        note = Caution(f"no preprocessor_config.json: {kind}'s default")
+        return DEFAULTS[_DEFAULTS[kind].preprocessing](config.image), note
 
     return of
 
@@ -374,7 +376,7 @@ def _at_one_size(source: Source) -> Sequence[str]:
 
 
 def _classes(source: Source, count: int) -> tuple[str, ...] | None:
-    return labels.from_config(source.config or {})
+    return class_names.from_config(source.config or {})
 
 
 # ---------------------------------------------------------------- the formats

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import DecoderConfig, EncoderDecoderConfig
 from vitral.weights.formats.format import Format
@@ -26,6 +26,7 @@ from vitral.weights.formats.huggingface import (
     facts_of,
 )
 from vitral.weights.formats.huggingface_config import EVERY, Only, Use, check_fields, whole, wrong
+from vitral.weights.notes import Caution
 from vitral.weights.preprocessing_configs import DEFAULTS, from_huggingface
 from vitral.weights.read.source import Source
 from vitral.weights.transform.infer import infer
@@ -202,7 +203,7 @@ def _preprocessing(default: str) -> Callable[[Source, EncoderDecoderConfig], tup
     def of(source: Source, config: EncoderDecoderConfig) -> tuple[Preprocessing, str]:
         if source.preprocessor is not None:
             return from_huggingface(source.preprocessor, config.image), "preprocessor_config.json"
-        return DEFAULTS[default](config.image), "no preprocessor_config.json: the encoder's default"
+        return DEFAULTS[default](config.image), Caution("no preprocessor_config.json: the encoder's default")
 
     return of
 
@@ -212,8 +213,9 @@ _SEARCH = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_n
 
 def _assumed(source: Source) -> Sequence[str]:
     stated = [name for name in _SEARCH if (source.generation or {}).get(name) is not None]
-    notes = [f"generation_config.json: {', '.join(stated)} are not read; state them when generating"] * bool(stated)
-    return [*notes, "the tokenizer is not read: its tokens have numbers as names"]
+    tokenizer = "the tokenizer is not read: its tokens have numbers as names"
+    search = f"generation_config.json: {', '.join(stated)} are not read; state them when generating"
+    return [search, tokenizer] if stated else [tokenizer]
 
 
 def _format(name: str, encoder: str, rules: tuple[Rule, ...], required: str, default: str) -> Format:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from vitral.atomic import write_text
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.weights.files import write_plain

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from vitral.atomic import replacing
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ViTConfig
 from vitral.weights.formats.format import Format, translated

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from vitral.atomic import write_text
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.model.resnet import stem_stride
-from vitral.weights import labels
+from vitral.weights import class_names
 from vitral.weights.architectures import named
 from vitral.weights.files import write_plain
 from vitral.weights.formats.checkpoint import ENCODER, write_checkpoint
 from vitral.weights.formats.format import HEADS, Format, translated
 from vitral.weights.native import Weights
+from vitral.weights.notes import Caution
 from vitral.weights.preprocessing_configs import DEFAULTS, from_timm, to_timm
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import (
@@ -184,14 +185,14 @@ def preprocessing(default: str) -> Any:
     return of
 
 
-def _usual(default: str) -> str:
+def _usual(default: str) -> Caution:
     others = "; `vitral convert --from deit` or dino for weights of those" if default == "timm-augreg" else ""
-    return f"not stated by the file: {default}'s default{others}"
+    return Caution(f"not stated by the file: {default}'s default{others}")
 
 
 def classes(source: Source, count: int) -> tuple[str, ...] | None:
     """Read the class names of config.json."""
-    return labels.from_config(source.config or {})
+    return class_names.from_config(source.config or {})
 
 
 def _stated(source: Source) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitral.data.preprocessing import Preprocessing
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import ViTConfig
-from vitral.weights import labels
+from vitral.weights import class_names
 from vitral.weights.files import write_plain
 from vitral.weights.formats.format import Format, translated
 from vitral.weights.native import Weights
@@ -62,7 +62,7 @@ def _preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, st
 
 
 def _classes(source: Source, count: int) -> tuple[str, ...] | None:
-    return labels.default(count)
+    return class_names.default(count)
 
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.weights.notes import Caution
 from vitral.weights.read.safetensors_mmap import MOST_TENSORS, printable
 from vitral.weights.read.zip_entries import ZipEntry, check_sums, list_entries
 
@@ -62,7 +63,7 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
                 why, where = printable(str(error) or type(error).__name__), f"{path}: {printable(entry.name)}"
                 raise WeightsError("damaged or hostile array", where=where, why=why) from error
             if tensor is None:
-                notes.append(f"left out '{name}': torch has no dtype {array.dtype}")
+                notes.append(Caution(f"left out '{name}': torch has no dtype {array.dtype}"))
             else:
                 tensors[name] = tensor
     return tensors, tuple(notes)

@@ -243,17 +243,21 @@ def _text(key: object) -> str:
     raise RefusedError(f"a key is a {type(key).__name__}; names are text")
 
 
+Note = tuple[str, bool]
+"""A note, and True if it is on what was left out."""
+
+
 def tensors_in(tree: object) -> int:
     """Count the tensors at or below a value."""
     return sum(isinstance(leaf, Tensor) for _, leaf in leaves(tree))
 
 
-def choose(tree: object, wrappers: Sequence[str], unwanted: Sequence[str]) -> tuple[object, list[str]]:
+def choose(tree: object, wrappers: Sequence[str], unwanted: Sequence[str]) -> tuple[object, list[Note]]:
     """Choose the weights in a saved checkpoint, with notes on unwrapped and omitted keys.
 
     `wrappers` are the keys that hold weights, the preferred first; `unwanted` those that hold none.
     """
-    notes = []
+    notes: list[Note] = []
     for _ in range(DEEPEST):
         if not isinstance(tree, dict):
             break
@@ -264,24 +268,25 @@ def choose(tree: object, wrappers: Sequence[str], unwanted: Sequence[str]) -> tu
             notes += _left_out(tree, omitted)
             tree = {name: value for name, value in tree.items() if name not in omitted}
             break
-        notes += [f"unwrapped '{key}'", *_left_out(tree, [name for name in tree if name != key])]
+        notes += [(f"unwrapped '{key}'", False), *_left_out(tree, [name for name in tree if name != key])]
         tree = tree[key]
     return tree, notes
 
 
-def _left_out(tree: Mapping[Any, object], names: Iterable[object]) -> list[str]:
+def _left_out(tree: Mapping[Any, object], names: Iterable[object]) -> list[Note]:
     listed = []
     for name in names:
         count = tensors_in(tree[name])
-        listed.append(f"'{_text(name)}'" + (f" ({count} tensor{'s' * (count > 1)})" if count else ""))
-    return [f"left out: {_listed(listed)}"] if listed else []
+        tensors = "1 tensor" if count == 1 else f"{count} tensors"
+        listed.append(f"'{_text(name)}' ({tensors})" if count else f"'{_text(name)}'")
+    return [(f"left out: {_listed(listed)}", True)] if listed else []
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def flatten(tree: object) -> tuple[dict[str, Tensor], list[str]]:
+def flatten(tree: object) -> tuple[dict[str, Tensor], list[Note]]:
     """Collect tensors under names joined by dots, with a note on everything else.
 
     Raises `RefusedError` for two tensors of one name, and for tensors that are not plain values in memory.
@@ -300,7 +305,7 @@ def flatten(tree: object) -> tuple[dict[str, Tensor], list[str]]:
             tensors[name] = _plain(name, value)
     if not tensors:
         raise RefusedError("there are no tensors in this file")
-    return tensors, [f"left out, not tensors: {_listed(others)}"] if others else []
+    return tensors, [(f"left out, not tensors: {_listed(others)}", True)] if others else []
 
 
 def _plain(name: str, value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitral import bounded
 from vitral.errors import WeightsError
+from vitral.weights.notes import Caution
 from vitral.weights.read.safetensors_mmap import printable, read_safetensors
 from vitral.weights.read.zip_entries import check_sums, list_entries
 
@@ -123,7 +124,7 @@ def _run(path: Path, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     notes = result.get("notes")
     if done.returncode or not isinstance(notes, list):
         raise _ended(path, folder, done.returncode)
-    return tuple(printable(str(note), 1000) for note in notes)
+    return tuple((Caution if left_out else str)(printable(str(note), 1000)) for note, left_out in notes)
 
 
 def _sandbox_command(path: Path, folder: Path) -> list[str]:

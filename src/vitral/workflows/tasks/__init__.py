@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vitral.errors import unknown
+from vitral.plugins import Extensible
 from vitral.workflows.tasks.classes import ClassTask
 from vitral.workflows.tasks.labels import LabelsTask
 from vitral.workflows.tasks.numbers import NumbersTask
@@ -16,12 +17,9 @@ from vitral.workflows.tasks.text import TextTask
 
 __all__ = ["TASKS", "Task", "task_of"]
 
-TASKS: Mapping[str, Task] = {
-    "class": ClassTask(),
-    "labels": LabelsTask(),
-    "numbers": NumbersTask(),
-    "text": TextTask(),
-}
+TASKS: Mapping[str, Task] = Extensible(
+    "vitral.tasks", {"class": ClassTask(), "labels": LabelsTask(), "numbers": NumbersTask(), "text": TextTask()}
+)
 """Name, as in `--task` → the task."""
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.data import DataSet, Split
+from vitral.data.targets import ONE_CLASS
 from vitral.evaluation.calibration import conformal_scores, fit_temperature
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.inference.outputs import Output
@@ -24,22 +25,23 @@ from vitral.training.loop import best_accuracy
 from vitral.training.objectives.classification import Classification, balanced_weights
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
-from vitral.workflows.draft import Draft
+from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import neutralized, task_choice
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
-    from vitral.workflows.job import Job
+    from vitral.workflows.planning.job import Job
 
 
 class ClassTask:
     """One class an image."""
 
+    targets, output_type, evaluation = ONE_CLASS, Classes, Evaluation
     figures = (("accuracy", "accuracy", "{:.2%}"),)
 
     def plan(self, draft: Draft) -> Draft:
         """Report the task of a table, and class imbalance."""
-        draft = neutralized(task_choice(draft), "class", {"loss": "mse"})
+        draft = neutralized(task_choice(draft), self.targets.task, {"loss": "mse"})
         run, targets = draft.run, draft.dataset.targets
         counts = targets.counts(draft.dataset["train"].labels, len(draft.dataset.classes)).tolist()
         if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
@@ -87,7 +89,7 @@ class ClassTask:
         self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Evaluation,
         flops: int,
     ) -> ReportContent:  # fmt: skip
-        from vitral.workflows.report_figures import confident_mistakes, draw_figures  # importing matplotlib: a second
+        from vitral.workflows.running.figures import confident_mistakes, draw_figures  # importing matplotlib: a second
 
         mistakes = confident_mistakes(values, images, predictor.classes)
         figures = draw_figures(predictor, mistakes, images, flops)

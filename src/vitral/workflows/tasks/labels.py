@@ -21,17 +21,18 @@ from vitral.training.callbacks import Epoch
 from vitral.training.objectives.labels import SeveralLabels, presence_weights
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
-from vitral.workflows.draft import Draft
+from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
-    from vitral.workflows.job import Job
+    from vitral.workflows.planning.job import Job
 
 
 class LabelsTask:
     """Any number of labels an image."""
 
+    targets, output_type, evaluation = SEVERAL_LABELS, Labels, LabelsEvaluation
     figures = (("map", "mAP", "{:.2%}"), ("label_accuracy", "label accuracy", "{:.2%}"))
 
     def plan(self, draft: Draft) -> Draft:
@@ -92,7 +93,7 @@ class LabelsTask:
         self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split,
         measured: LabelsEvaluation, flops: int,
     ) -> ReportContent:  # fmt: skip
-        from vitral.workflows.report_figures import draw_figures
+        from vitral.workflows.running.figures import draw_figures
         from vitral.workflows.tasks.labels_page import headline, sections  # importing matplotlib takes a second
 
         assert isinstance(predictor.output, Labels)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitral.console import count
 from vitral.data import Split
 from vitral.evaluation.labels import LabelsEvaluation
+from vitral.evaluation.page_numbers import percent
 from vitral.evaluation.sections import Example, Grid, Headline, Section
-from vitral.evaluation.wording import percent
 from vitral.inference.outputs.labels import Labels
+from vitral.wording import count
 
 _MOST_TOGETHER = 20  # labels in a table of pairs
 _PAIRS = 12

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitral.data import DataSet, Split
+from vitral.data.targets import NUMBERS
 from vitral.errors import DataError
 from vitral.evaluation.numbers import NumbersEvaluation, measure_numbers
 from vitral.inference.outputs import Output
@@ -20,17 +21,18 @@ from vitral.training.callbacks import Epoch
 from vitral.training.objectives.numbers import NumberError
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
-from vitral.workflows.draft import Draft
+from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
-    from vitral.workflows.job import Job
+    from vitral.workflows.planning.job import Job
 
 
 class NumbersTask:
     """One or more numbers an image."""
 
+    targets, output_type, evaluation = NUMBERS, Numbers, NumbersEvaluation
     figures = (("r2", "R²", "{:.3f}"),)
 
     def plan(self, draft: Draft) -> Draft:
@@ -88,7 +90,7 @@ class NumbersTask:
         self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split,
         measured: NumbersEvaluation, flops: int,
     ) -> ReportContent:  # fmt: skip
-        from vitral.workflows.report_figures import draw_figures
+        from vitral.workflows.running.figures import draw_figures
         from vitral.workflows.tasks.numbers_page import headline, sections  # importing matplotlib takes a second
 
         parts = sections(measured, values, images)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitral.console import count
 from vitral.data import Split
 from vitral.evaluation.number_figures import residuals, scatter
 from vitral.evaluation.numbers import NumbersEvaluation
 from vitral.evaluation.sections import Example, Grid, Headline, Section
+from vitral.wording import count
 
 _WORST = 24
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vitral.console import flag
+from vitral.data.targets import targets_of
 from vitral.errors import UsageError
 from vitral.training.plan import Choice
-from vitral.workflows.draft import Draft
+from vitral.wording import flag
+from vitral.workflows.planning.draft import Draft
 
 if TYPE_CHECKING:
     from vitral.training.options import Run
@@ -23,7 +24,7 @@ def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:
         if getattr(run, name) != value:
             why, hint = "it is not defined for this task", "leave it out"
             raise UsageError(f"--task {task} does not support {flag(name)} {getattr(run, name)}", why=why, hint=hint)
-    if run.recipe == "linear-probe" and task != "class":
+    if run.recipe == "linear-probe" and not targets_of(task).one_class:
         why, hint = (
             "it fits classes that exclude each other",
             f"--freeze 'blocks.*', which trains the head of --task {task}",

@@ -10,15 +10,16 @@ from rich.console import Console
 from torch import Tensor
 
 from vitral.data import DataSet, Split
+from vitral.data.targets import Targets
 from vitral.inference.outputs import Output
 from vitral.inference.predictor import Predictor
 from vitral.training.callbacks import Epoch
 from vitral.training.objectives.objective import TwoPartObjective
-from vitral.workflows.draft import Draft
+from vitral.workflows.planning.draft import Draft
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
-    from vitral.workflows.job import Job
+    from vitral.workflows.planning.job import Job
 
 
 class Metrics(Protocol):
@@ -39,6 +40,18 @@ class Task(Protocol):
     """From the labels of a data set to a head, a loss, metrics and predictions."""
 
     @property
+    def targets(self) -> Targets:
+        """The meaning of the labels."""
+
+    @property
+    def output_type(self) -> type[Any]:
+        """The class of the outputs, with `from_json`."""
+
+    @property
+    def evaluation(self) -> type[Any]:
+        """The class of the metrics of a split, with `from_json`."""
+
+    @property
     def figures(self) -> tuple[tuple[str, str, str], ...]:
         """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format. The first one selects
         the best epoch.
@@ -48,7 +61,7 @@ class Task(Protocol):
         """Refuse options that this task does not support, and add its own choices."""
 
     def objective(self, job: Job) -> TwoPartObjective:
-        """Return the loss of a job; `size` returns the height and width of the next batch."""
+        """Return the loss of a job."""
 
     def output(self, dataset: DataSet) -> Output:
         """Return the output of a network for this data, before `fitted`."""

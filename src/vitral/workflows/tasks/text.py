@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from vitral.data import DataSet, Split
-from vitral.data.text import END, PADDING, START, decode
+from vitral.data.targets import TEXT
+from vitral.data.tokens import END, PADDING, START, decode
 from vitral.errors import UsageError
 from vitral.evaluation.text import TextEvaluation, measure_texts
 from vitral.inference.outputs import Output
@@ -21,16 +22,17 @@ from vitral.training.callbacks import Epoch
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.objectives.text import ReadingText
 from vitral.training.options import Run
-from vitral.workflows.draft import Draft
+from vitral.workflows.planning.draft import Draft
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
-    from vitral.workflows.job import Job
+    from vitral.workflows.planning.job import Job
 
 
 class TextTask:
     """One text an image."""
 
+    targets, output_type, evaluation = TEXT, TextOutput, TextEvaluation
     figures = (("accuracy", "exact lines", "{:.2%}"), ("cer", "character errors", "{:.2%}"))
 
     def plan(self, draft: Draft) -> Draft:

@@ -1,0 +1,1 @@
+"""Checks of a data set: defects, near-duplicates, groups, later changes."""

@@ -1,0 +1,261 @@
+"""Result of `vitral data check`: defects of a data set, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vitral.console import table
+from vitral.errors import SKIP_HINT
+from vitral.wording import some
+
+SMALL_CLASS = 10
+"""Train images below which a class is reported as small."""
+IMBALANCE = 10.0
+"""Ratio of the largest to the smallest class in train from which imbalance is reported."""
+"""Hint for unreadable images."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An image that cannot be read."""
+
+    split: str
+    index: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of an image in the data set."""
+
+    split: str
+    index: int
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class NearPair:
+    """Two near-duplicates: one image, resized, compressed again, mirrored or cropped."""
+
+    first: Place
+    second: Place
+    similarity: float
+    """Similarity of their perceptual hashes, at most 1 (`vitral.data.checks.near`)."""
+    mirrored: bool
+
+    @property
+    def leaks(self) -> bool:
+        """True for images of two splits."""
+        return self.first.split != self.second.split
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes in pixels, upright; each range is (least, median, greatest)."""
+
+    height: tuple[int, int, int]
+    width: tuple[int, int, int]
+    most_common: tuple[tuple[int, int, int], ...]
+    """(height, width, images), the most frequent first."""
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """Result of `check`."""
+
+    name: str
+    source: str
+    classes: tuple[str, ...]
+    counts: Mapping[str, tuple[int, ...]]
+    """Split -> images of each class, unreadable ones included."""
+    sizes: Sizes | None
+    """None where no image is readable."""
+    modes: Mapping[str, int]
+    """Pillow's pixel mode, "RGB", "L", "CMYK" … -> images."""
+    formats: Mapping[str, int]
+    """ "JPEG", "PNG" … -> images; "pixels" for sources of arrays."""
+    unreadable: tuple[Unreadable, ...]
+    duplicates: tuple[tuple[Place, ...], ...]
+    """Groups of images with equal decoded pixels; the files may differ."""
+    near: tuple[NearPair, ...]
+    """Near-duplicates, the most similar first; of images with equal pixels, only the first one is compared."""
+    near_note: str
+    """Reason that near-duplicates were not searched, or ""."""
+    notes: tuple[str, ...]
+    """Notes of the source on what it left out."""
+    unused: int = 0
+    """Images that the source left out."""
+
+    @property
+    def images(self) -> int:
+        """Images in all splits."""
+        return sum(sum(counts) for counts in self.counts.values())
+
+    @property
+    def leaks(self) -> tuple[tuple[Place, ...], ...]:
+        """Groups of duplicates in more than one split."""
+        return tuple(group for group in self.duplicates if len({place.split for place in group}) > 1)
+
+    @property
+    def conflicts(self) -> tuple[tuple[Place, ...], ...]:
+        """Groups of duplicates with more than one label."""
+        return tuple(group for group in self.duplicates if len({place.label for place in group}) > 1)
+
+    @property
+    def is_sound(self) -> bool:
+        """True without defects that invalidate results, or images that are not used: unreadable files, leaks,
+        contradicting labels, images that the source left out.
+        """
+        return not (self.unreadable or self.leaks or self.conflicts or self.unused)
+
+    def absent(self) -> dict[str, tuple[str, ...]]:
+        """Split -> classes without an image in it, for splits with such classes."""
+        gaps = {
+            split: tuple(name for name, n in zip(self.classes, counts, strict=True) if not n)
+            for split, counts in self.counts.items()
+        }
+        return {split: names for split, names in gaps.items() if names}
+
+    def small(self) -> dict[str, int]:
+        """Class -> train images, for classes with fewer than `SMALL_CLASS`."""
+        train = zip(self.classes, self.counts.get("train", ()), strict=False)
+        return {name: n for name, n in train if n < SMALL_CLASS}
+
+    @property
+    def imbalance(self) -> float | None:
+        """Ratio of the largest to the smallest class in train; None if a class has no images."""
+        fewest, most = min(self.counts.get("train", (0,))), max(self.counts.get("train", (0,)))
+        return most / fewest if fewest else None
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Findings for the user, worst first: (heading, sentence)."""
+        findings = []
+        if self.unreadable:
+            names = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
+            sentence = f"{_counted(len(self.unreadable), 'image')}: {names}; in training {SKIP_HINT}"
+            findings.append(("unreadable", sentence))
+        groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
+        for heading, group in groups:
+            if group:
+                findings.append((heading, f"{_copied(group)}, as {some(map(_equation, group), 2)}"))
+        rest = [group for group in self.duplicates if group not in self.leaks and group not in self.conflicts]
+        if rest:
+            findings.append(("duplicates", f"{_copied(rest)}, as {some(map(_equation, rest), 2)}"))
+        findings += self._near_findings()
+        if len(self.classes) < 2:
+            sentence = f"every image is {some(self.classes)}: a classifier needs at least two classes"
+            findings.append(("one class", sentence))
+        for split, absent in self.absent().items():
+            findings.append(("absent classes", f"{split} has no image of {some(absent, 5)}"))
+        if small := self.small():
+            counts = some((f"{name} ({n})" for name, n in small.items()), 5)
+            findings.append(("small classes", f"fewer than {SMALL_CLASS} train images: {counts}"))
+        if self.imbalance is not None and self.imbalance >= IMBALANCE:
+            sentence = f"the largest class has {self.imbalance:.0f} times the images of the smallest"
+            findings.append(("imbalance", sentence))
+        return findings + [("source", note) for note in self.notes]
+
+    def _near_findings(self) -> Iterator[tuple[str, str]]:
+        headings = {True: "near-duplicates between splits", False: "near-duplicates"}
+        for leaks, heading in headings.items():
+            if pairs := [pair for pair in self.near if pair.leaks == leaks]:
+                yield heading, f"{_counted(len(pairs), 'pair')}, as {some(map(_resemblance, pairs))}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON types."""
+        counts = {split: dict(zip(self.classes, n, strict=True)) for split, n in self.counts.items()}
+
+        def groups(duplicates: Sequence[Sequence[Place]]) -> list[list[dict[str, Any]]]:
+            return [[asdict(place) for place in group] for group in duplicates]
+
+        return {
+            "data": self.source,
+            "name": self.name,
+            "sound": self.is_sound,
+            "images": self.images,
+            "classes": list(self.classes),
+            "counts": counts,
+            "sizes": asdict(self.sizes) if self.sizes else None,
+            "modes": dict(self.modes),
+            "formats": dict(self.formats),
+            "unreadable": [asdict(bad) for bad in self.unreadable],
+            "duplicates": groups(self.duplicates),
+            "leaks": groups(self.leaks),
+            "conflicts": groups(self.conflicts),
+            "near_duplicates": [asdict(pair) for pair in self.near],
+            "near_note": self.near_note,
+            "absent_classes": {split: list(names) for split, names in self.absent().items()},
+            "small_classes": self.small(),
+            "imbalance": self.imbalance,
+            "unused": self.unused,
+            "notes": list(self.notes),
+        }
+
+    def print_table(self, console: Console, most_classes: int = 20) -> None:
+        """Print counts, sizes and findings."""
+        counts = f"{_counted(self.images, 'image')}, {_counted(len(self.classes), 'class')}"
+        console.print(Text(f"{self.source}: {counts}", style="bold"))
+        console.print(self._counts_table(most_classes))
+        rows = table(header=False)
+        if self.sizes:
+            low, middle, high = zip(self.sizes.height, self.sizes.width, strict=True)
+            common = ", ".join(f"{h} × {w} ({n:,})" for h, w, n in self.sizes.most_common)
+            rows.add_row("height × width", f"{_by(low)} to {_by(high)}, median {_by(middle)}; most common {common}")
+        for title, counted in (("pixels", self.modes), ("formats", self.formats)):
+            rows.add_row(title, ", ".join(f"{name} ({n:,})" for name, n in counted.items()) or "none")
+        if self.near_note:
+            rows.add_row("near-duplicates", self.near_note)
+        for heading, sentence in self.findings():
+            rows.add_row(Text(heading, style="yellow"), Text(sentence))
+        if self.is_sound:
+            equal = " with equal pixels" if self.near else ""
+            sentence = f"every image is readable, none{equal} is in two splits or classes"
+            rows.add_row(Text("sound", style="green"), sentence)
+        console.print(rows)
+
+    def _counts_table(self, most_classes: int) -> Table:
+        rows = table()
+        rows.add_column("class", overflow="fold")
+        for split in self.counts:
+            rows.add_column(split, justify="right")
+        lines = list(zip(self.classes, *self.counts.values(), strict=True))
+        for name, *numbers in lines[:most_classes]:
+            rows.add_row(Text(name), *(f"{n:,}" for n in numbers))
+        if rest := lines[most_classes:]:
+            rows.add_row(f"… {len(rest):,} more", *(f"{sum(n):,}" for n in list(zip(*rest, strict=True))[1:]))
+        rows.add_row("all", *(f"{sum(counts):,}" for counts in self.counts.values()))
+        return rows
+
+
+def _counted(count: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{plural * (count != 1)}"
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"
+
+
+def _copied(groups: Sequence[Sequence[Place]]) -> str:
+    return f"{_counted(len(groups), 'image')} in {sum(map(len, groups)):,} files"
+
+
+def _equation(group: Sequence[Place]) -> str:
+    """Two of the files: of different splits, or else of different labels, if there are such."""
+    first = group[0]
+    other = max(group[1:], key=lambda place: (place.split != first.split, place.label != first.label))
+    return " = ".join(f"{place.name} [{place.label}]" for place in (first, other))
+
+
+def _resemblance(pair: NearPair) -> str:
+    mirrored = ", mirrored" if pair.mirrored else ""
+    first, second = (f"{place.name} [{place.label}]" for place in (pair.first, pair.second))
+    return f"{first} ≈ {second} ({pair.similarity:.1%}{mirrored})"

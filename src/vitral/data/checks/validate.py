@@ -1,0 +1,293 @@
+"""Validation of a data set: decode every image once and report all defects by name.
+
+check(dataset) -> DataCheck       counts, sizes, modes, unreadable files, duplicates, small and absent classes
+readable(dataset, unreadable, bad) -> DataSet       refuse unreadable images by name, or leave them out
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitral import errors
+from vitral.console import draws, stderr
+from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unreadable
+from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
+from vitral.data.dataset import DataSet, LazyNames, Split
+from vitral.data.files import UNOPENED
+from vitral.data.images.decode import probe, read_image
+from vitral.data.images.depth import depth_of
+from vitral.data.images.lazy_torchvision import preload
+from vitral.data.images.pixels import check_levels
+from vitral.errors import SKIP_HINT, DataError, ImageError, UsageError
+from vitral.thread_pool import pool
+from vitral.wording import count, natural, some
+
+CHUNK = 64
+"""Images per thread task."""
+
+OnProgress = Callable[[int, int], object]
+"""Called with (images done, images in total)."""
+
+
+# ---------------------------------------------------------------- the pass over the images
+
+
+class _Scan(NamedTuple):
+    """Digest, thumbnail and header of one image, or the reason that it could not be read."""
+
+    digest: bytes = b""
+    thumbnail: np.ndarray = np.zeros(0, np.uint8)
+    height: int = 0
+    width: int = 0
+    mode: str = ""
+    format: str = ""
+    reason: str = ""
+
+
+def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
+    """Decode every image of every split once, in threads, and report defects.
+
+    `progress` is called as images are done; None shows a bar on standard error if that is a terminal. Duplicates are
+    found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
+    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. `levels` are those
+    of `vitral.train`. Defects never raise.
+    """
+    depth = depth_of(next(iter(dataset.splits.values())))
+    check_levels(levels)
+    levels, notes = depth.survey(levels, dataset.source) if depth else (levels, ())
+    dataset = replace(dataset, splits={name: split.with_levels(levels) for name, split in dataset.splits.items()})
+    scans: dict[str, list[_Scan]] = {}
+    with _bar(progress) as report:
+        total, done = sum(map(len, dataset.splits.values())), 0
+        for split, images in dataset.splits.items():
+            scans[split] = []
+            for chunk in _scan_chunks(images):
+                scans[split] += chunk
+                done += len(chunk)
+                report(done, total)
+    good = [one for ones in scans.values() for one in ones if not one.reason]
+    sizes = _sizes(good)
+    near, near_note = _near(dataset, scans, sizes, progress)
+    classes = len(dataset.classes)
+    return DataCheck(
+        name=dataset.name,
+        source=dataset.source,
+        classes=dataset.classes,
+        counts={s: tuple(np.bincount(p.labels, minlength=classes).tolist()) for s, p in dataset.splits.items()},
+        sizes=sizes,
+        modes=dict(Counter(one.mode for one in good).most_common()),
+        formats=dict(Counter(one.format for one in good).most_common()),
+        unreadable=tuple(
+            Unreadable(split, i, dataset.splits[split].names[i], one.reason)
+            for split, ones in scans.items()
+            for i, one in enumerate(ones)
+            if one.reason
+        ),
+        duplicates=_duplicates(dataset, scans),
+        near=near,
+        near_note=near_note,
+        notes=(*dataset.notes, *notes),
+        unused=dataset.unused,
+    )
+
+
+def _scan_chunks(split: Split) -> Iterator[list[_Scan]]:
+    """Scan all images in threads, in order, a chunk at a time."""
+
+    def scan(start: int) -> list[_Scan]:
+        return [_scan(split, i) for i in range(start, min(start + CHUNK, len(split)))]
+
+    preload(len(split))
+    with pool(min(os.cpu_count() or 1, 16)) as threads:
+        yield from threads.map(scan, range(0, len(split), CHUNK))
+
+
+def _scan(split: Split, index: int) -> _Scan:
+    try:
+        raw = split.raw(index)
+        pixels = read_image(raw, name=split.names[index], levels=split.levels)
+    except ImageError as error:
+        return _Scan(reason=error.why or "unreadable")
+    height, width, channels = pixels.shape
+    mode, kind = "L" if channels == 1 else "RGB", "pixels"
+    if not isinstance(raw, np.ndarray):
+        header = probe(raw)
+        mode, kind = header.mode, header.format
+    digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
+    digest.update(pixels.data)
+    return _Scan(digest.digest(), thumbnail(pixels), height, width, mode, kind)
+
+
+def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
+    if not scans:
+        return None
+    sizes = np.array([(one.height, one.width) for one in scans])
+    ranges = [(int(n.min()), int(np.median(n)), int(n.max())) for n in sizes.T]
+    common = Counter((one.height, one.width) for one in scans).most_common(3)
+    return Sizes(ranges[0], ranges[1], tuple((height, width, n) for (height, width), n in common))
+
+
+def _duplicates(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[tuple[Place, ...], ...]:
+    """Groups of images with the same digest, in the order of the splits."""
+    repeated = Counter(one.digest for ones in scans.values() for one in ones if one.digest)
+    groups: dict[bytes, list[Place]] = {}
+    for name, ones in scans.items():
+        split = dataset.splits[name]
+        for i, one in enumerate(ones):
+            if repeated[one.digest] > 1:
+                place = Place(name, i, split.names[i], dataset.classes[split.labels[i]])
+                groups.setdefault(one.digest, []).append(place)
+    return tuple(map(tuple, groups.values()))
+
+
+def _near(
+    dataset: DataSet, scans: Mapping[str, Sequence[_Scan]], sizes: Sizes | None, progress: OnProgress | None
+) -> tuple[tuple[NearPair, ...], str]:
+    """Near-duplicates among images of different pixels, or the reason that they are not searched."""
+    places, thumbnails, seen = [], [], set()
+    for name, ones in scans.items():
+        split = dataset.splits[name]
+        for i, one in enumerate(ones):
+            if one.digest and one.digest not in seen:
+                seen.add(one.digest)
+                places.append((name, i, split))
+                thumbnails.append(one.thumbnail)
+    if note := unsearchable(len(places), min(sizes.height[1], sizes.width[1]) if sizes else LEAST_SIDE):
+        return (), note
+    if len(places) < 2:
+        return (), ""
+
+    def place(number: int) -> Place:
+        name, i, split = places[number]
+        return Place(name, i, split.names[i], dataset.classes[split.labels[i]])
+
+    with _bar(None if progress is None else lambda done, total: None, "comparing images") as report:
+        pairs = near_pairs(np.stack(thumbnails), report)
+    return tuple(NearPair(place(one.first), place(one.second), one.similarity, one.mirrored) for one in pairs), ""
+
+
+@contextmanager
+def _bar(progress: OnProgress | None, title: str = "reading images") -> Iterator[OnProgress]:
+    """Yield the caller's function, or one that advances a progress bar if standard error is a terminal."""
+    if progress is not None:
+        yield progress
+        return
+    if not draws(stderr()):
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def sample_unreadable(dataset: DataSet, seconds: float = 1.0) -> list[Unreadable]:
+    """Find unreadable images in a sample, spread evenly over every split, that can be decoded in this time."""
+    end, unreadable = time.monotonic() + seconds, []
+    for name, split in dataset.splits.items():
+        share = time.monotonic() + max(0.0, end - time.monotonic()) / len(dataset.splits)
+        for index in _spread(len(split)):
+            if time.monotonic() > share:
+                break
+            try:
+                if isinstance(raw := split.raw(index), np.ndarray):
+                    break  # raw pixels: there is nothing to decode
+                read_image(raw, name=split.names[index], at_least=_SMALL, levels=split.levels)
+            except ImageError as error:
+                unreadable.append(Unreadable(name, index, error.name, error.why or ""))
+    return unreadable
+
+
+_SMALL = (32, 32)
+"""Height and width large enough to detect a JPEG that cannot be decoded."""
+
+
+def _spread(count: int) -> Iterator[int]:
+    """Yield all numbers below `count` in evenly spread order: every eighth, then those in between."""
+    for first in range(8):
+        yield from range(first, count, 8)
+
+
+def drop_unopened(dataset: DataSet) -> DataSet:
+    """Drop classes without any folder that can be opened; `left_out` names the folders.
+
+    Such a folder may not contain images at all, so it is not a class. `DataError` if a split has nothing else.
+    """
+    if not dataset.targets.one_class:  # a table has no folders of a class
+        return dataset
+    closed = {name: _unopened(split) for name, split in dataset.splits.items()}
+    some_closed, some_open = np.zeros((2, len(dataset.classes)), bool)
+    for name, split in dataset.splits.items():
+        some_closed[split.labels[closed[name]]] = True
+        some_open[split.labels[~closed[name]]] = True
+    gone = some_closed & ~some_open
+    if not gone.any() or gone.all():  # if all classes are gone, decoding raises an error that names the folders
+        return dataset
+    number, splits, names = np.cumsum(~gone) - 1, dict[str, Split](), list[str]()
+    for name, split in dataset.splits.items():
+        lost = gone[split.labels]
+        names += [split.names[int(i)] for i in np.flatnonzero(lost)]
+        if lost.all():
+            raise DataError(f"no readable image in the {name} split", where=dataset.source, why=some(names))
+        kept = split.select(np.flatnonzero(~lost))
+        splits[name] = replace(kept, labels=number[kept.labels])
+    left = tuple(name for label, name in enumerate(dataset.classes) if not gone[label])
+    return replace(dataset, classes=left, splits=splits, left_out=(*dataset.left_out, *names))
+
+
+def _unopened(split: Split) -> np.ndarray:
+    """Boolean array, True for placeholders of folders that cannot be opened."""
+    paths = split.names.relative() if isinstance(split.names, LazyNames) else split.names
+    return np.fromiter((path.endswith(UNOPENED) for path in paths), bool, len(split))
+
+
+def readable(
+    dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["error", "skip"] = "error",
+    hint: str | None = None, most: int | None = None,
+) -> DataSet:  # fmt: skip
+    """Leave out unreadable images, which `left_out` then names ("skip"), or raise one `DataError` that names them, with
+    a default hint or `hint` ("error").
+
+    Labels and classes do not change. With "skip", too, no split and no class of train may lose all of its images, and
+    at most `most` images may be left out, with those of `dataset.left_out`.
+    """
+    if bad not in ("error", "skip"):
+        raise UsageError(f"unknown choice '{bad}' for bad images", why="known: error, skip")
+    all_bad = sorted(unreadable, key=lambda one: (one.split, natural(one.name)))
+    if not all_bad:
+        return dataset
+    reasons = [f"{one.name} ({one.reason})" for one in all_bad]
+    if bad == "error":
+        hint = hint or f"{SKIP_HINT}; `vitral data check {dataset.source}` names them all"
+        raise errors.unreadable(reasons, where=dataset.source, hint=hint)
+    why = some(reasons)
+    if most is not None and (gone_in_all := len(all_bad) + len(dataset.left_out)) > most:
+        what = f"{gone_in_all:,} unreadable images, more than --max-bad {most:,}"
+        raise DataError(what, where=dataset.source, why=why, hint=f"restore them, or --max-bad {gone_in_all}")
+    splits = dict(dataset.splits)
+    for split, images in dataset.splits.items():
+        kept = np.setdiff1d(np.arange(len(images)), [one.index for one in all_bad if one.split == split])
+        if not len(kept):
+            raise DataError(f"no readable image in the {split} split", where=dataset.source, why=why)
+        gone = dataset.targets.absent(images.labels, images.labels[kept], len(dataset.classes))
+        if split == "train" and len(gone):
+            names = some([f"'{dataset.classes[label]}'" for label in gone])
+            raise DataError(f"no readable training image of {names}", where=dataset.source, why=why)
+        if len(kept) < len(images):
+            splits[split] = images.select(kept)
+    return replace(dataset, splits=splits, left_out=(*dataset.left_out, *(one.name for one in all_bad)))
+
+
+def left_out(names: Sequence[str]) -> str:
+    """Message about images left out; empty if there are none."""
+    return f"left out {count(len(names), 'unreadable image')}: {some(names, 5)}" if names else ""

@@ -1,0 +1,1 @@
+"""One image: from a file to the pixels that a network gets."""

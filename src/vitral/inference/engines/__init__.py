@@ -1,0 +1,1 @@
+"""Engines: other ways to compute the same network."""

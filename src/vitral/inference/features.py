@@ -1,0 +1,69 @@
+"""Features of a network: the input of its head, or a vector for each patch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.device import Machine
+from vitral.errors import UsageError
+from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
+from vitral.model.modes import evaluating
+
+
+@torch.inference_mode()
+def head_features(model: nn.Module, images: Tensor, preprocessing: Preprocessing, machine: Machine) -> Tensor:
+    """Return the input of the head, (B, D) fp32 on the CPU, for uint8 pixels (B, C, H, W). The mode is restored."""
+    if isinstance(model, EncoderDecoder):
+        raise _reads_text()
+    with evaluating(model), machine.autocast(), _head_inputs(model) as inputs:
+        pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
+        if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
+            return model.pool(model.encode(pixels, num_queries=model.config.num_queries))[:, 0].float().cpu()
+        out = model(pixels)
+        if isinstance(model, Foreign) and not inputs:
+            why = "it does not end in a dense layer with an output for each class"
+            raise UsageError(f"no features of {model.config.source}", why=why)
+        return (inputs[0] if inputs else out).float().cpu()
+
+
+@contextmanager
+def _head_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that records the input of the head. It stays empty without a head: the output is the features."""
+    recorded: list[Tensor] = []
+    head = getattr(model, "head", None)
+    handle = head.register_forward_pre_hook(lambda _, given: recorded.append(given[0])) if head is not None else None
+    try:
+        yield recorded
+    finally:
+        if handle:
+            handle.remove()
+
+
+@torch.inference_mode()
+def patch_tokens(model: Network, images: Tensor, preprocessing: Preprocessing, machine: Machine) -> Tensor:
+    """Return a vector for each patch, (B, rows × columns, D) fp32 on the CPU, for uint8 pixels (B, C, H, W).
+
+    For a ViT: the patch tokens after the final norm, without class token, distillation token and registers. For a
+    ResNet: the positions of the last feature map, after its norm.
+    """
+    if isinstance(model, EncoderDecoder):
+        raise _reads_text()
+    if isinstance(model, Foreign):
+        why = "only its classes and the input of its head are known"
+        raise UsageError(f"no patches of {model.config.source}", why=why, hint="vitral embed without --tokens")
+    with machine.autocast():
+        x = model.encode(preprocessing.standardize(images).to(next(model.parameters()).dtype))
+        if isinstance(model, BiT):
+            return F.relu(model.norm(x)).flatten(2).transpose(1, 2).float().cpu()
+        x = x[:, model.config.prefix :]
+        return (model.norm(x) if model.config.final_norm == "tokens" else x).float().cpu()
+
+
+def _reads_text() -> UsageError:
+    return UsageError("a network that reads text has no features of an image", hint="vitral predict RUN IMAGES")

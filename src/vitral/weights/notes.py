@@ -1,0 +1,16 @@
+"""Notes on how weights were read. A plain string is for the report of a conversion; these kinds are shown always."""
+
+from __future__ import annotations
+
+
+class Caution(str):
+    """A note on what was assumed because no file states it, or on what was left out."""
+
+
+class Alarm(Caution):
+    """A note on what may make every answer wrong; it begins with "WARNING "."""
+
+    @property
+    def plain(self) -> str:
+        """The note without its first word."""
+        return self.removeprefix("WARNING ")

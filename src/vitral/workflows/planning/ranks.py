@@ -1,0 +1,137 @@
+"""Planning steps for several ranks: what they can share, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from vitral.data.targets import targets_of
+from vitral.device import Machine
+from vitral.distributed.ranks import current
+from vitral.distributed.strategies import parts_of
+from vitral.errors import UsageError
+from vitral.model import ForeignConfig
+from vitral.pretraining.methods import METHODS
+from vitral.recipes.table import UNSUPPORTED
+from vitral.training.options import Run
+from vitral.training.plan import Choice
+from vitral.workflows.planning.draft import Draft
+from vitral.workflows.planning.memory import rank_bytes, training_bytes
+
+SHARD_ABOVE = 0.5
+"""Share of a rank's memory that weights, gradients and moments may take before they are shared out."""
+
+
+def choose_strategy(draft: Draft) -> Draft:
+    """Choose how ranks share a step. Raises `UsageError` for a strategy that the run does not allow."""
+    run, together = draft.run, current().together
+    if not together and run.strategy != "auto":
+        raise UsageError("--strategy is for several ranks", why="this is one process", hint="--nproc 2, or torchrun")
+    if not together:
+        return draft
+    if run.strategy not in ("auto", "ddp") and run.optimizer == "muon" and "optimizer" not in draft.given:
+        lr, why = draft.given.get("lr", 1e-3), "muon orthogonalizes whole matrices, and ranks hold parts of them"
+        draft = draft.change(Choice("optimizer", f"adamw, {lr:g}", why), optimizer="adamw", lr=lr)
+    run = draft.run
+    check_strategy(run, draft.machine)
+    held, available = training_bytes(run, draft.config, draft.machine)[0], rank_bytes(draft.machine)
+    needs = f"weights, gradients and moments take {_mib(held)} of a rank's {_mib(available)}"
+    if run.strategy != "auto":
+        return draft.change(Choice("strategy", run.strategy, f"requested; {needs}{_share(run.strategy, held)}"))
+    fits = held <= SHARD_ABOVE * available
+    why = "" if fits else _refusal(dataclasses.replace(run, strategy="fsdp"), draft.machine)
+    if fits or why:
+        reason = f"{needs}; they stay whole: {why}" if why else needs
+        return draft.change(Choice("strategy", "ddp", reason), strategy="ddp")
+    name = _sharded(run, draft.machine, held, available)
+    return draft.change(Choice("strategy", name, needs + _share(name, held)), strategy=name)
+
+
+def check_strategy(run: Run, machine: Machine) -> None:
+    """Raise `UsageError` for a strategy that is not possible here, or that the run does not allow."""
+    if why := _refusal(run, machine):
+        hint = "--strategy fsdp" if run.strategy == "hsdp" and not _unsharded(run) else "--strategy ddp"
+        if run.optimizer == "muon" and not _unsharded(dataclasses.replace(run, optimizer="adamw")):
+            hint += ", or --optimizer adamw"
+        raise UsageError(f"--strategy {run.strategy} does not go with this run", why=why, hint=hint)
+
+
+Sharded = Literal["hsdp", "fsdp", "offload"]
+
+
+def _sharded(run: Run, machine: Machine, held: int, available: int) -> Sharded:
+    """Return the first strategy of which a rank can hold its part; fsdp if there is none."""
+    candidates: tuple[Sharded, ...] = ("hsdp", "fsdp")
+    for name in candidates:
+        allowed = not _refusal(dataclasses.replace(run, strategy=name), machine)
+        if allowed and held / parts_of(name, current()) <= SHARD_ABOVE * available:
+            return name
+    return "fsdp" if _refusal(dataclasses.replace(run, strategy="offload"), machine) else "offload"
+
+
+def _share(name: str, held: int) -> str:
+    """Describe a rank's part."""
+    parts = parts_of(name, current())
+    where = {"hsdp": "; shared out within each machine, ", "offload": "; shared out in the CPU's memory, "}
+    return f"{where.get(name, '; shared out, ')}{_mib(held / parts)} a rank" if parts > 1 or name == "offload" else ""
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def _refusal(run: Run, machine: Machine) -> str:
+    """Return the reason that the run's strategy is not possible; "" if it is."""
+    if run.strategy in ("auto", "ddp"):
+        return ""
+    if run.strategy == "hsdp" and current().machines == 1:
+        return "all ranks are on one machine, or machines have different numbers of them"
+    if run.strategy == "offload" and machine.device.type != "cuda":
+        return f"the memory of the {machine.device.type} is the same"
+    return _unsharded(run)
+
+
+def _unsharded(run: Run) -> str:
+    """Return the reason that a run's tensors cannot be shared out; "" if they can."""
+    if run.optimizer == "muon":
+        return "Muon orthogonalizes whole matrices"
+    if targets_of(run.task).sequence:
+        return "not tested with a decoder of text"
+    if run.pack or run.patch_sizes:
+        return "steps of packed images and of several patch sizes compute parts of the network"
+    return "compiled steps are not tested with it" if run.compile else ""
+
+
+def share_batches(draft: Draft) -> Draft:
+    """Report the share of each rank. Raises `UsageError` for a run that ranks cannot share."""
+    ranks, run = current(), draft.run
+    if not ranks.together:
+        return draft
+    if why := _unshared(draft):
+        raise UsageError("several ranks are not supported here", why=why, hint="leave out --nproc, or torchrun")
+    if "batch_size" in UNSUPPORTED.get(run.recipe, ()):
+        why = f"--recipe {run.recipe} does not train in steps"
+        raise UsageError("nothing for several ranks to share", why=why, hint="leave out --nproc, or torchrun")
+    batch = min(run.batch_size, draft.images)
+    if batch < ranks.count:
+        why = f"batches have {batch} images, for {ranks.count} ranks"
+        raise UsageError("a rank would have no image", why=why, hint=f"--batch-size {ranks.count}, or fewer ranks")
+    least, rest = divmod(batch, ranks.count)
+    images = f"{least} to {least + 1}" if rest else str(least)
+    why = f"each computes {images} of a batch's {batch} images; the result does not depend on their number"
+    return draft.change(Choice("ranks", str(ranks.count), why))
+
+
+def _unshared(draft: Draft) -> str:
+    """Return the reason that ranks cannot share the batches of a run; "" if they can."""
+    run, config = draft.run, draft.config
+    if isinstance(config, ForeignConfig):
+        return "networks of other libraries draw random numbers of their own"
+    if run.recipe in METHODS and run.compile:
+        return "compiled steps of pretraining are not tested with several ranks"
+    drops = any(getattr(config, name, 0.0) for name in ("dropout", "drop_path"))
+    if run.pack and drops:
+        return "dropout acts on packed sequences, which depend on the images beside"
+    if run.recipe == "dino" and run.checkpointing and drops:
+        return "blocks that are recomputed would draw other dropout for the views of dino"
+    return ""

@@ -1,0 +1,231 @@
+"""The data of a run: splitting by its options, and loading again later with a check for changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from vitral.data import DataSet, Split, load
+from vitral.data.checks.fingerprint import Fingerprint
+from vitral.data.checks.groups import count_groups, with_near
+from vitral.data.checks.validate import drop_unopened
+from vitral.data.dataset import relative_names
+from vitral.data.sources.unlabeled import load_images
+from vitral.data.splits import subset, with_validation
+from vitral.data.targets import Labeling
+from vitral.errors import DataError, VitralError
+from vitral.pretraining.methods import METHODS, command_of
+from vitral.training.options import Run
+from vitral.training.plan import Choice, Plan
+from vitral.wording import count, some
+
+_FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
+"""Number of validation images below which a larger fraction is recommended, and that fraction."""
+
+
+def cuts_validation(run: Run, dataset: DataSet) -> bool:
+    """True if the labeled images of a validation split are cut from train."""
+    cut = run.val_fraction != 0 and run.val_share == 1.0 and "val" not in dataset.splits
+    return cut and run.recipe not in METHODS and "train" in dataset.splits
+
+
+def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
+    """Return the data with the splits of the run, and the choices that explain them."""
+    if run.recipe not in METHODS:
+        dataset.targets.check(dataset.classes, dataset.source)
+    reasons: list[Choice] = []
+    original = set(dataset.splits)
+    if run.val_share == 1.0:  # without val, `subset` draws a smaller share together with that of train (Places365)
+        seed = run.seed if run.split_seed is None else run.split_seed
+        dataset = with_validation(dataset, run.val_fraction, seed)
+    if (run.train_share, run.val_share) != (1.0, 1.0):
+        val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
+        dataset = subset(dataset, run.train_share, val_share, run.seed, stratified=run.stratified)
+        reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
+    counts = {name: len(split) for name, split in dataset.splits.items()}
+    if "val" in original:
+        reasons.append(Choice("validation", count(counts["val"], "image"), "the val split of the data"))
+    elif "val" in counts:
+        why = f"cut from train, about the same share of {dataset.targets.strata_noun}"
+        if "test" in counts:
+            why += "; test is reserved for the end"
+        if groups := count_groups(dataset["train"]) + count_groups(dataset["val"]):
+            why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
+        if missing := _absent(dataset, "val"):
+            why += f"; none of {some([repr(name) for name in missing])}"
+        if counts["val"] < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
+            why += f"; too few for a reliable accuracy and a sure choice of the epoch: --val-fraction {_WIDER_FRACTION}"
+        reasons.append(Choice("validation", count(counts["val"], "image"), why))
+    elif "test" in counts:
+        dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
+        reasons.append(
+            Choice("validation", count(counts["test"], "image"), "the test split, since nothing is cut from train")
+        )
+    else:
+        why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
+        reasons.append(Choice("validation", "none", why))
+    return dataset, (*reasons, *_absent_classes(run, dataset))
+
+
+def _absent(dataset: DataSet, split: str) -> list[str]:
+    """List the classes without an image in a split; none for tasks without classes."""
+    if not dataset.targets.one_class:
+        return []
+    counts = dataset.targets.counts(dataset[split].labels, len(dataset.classes))
+    return [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+
+
+def _absent_classes(run: Run, dataset: DataSet) -> list[Choice]:
+    """Warn of classes without a training image, which the network cannot learn."""
+    if not dataset.targets.one_class or run.recipe in METHODS:
+        return []
+    absent = _absent(dataset, "train")
+    if not absent:
+        return []
+    way = "a larger --train-share, or --stratified" if run.train_share < 1 else "add images, or remove the class"
+    why = f"no training image of {some(absent, 5)}: {way}"
+    return [Choice("classes", f"WARNING: {len(absent)} of {len(dataset.classes)} without images", why)]
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """The current data of a saved run, in its splits."""
+
+    dataset: DataSet
+    began: Fingerprint | None
+    """Their contents when the run was planned; None for a run from before these were recorded."""
+    now: Fingerprint
+
+    @cached_property
+    def changes(self) -> tuple[str, ...]:
+        """Changes since the run was planned, one clause each."""
+        return self.began.changes(self.now) if self.began else ()
+
+    def changed(self, hint: str) -> DataError:
+        """Return the error for changed data."""
+        return _changed(self.dataset, self.changes, hint)
+
+    def check_split(self, split: str) -> str:
+        """Return a note on the changes if the images of `split` are not those that the run was planned with.
+
+        Raises `DataError` if the network may have been trained on some of them.
+        """
+        if self.began is None or self._same(split):
+            return ""
+        if split != "train" and not self._same("train") and (origin := self._origin(split, self.began)):
+            raise DataError(
+                f"the network may have been trained on the current {split} images",
+                where=self.dataset.source,
+                why=f"{origin}, and the run's data have changed: {'; '.join(self.changes)}",
+                hint="restore the data, or give images that the network has never seen as DATA",
+            )
+        return f"The {split} images have changed since the run began: {'; '.join(self.changes)}."
+
+    def missing_test(self, split: str) -> str:
+        """Return a note that `split` is used because the run's test images are missing; else ""."""
+        gone = self.began and "test" in self.began.digests and "test" not in self.now.digests
+        return f"The run's test images are missing: evaluated on {split}." if gone else ""
+
+    def _origin(self, split: str, began: Fingerprint) -> str:
+        """Return how images of a changed split may have been training images; "" if they were not."""
+        if split == "val" and (began.cuts_validation or self.now.cuts_validation):
+            return "they are cut from train"
+        if split not in began.digests:
+            return "there were none when it began"
+        return "some may have been moved there from train" if began.may_have_moved(self.now, split) else ""
+
+    def _same(self, split: str) -> bool:
+        """True if a split has its original images or never existed.
+
+        A new split may have the images of another one that is not trained on: without val, test was the run's val.
+        """
+        if self.began is None:
+            return True
+        before, now = self.began.digests, self.now.digests.get(split)
+        if split in before:
+            return now == before[split]
+        return now is None or now in [digest for name, digest in before.items() if name != "train"]
+
+
+def load_run_data(plan: Plan) -> RunData:
+    """Load the data of a saved run. Raises `DataError` if they are missing or can no longer be split."""
+    if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
+        why = f"it began with {plan.run.data}, which is expected here, relative to the run folder"
+        moved = f"vitral {command_of(plan.run.recipe)} PATH --out {shlex.quote(plan.run.out or 'RUN')} --resume"
+        hint = f"restore them, or give other images as DATA; if they have moved: {moved}"
+        raise DataError("the run's own images are missing", where=kept, why=why, hint=hint)
+    data, root = plan.located("data"), plan.located("data_root")
+    if plan.run.recipe in METHODS:
+        whole = load_images(data, root=root)
+    else:
+        wanted = Labeling(plan.run.task, plan.run.label_separator, plan.run.targets, plan.run.class_folders)
+        whole = load(data, root=root, wanted=wanted, tasks=(plan.run.task,))
+    whole = _prepared(plan, whole)
+    try:
+        dataset, _ = split_for(plan.run, whole)
+    except VitralError as error:  # the data could be split when the run was planned
+        if plan.fingerprint is None:
+            raise
+        raise _changed(whole, plan.fingerprint.changes(Fingerprint.of(whole, whole)), "restore them") from error
+    return RunData(dataset, plan.fingerprint, Fingerprint.of(whole, dataset))
+
+
+def is_data_of(plan: Plan, dataset: DataSet) -> bool:
+    """True if a saved run began with this data, in any place; False if the run has no record of its data."""
+    if plan.fingerprint is None:
+        return False
+    try:
+        dataset = _prepared(plan, dataset)
+        return Fingerprint.of(dataset, split_for(plan.run, dataset)[0]) == plan.fingerprint
+    except VitralError:  # this data cannot be split like the run's
+        return False
+
+
+_PROBES = 16
+"""Images of equal names whose bytes are compared."""
+
+
+def seen_as(plan: Plan, images: Split) -> str:
+    """Return the split of a run's own data, "train" or "val", that has some of `images`; "" if none has.
+
+    Images are the same if class folder, file name and bytes are: in a part of the data, a copy or shards of them. A
+    run whose data cannot be opened any more has none.
+    """
+    names = _short_names(images)
+    with suppress(VitralError):
+        own = load_run_data(plan).dataset
+        for part in (name for name in ("train", "val") if name in own.splits):
+            there = {name: index for index, name in enumerate(_short_names(own[part]))}
+            pairs = [(index, there[name]) for index, name in enumerate(names) if name in there]
+            probes = pairs[:: -(-len(pairs) // _PROBES) or 1]
+            if any(_equal(images.raw(one), own[part].raw(other)) for one, other in probes):
+                return part
+    return ""
+
+
+def _equal(one: bytes | np.ndarray, other: bytes | np.ndarray) -> bool:
+    if isinstance(one, bytes) or isinstance(other, bytes):
+        return type(one) is type(other) and one == other
+    return np.array_equal(one, other)
+
+
+def _short_names(images: Split) -> list[str]:
+    """Names without the folders above the class."""
+    return ["/".join(name.split("/")[-2:]) for name in relative_names(images.names)]
+
+
+def _prepared(plan: Plan, dataset: DataSet) -> DataSet:
+    """Remove class folders that the run skips because no file in them can be opened; join its near-duplicates."""
+    dataset = drop_unopened(dataset) if plan.run.bad_images == "skip" else dataset
+    return with_near(dataset, plan.near if "train" in dataset.splits else ())
+
+
+def _changed(dataset: DataSet, changes: tuple[str, ...], hint: str) -> DataError:
+    why = "; ".join(changes)
+    return DataError("the run's data have changed since it began", where=dataset.source, why=why, hint=hint)

@@ -1,0 +1,125 @@
+"""Choose the weights that a run starts from: `--init auto`, the default.
+
+The network in the package has learned from photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
+unless an option asks for another network, the images are of another kind, or published weights are at hand, which know
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitral.data.targets import targets_of
+from vitral.device import Machine
+from vitral.pretraining.methods import METHODS
+from vitral.recipes.backbone import MODEL
+from vitral.recipes.linear_probe import UNSUPPORTED as PROBE_UNSUPPORTED
+from vitral.recipes.stats import DatasetStats
+from vitral.training.options import MODEL_OPTIONS
+from vitral.training.plan import Choice
+from vitral.weights.read.published import at_hand, proposed
+from vitral.weights.read.references import BACKBONE, is_included
+from vitral.wording import flag
+
+AUTO, NONE = "auto", "none"
+MOST_FEATURES = 10_000
+"""Training images up to which a CPU computes the features of published weights."""
+MOST_ON_GPU = 20_000
+"""Training images from which a GPU trains a larger network instead."""
+FEW = 1_000
+"""Training images below which pretrained weights are recommended."""
+_VERY_FEW = 200
+_RECIPES = ("backbone", "finetune", "linear-probe")
+"""Recipes that start from trained weights."""
+OTHER = {
+    *MODEL_OPTIONS, "pack", "patch_sizes", "whiten", "mean", "std", "resize", "resize_size", "interpolation",
+    "antialias", "levels", "channels",
+} - {"dropout", "drop_path", "patch_dropout"}  # fmt: skip
+"""Options that change the network, or the images that it sees, so that its weights no longer fit."""
+
+
+def choose_start(
+    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
+) -> tuple[dict[str, str], Choice | None]:
+    """Return the option `init` of the run, empty for random weights, and its line in the plan, if there is a choice."""
+    stated = given.get("init", AUTO)
+    if stated not in (AUTO, NONE):
+        return {"init": stated}, Choice("init", stated, "requested")
+    if given.get("recipe") in METHODS:
+        return {}, None
+    excluded = "requested" if stated == NONE else _contradiction(given, task)
+    why = excluded or _hidden() or _unlike(stats, machine)
+    if not why:
+        if found := _published(given, task, stats, machine):
+            return found
+        why = "it is in the package and knows 100,000 photographs; others know more: --init"
+        return {"init": BACKBONE}, Choice("init", BACKBONE, f"{why} {proposed(_has_gpu(machine))}{_local(stats)}")
+    if advice := _advice(stats, machine):
+        why = advice if excluded and stated == AUTO else f"{why}; {advice}"
+    elif excluded and "init" not in given:
+        return {}, None
+    return {}, Choice("init", NONE, why)
+
+
+def _hidden() -> str:
+    """Reason why the name of the network in the package means another one here; empty if it does not."""
+    why = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
+    return "" if is_included(BACKBONE) else why
+
+
+def _contradiction(given: Mapping[str, Any], task: str) -> str:
+    """Reason why the options exclude the network in the package; empty if they do not."""
+    if targets_of(task).sequence:
+        return "reading text needs a decoder, which the network in the package has not"
+    if given.get("recipe", _RECIPES[0]) not in _RECIPES:
+        return f"--recipe {given['recipe']} trains from random weights"
+    if given.get("model", MODEL) != MODEL:
+        return f"--model {given['model']} is another network than the one in the package, {MODEL}"
+    other = (name for name in given if name in OTHER and given[name] not in (False, ()))
+    return next((f"{flag(name)} does not fit the network in the package" for name in other), "")
+
+
+def _unlike(stats: DatasetStats, machine: Machine) -> str:
+    """Reason why the images are better learned from random weights; empty if they are not."""
+    if stats.channels == 1:
+        return "the images are gray: scans, digits or the like, which the network in the package has not seen"
+    if _has_gpu(machine) and stats.images >= MOST_ON_GPU:
+        return f"a GPU trains a larger network on {stats.images:,} images"
+    return ""
+
+
+def _advice(stats: DatasetStats, machine: Machine) -> str:
+    """Recommend pretrained weights for small data sets that start from random ones; empty for others."""
+    if stats.images >= FEW:
+        return ""
+    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init"
+    return f"{why} {proposed(_has_gpu(machine))}{_local(stats)}"
+
+
+def _local(stats: DatasetStats) -> str:
+    """Name finished runs for very few images."""
+    if stats.images >= _VERY_FEW or not stats.finished_runs:
+        return ""
+    return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
+
+
+def _published(
+    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
+) -> tuple[dict[str, str], Choice] | None:
+    """Return published weights that are at hand, and their line; None if there are none, or the options do not fit.
+
+    A GPU trains all layers. A CPU computes the features of each image once and fits a linear probe.
+    """
+    gpu = _has_gpu(machine)
+    recipe = given.get("recipe", "finetune" if gpu else "linear-probe")
+    probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
+    fits = gpu or (recipe == "linear-probe" and probes and stats.images <= MOST_FEATURES)
+    if "model" in given or recipe == "backbone" or not fits or not (found := at_hand(gpu)):
+        return None
+    how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
+    return {"init": found[0], "recipe": recipe}, Choice("init", found[0], f"{found[1]}; {how}")
+
+
+def _has_gpu(machine: Machine) -> bool:
+    return machine.device.type == "cuda"

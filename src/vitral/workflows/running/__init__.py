@@ -1,0 +1,1 @@
+"""Run a plan: build, train, save, restore, report."""

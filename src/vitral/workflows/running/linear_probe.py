@@ -1,0 +1,160 @@
+"""Fit a linear probe: a logistic regression on the features of a frozen network (`vitral.workflows.tables.features`).
+
+Features are computed once, without augmentation, and cached. L-BFGS fits standardized features for each of `STRENGTHS`,
+and validation chooses the best. Mean and deviation are folded into the head, so the result is an ordinary network.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.data.loader import Batches, Progress
+from vitral.device import Machine
+from vitral.errors import DataError
+from vitral.recipes.linear_probe import STRENGTHS
+from vitral.workflows.tables.features import FeatureCache, features_of
+
+_MOST_STEPS = 1000
+_LEAST_DEVIATION = 1e-5  # a feature that hardly varies is not scaled up
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fitted head."""
+
+    weight: Tensor
+    """(K, D) fp32, for unstandardized features."""
+    bias: Tensor
+    """(K,) fp32."""
+    history: list[dict[str, Any]]
+    """One line per C: `C, train_loss, train_accuracy, val_loss, val_accuracy, iterations, seconds`."""
+    best: dict[str, Any]
+    """The line of this head: the highest validation accuracy, then the lowest loss, then the smallest C."""
+    seconds: float
+    """Total time, mostly for computing features unless they were cached."""
+
+    def write_into(self, model: nn.Module) -> None:
+        """Copy the weights into the head of the network that computed the features.
+
+        With a distillation token the logits are the mean of two heads, and the features are those of the class token.
+        Its head then gets twice the weights and the other one zeros, which is the same function.
+        """
+        head = model.get_submodule("head")
+        double = hasattr(model, "head_dist")
+        with torch.no_grad():
+            for name, value in (("weight", self.weight), ("bias", self.bias)):
+                own = head.get_parameter(name)
+                own.copy_((2 * value if double else value).reshape(own.shape))
+            if double:
+                for parameter in model.get_submodule("head_dist").parameters():
+                    parameter.zero_()
+
+
+def fit_probe(
+    model: nn.Module,
+    train: Batches,
+    val: Batches,
+    classes: int,
+    machine: Machine,
+    *,
+    balanced: bool = False,
+    cache: FeatureCache | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Probe:
+    """Fit a head to the features of `model` for each of `STRENGTHS`, and return the best.
+
+    Batches must be in evaluation mode; `balanced` weights classes by their inverse frequency. Accuracies and losses are
+    those of the folded head in the machine's precision, and thus those of the resulting network. Raises `DataError` if
+    all training images are of one class.
+    """
+    started = time.perf_counter()
+    sides = [
+        features_of(model, side.split, side.preprocessing, machine, cache=cache, batches=side, progress=progress)
+        for side in (train, val)
+    ]
+    features, labels = sides[0], np.asarray(train.split.labels)
+    seconds = time.perf_counter() - started
+    origin = f"read from {cache.folder}" if cache and cache.hits == len(sides) else f"computed in {seconds:.1f} s"
+    tell(f"features of {len(sides[0]):,} + {len(sides[1]):,} images, {features.shape[1]} each: {origin}")
+    if cache and cache.failure:
+        tell(cache.failure)
+    mean, std = features.double().mean(0), features.double().std(0, correction=0)
+    std = torch.where(std < _LEAST_DEVIATION, 1.0, std)
+    fits = _Fits(((features.double() - mean) / std).numpy(), labels, classes, balanced)
+    truths = [torch.from_numpy(np.asarray(side.split.labels)) for side in (train, val)]
+    history, best = [], None
+    for strength in STRENGTHS:
+        fit_started = time.perf_counter()
+        weight, bias, iterations = fits(strength)
+        folded = (weight / std).float(), (bias - (weight / std) @ mean).float()
+        line: dict[str, Any] = {"C": strength}
+        for name, side, truth in zip(("train", "val"), sides, truths, strict=True):
+            line |= {f"{name}_{k}": v for k, v in _scores(side, truth, folded, machine).items()}
+        line |= {"iterations": iterations, "seconds": time.perf_counter() - fit_started}
+        history.append(line)
+        better = best is None or _rank(line) > _rank(best[0])
+        best = (line, *folded) if best is None or better else best
+        tell(_format_line(line) + ("  best" if better else ""))
+    assert best is not None  # STRENGTHS is not empty
+    return Probe(best[1], best[2], history, best[0], time.perf_counter() - started)
+
+
+class _Fits:
+    """Logistic regressions on standardized features (n, D), each initialized with the previous solution."""
+
+    def __init__(self, x: np.ndarray, labels: np.ndarray, classes: int, balanced: bool):
+        from sklearn.linear_model import LogisticRegression  # takes a second to import
+
+        self.x, self.labels, self.classes = x, labels, classes
+        self.present = np.unique(labels)
+        if len(self.present) < 2:
+            raise DataError("the training images are all of one class", hint="a larger --train-share")
+        weights = "balanced" if balanced else None
+        self.model = LogisticRegression(max_iter=_MOST_STEPS, warm_start=True, class_weight=weights)
+
+    def __call__(self, strength: float) -> tuple[Tensor, Tensor, int]:
+        """Fit one strength; return weights (K, D) and bias (K,), both fp64, and the number of iterations."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the metrics contain the iterations
+            self.model.set_params(C=strength).fit(self.x, self.labels)
+        coefficients, intercepts = self.model.coef_, self.model.intercept_
+        if len(self.present) == 2:  # one row, the second class against the first
+            coefficients = np.concatenate([-coefficients, coefficients]) / 2
+            intercepts = np.concatenate([-intercepts, intercepts]) / 2
+        weight = np.zeros((self.classes, self.x.shape[1]))
+        bias = np.full(self.classes, intercepts.min() - 20.0)  # a class without training images is never predicted
+        weight[self.present], bias[self.present] = coefficients, intercepts
+        return torch.from_numpy(weight), torch.from_numpy(bias), int(self.model.n_iter_.max())
+
+
+def _scores(features: Tensor, truth: Tensor, head: tuple[Tensor, Tensor], machine: Machine) -> dict[str, float]:
+    """Return loss and accuracy of a head."""
+    with machine.autocast():
+        weight, bias = (part.to(machine.device) for part in head)
+        parts = [F.linear(rows.to(machine.device), weight, bias).float().cpu() for rows in features.split(4096)]
+    logits = torch.cat(parts)
+    accuracy = (logits.argmax(1) == truth).double().mean()
+    return {"loss": float(F.cross_entropy(logits, truth)), "accuracy": float(accuracy)}
+
+
+def _rank(line: dict[str, Any]) -> tuple[float, float]:
+    return line["val_accuracy"], -line["val_loss"]
+
+
+def _format_line(line: dict[str, Any]) -> str:
+    return (
+        f"C {line['C']:<6g}  train loss {line['train_loss']:.4f}  val loss {line['val_loss']:.4f}"
+        f"  val accuracy {line['val_accuracy']:.2%}  {line['iterations']} steps  {line['seconds']:.1f} s"
+    )

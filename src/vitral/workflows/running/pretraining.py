@@ -1,0 +1,97 @@
+"""Measurements of pretraining while it runs, and its files at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from vitral.device import seeded
+from vitral.distributed.tensors import has_shards
+from vitral.pretraining.method import kept
+from vitral.pretraining.monitor import ENTROPIES, Monitor, check_collapse
+from vitral.weights import native
+from vitral.workflows.checks.contact_sheet import contact_sheet
+from vitral.workflows.planning.memory import eval_batch_size
+from vitral.workflows.running.build import initial_model
+from vitral.workflows.running.pretraining_samples import draw_samples
+from vitral.workflows.running.records import facts, write_result
+from vitral.workflows.running.running import Running
+
+SHEET = "samples.png"
+_EVERY = 60.0
+"""Least seconds between two drawings of the samples."""
+
+ADVICE: Mapping[str, str] = {
+    "mae": "a new run with a lower --lr, or --mask 0.75; the weights of earlier epochs are saved",
+    "mpp": "a new run with a lower --lr, or --method mae; the weights of earlier epochs are saved",
+    "dino": "a new run with --koleo 0.1, a lower --lr, or a --teacher-momentum closer to 1",
+}
+"""Method → the hint if its features collapse."""
+
+
+def measure(running: Running) -> Callable[[nn.Module], dict[str, float]]:
+    """Return the function that measures features on rank 0 after an epoch; it refuses features that have collapsed."""
+    job = running.job
+    monitor = Monitor(job.dataset, job.run.preprocessing, job.machine, eval_batch_size(job.config, job.machine.device))
+    drawn = time.monotonic()
+
+    def measured(_: nn.Module) -> dict[str, float]:
+        model = whole_model(running)
+        return running.ranks.share(lambda: of(model))
+
+    def of(model: Any) -> dict[str, float]:
+        nonlocal drawn
+        found, sums = monitor(kept(model)), running.state.sums
+        entropies = {name: float(sums[name] / sums["count"]) for name in ENTROPIES if name in sums}
+        check_collapse({**found, **entropies}, ADVICE[job.run.recipe])
+        if time.monotonic() - drawn > _EVERY:
+            contact_sheet(draw_samples(running, model), running.folder.path / SHEET)
+            drawn = time.monotonic()
+        return found
+
+    return measured
+
+
+def whole_model(running: Running) -> Any:
+    """Return the trained network on rank 0; of one whose parts are on several ranks, a copy of whole tensors."""
+    state = running.state
+    if not has_shards(state.model):
+        return state.model
+    tensors = running.strategy.gathered(state.model.state_dict())
+    if not running.ranks.main:
+        return None
+    with seeded(running.job.run.seed):
+        model = initial_model(running.job)
+    model.load_state_dict(tensors)
+    return model.train(state.model.training)
+
+
+def finish(running: Running) -> None:
+    """Write samples, report and result.json, on rank 0."""
+    model = whole_model(running)
+    running.ranks.share(lambda: _write(running, model))
+
+
+def _write(running: Running, model: Any) -> None:
+    from vitral.workflows.running.pretraining_page import write_page  # matplotlib takes a second to import
+
+    folder, state = running.folder, running.state
+    weights = native.read(folder.weights)
+    last = state.history[-1] if state.history else {}
+    result: dict[str, Any] = {
+        "method": running.job.run.recipe,
+        **facts(running, sum(value.numel() for value in weights.state.values())),
+        "train_loss": last.get("train_loss"),
+        **{name: last[name] for name in MEASURED if name in last},
+    }
+    cells = draw_samples(running, model)
+    contact_sheet(cells, folder.path / SHEET)
+    write_page(running, result, cells)
+    write_result(running, result)
+
+
+MEASURED = ("knn_accuracy", "probe_accuracy", "feature_rank", "feature_spread")
+"""Measures of the last epoch in result.json."""

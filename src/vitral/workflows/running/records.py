@@ -1,0 +1,93 @@
+"""config.json and result.json of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vitral._version import __version__
+from vitral.training.options import Run
+from vitral.weights import native
+from vitral.weights.read.references import is_included
+from vitral.workflows.running.running import Running
+
+
+def write_config(running: Running) -> None:
+    """Clear the run folder and write config.json."""
+    folder, plan = running.folder, running.job.plan
+    folder.clear()
+    record: dict[str, Any] = {
+        "command": running.command,
+        "run": plan.run.to_json(),
+        "plan": [asdict(choice) for choice in plan.choices],
+        "paths": path_entries(plan.run, folder.path),
+        "versions": versions(),
+    }
+    record |= {name: value for name in ("most_epochs", "training_seconds") if (value := getattr(plan, name))}
+    if init := running.job.init:
+        record["init"] = {**init.account.to_json(), "digest": init.account.digest}
+    if teacher := running.job.teacher:
+        record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
+    if plan.fingerprint:
+        record["data"] = plan.fingerprint.to_json()
+    if plan.near:
+        record["near"] = [list(one) for one in plan.near]
+    folder.write(folder.config, json.dumps(record, indent=2) + "\n")
+
+
+def path_entries(run: Run, folder: Path) -> dict[str, str]:
+    """Return the paths in the options of a run relative to its folder, so that both can be moved together."""
+    entries: dict[str, str] = {}
+    for name in ("data", "data_root", "init", "teacher"):
+        path = os.path.expanduser(getattr(run, name) or "")
+        if os.path.exists(path) and not (name in ("init", "teacher") and is_included(getattr(run, name))):
+            entries |= path_entry(name, path, folder)
+    return entries
+
+
+def path_entry(name: str, path: str, folder: Path) -> dict[str, str]:
+    with contextlib.suppress(ValueError):  # on Windows, another drive has no relative path
+        return {name: os.path.relpath(os.path.realpath(path), os.path.realpath(folder))}
+    return {}
+
+
+def facts(running: Running, parameters: int) -> dict[str, Any]:
+    """Return the fields of result.json that every run has: model, data, time, machine, program."""
+    job, state = running.job, running.state
+    rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
+    return {
+        "model": job.run.model,
+        "data": job.run.data,
+        "parameters": parameters,
+        "images": {name: len(split) for name, split in job.dataset.splits.items()},
+        "epochs": state.epoch or None,
+        "seconds": state.seconds,
+        **({"compile_seconds": state.compile_seconds} if state.compile_seconds else {}),
+        "images_per_second": median(rates) if rates else None,
+        "device": job.machine.name,
+        "precision": job.machine.precision,
+        "seed": job.run.seed,
+        "command": running.command,
+        "versions": versions(),
+    }
+
+
+def write_result(running: Running, result: Mapping[str, Any]) -> None:
+    """Write result.json, which makes the run a finished one."""
+    folder = running.folder
+    folder.write(folder.result, json.dumps(result, indent=2) + "\n")
+    folder.previous.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of vitral, Python and the main packages."""
+    packages = {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")}
+    return {"vitral": __version__} | packages | {"python": platform.python_version()}

@@ -1,0 +1,1 @@
+"""Tables of predictions and features, a row an image."""
