@@ -19,8 +19,8 @@ from typing import Any
 import vitral
 from benchmarks.results import Options, Table
 from vitral.evaluation.metrics import Evaluation
+from vitral.pretraining.methods import command
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.planning.command import command
 from vitral.workflows.quantize import quantize
 
 # name → the options, and the required data

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from images import noise
 from running import as_words
 from vitral.cli.main import main
-from vitral.console import progress, stderr
+from vitral.console import counting, stderr
 from vitral.wording import printable
 
 EVIL = "\x1b[2Jcat\u202egnp.\x07\r"
@@ -43,7 +43,7 @@ def test_forced_color_draws_no_bars(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     console = stderr()
     assert console.is_terminal
-    with progress(console, "reading", 10) as done:
+    with counting(console, "reading", 10) as done:
         done(10)
     assert capsys.readouterr().err == ""
 

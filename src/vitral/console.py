@@ -91,10 +91,35 @@ def command_line(command: str, arguments: Iterable[object], options: Mapping[str
     return shlex.join(words)
 
 
+class ProgressCounter:
+    """The progress of a bar: call it with the number of images just done."""
+
+    def __init__(self, bar: Any, task: Any):
+        self.bar, self.task, self.open = bar, task, bar.tasks[0].total is None
+
+    def __call__(self, done: int) -> None:
+        self.bar.advance(self.task, done)
+
+    def reach(self, done: int, total: int) -> None:
+        """Set the number of images done, and the total."""
+        self.bar.update(self.task, completed=done, total=total)
+
+    def expect(self, images: int) -> None:
+        """Add to the total, if it was unknown."""
+        if self.open:
+            self.bar.update(self.task, total=(self.bar.tasks[0].total or 0) + images)
+
+
+def expect(progress: Callable[[int], None] | None, images: int) -> None:
+    """Report the number of images that follow, of which `progress` is then called."""
+    if isinstance(progress, ProgressCounter):
+        progress.expect(images)
+
+
 @contextlib.contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for work on `total` images, with images a second and the time left; yields the function to call with the
-    number that were just done. It vanishes in the end, and is silent if the console is no terminal.
+def counting(console: Console, what: str, total: int | None = None) -> Iterator[ProgressCounter]:
+    """Show a bar for work on `total` images (None: as many as are expected later), with images a second and the time
+    left. It vanishes in the end, and is silent if the console is no terminal.
     """
     from rich import progress as bars  # `vitral --help` does not wait for it
 
@@ -108,4 +133,4 @@ def progress(console: Console, what: str, total: int) -> Iterator[Callable[[int]
     )  # fmt: skip
     with bars.Progress(*columns, console=console, transient=True, disable=not draws(console)) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
+        yield ProgressCounter(bar, task)

@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.labels import LabelsEvaluation, average_precision, best_thresholds, measure_labels
 from vitral.evaluation.numbers import NumbersEvaluation, measure_numbers
-from vitral.evaluation.saved import evaluation_of
+from vitral.workflows.tasks import evaluation_of
 
 NAMES = ("a", "b", "c", "d")
 

@@ -133,7 +133,7 @@ def test_weights_and_names_without_images(capsys, trained, make_images: MakeImag
     Path(photos, "cat/1.png").write_bytes(b"no image")
     out, err = told(capsys, weights, "--data", "photos", "--out", "o")
     assert "5 train images of photos" in out
-    assert "left out, unreadable: " in err
+    assert "left out 1 unreadable image: photos/cat/1.png" in err
     assert "cat/1.png" in err
     _, err = told(capsys, "mnist-7562")
     assert "random weights" in err

@@ -307,8 +307,8 @@ class TestPage:
         for _ in range(8):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-        assert reached[:4] == ["file", "camera", "method", "opacity"]
-        assert reached[4].startswith("ship")
+        assert reached[:5] == ["file", "camera", "method", "names-title", "opacity"]
+        assert reached[5].startswith("ship")
         page.locator("#opacity").focus()
         page.keyboard.press("Home")
         assert page.locator("#opacity").get_attribute("aria-valuetext") == "0 percent"

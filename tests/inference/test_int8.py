@@ -96,7 +96,7 @@ def test_refusals():
     assert unsupported_reason(model) == ""
     for other in (BiT(BiTConfig(image_size=32, classes=5, layers=(2, 1))), nn.Linear(2, 2)):
         assert unsupported_reason(other) == "only a ViT computes in int8"
-    assert "is on a GPU" in unsupported_reason(copy.deepcopy(model).to("meta"))
+    assert "is on the device meta" in unsupported_reason(copy.deepcopy(model).to("meta"))
     with pytest.raises(UsageError, match="another network"):
         quantized(model, {"blocks.0.attn.qkv": (-1.0, 1.0)})
     with pytest.raises(UsageError, match="no images"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitral
 from browser import HEIGHTS, SCREENS, Visit, chromium, percent, require_chromium
@@ -171,6 +175,46 @@ def test_what_is_no_image_is_explained(browser, server, drawings):
     visit.context.close()
 
 
+def test_a_refused_file_takes_the_place_of_the_last_answer(browser, server, drawings):
+    visit = Guest(browser, server.url)
+    visit.enter_token()
+    visit.give(("ship.png", drawings["ship.png"]))
+    assert visit.page.locator("#answer").is_visible()
+    visit.hand_over(("notes.txt", b"no image"))
+    visit.page.get_by_role("alert").wait_for()
+    assert "notes.txt" in visit.text("problem") + visit.text("status")
+    assert not visit.page.locator("#answer").is_visible()
+    visit.page.locator("#gallery button").first.click()
+    assert visit.page.locator("#answer").is_visible()
+    visit.context.close()
+
+
+def test_classes_are_listed_and_a_method_is_recommended(visit, predictor, drawings):
+    names = visit.page.locator("#names")
+    assert visit.text("names-title") == f"{len(predictor.classes)} classes"
+    names.locator("summary").click()
+    assert visit.text("names-list") == ", ".join(predictor.classes)
+    assert visit.page.locator("#method option").first.inner_text() == "recommended"
+    assert visit.page.locator("#method optgroup option").count() > 5
+    visit.give(("ship.png", drawings["ship.png"]))
+    assert visit.text("legend").split("\n") == ["evidence for it", "evidence against it"]
+    visit.page.get_by_role("combobox", name="Explanation").select_option(label="attention rollout")
+    visit.page.wait_for_function("() => document.getElementById('legend').hidden")
+
+
+def test_a_class_below_one_half_is_marked_unsure(visit, predictor):
+    rng = np.random.default_rng(0)
+    candidates = [np.full((64, 64, 3), level, np.uint8) for level in (0, 90, 128, 200, 255)]
+    candidates += [rng.integers(0, 255, (64, 64, 3), np.uint8) for _ in range(5)]
+    found = min(candidates, key=lambda pixels: predictor(pixels).confidence)
+    confidence = predictor(found).confidence
+    assert confidence < 0.5, "none of these images leaves the network unsure"
+    file = io.BytesIO()
+    Image.fromarray(found).save(file, "PNG")
+    visit.give(("gray.png", file.getvalue()))
+    assert visit.text("confidence") == f"{percent(confidence)}, unsure"
+
+
 @pytest.mark.slow
 def test_a_file_that_is_too_large_is_not_sent(visit):
     visit.page.evaluate("""() => {
@@ -191,7 +235,7 @@ def test_by_keyboard_alone(visit, drawings):
     assert page.evaluate("document.activeElement.id") == "result-title"
     page.locator(".skip").focus()
     reached = []
-    for _ in range(14):
+    for _ in range(15):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
     for wanted in ("file", "model", "method", "opacity"):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitral.data import DataSet
 from vitral.data.targets.classes import OneClass
 from vitral.evaluation.metrics import Evaluation
 from vitral.evaluation.report import ReportContent
@@ -26,7 +25,7 @@ from vitral.workflows.tasks.classes import ClassTask
 @dataclasses.dataclass(frozen=True)
 class Grades(OneClass):
     task = "ordinal"
-    column, strata_noun = "label", "each grade"
+    strata_noun = "each grade"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +61,6 @@ class OrdinalTask(ClassTask):
 
     def objective(self, job: Job) -> TwoPartObjective:
         return EarthMover(job.run.preprocessing, job.run.augmentation, job.config.classes)
-
-    def output(self, dataset: DataSet) -> Output:
-        return GradeOutput(dataset.classes)
 
     def score(self, line: Epoch) -> tuple[float, float]:
         return -line.get("val_grade_error", 0.0), -line.get("val_loss", 0.0)

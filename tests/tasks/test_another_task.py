@@ -15,7 +15,6 @@ from running import printed, train
 from serving.serverprocess import serving
 from tasks.conftest import write
 from vitral.data.targets import TARGETS
-from vitral.evaluation.saved import EVALUATIONS
 from vitral.inference.outputs import OUTPUTS
 from vitral.workflows.tasks import TASKS
 
@@ -54,10 +53,10 @@ def test_such_a_comparison_is_found(code, found):
 
 
 def test_every_task_is_one_object_in_all_tables():
-    assert tuple(TASKS) == tuple(TARGETS) == tuple(OUTPUTS) == tuple(EVALUATIONS)
+    assert tuple(TASKS) == tuple(TARGETS) == tuple(OUTPUTS)
     for name, task in TASKS.items():
         assert (task.targets.task, task.output_type.task) == (name, name)
-        assert (task.targets, task.output_type, task.evaluation) == (TARGETS[name], OUTPUTS[name], EVALUATIONS[name])
+        assert (task.targets, task.output_type) == (TARGETS[name], OUTPUTS[name])
 
 
 @pytest.fixture
@@ -68,10 +67,10 @@ def ordinal(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vitral-ordinal\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[vitral.tasks]\nordinal = tasks.ordinal:TASK\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    for table in (TASKS, TARGETS, OUTPUTS, EVALUATIONS):
+    for table in (TASKS, TARGETS, OUTPUTS):
         table.__dict__.pop("_added", None)
     yield
-    for table in (TASKS, TARGETS, OUTPUTS, EVALUATIONS):
+    for table in (TASKS, TARGETS, OUTPUTS):
         table.__dict__.pop("_added", None)
 
 

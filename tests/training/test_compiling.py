@@ -119,21 +119,6 @@ def test_older_runs_are_read(tmp_path: Path):
         assert RunFolder(tmp_path).read_plan().run.compile is value
 
 
-def test_an_older_state_is_read(tmp_path: Path):
-    from test_loop import run_of, state_of, trained
-
-    from vitral.weights.files import read_tensors, write_tensors
-
-    path = tmp_path / "last.safetensors"
-    trained(run_of()).save(path, {})
-    tensors, header = read_tensors(path)
-    del header["compile_seconds"]
-    write_tensors(path, tensors, header)
-    state = state_of(run_of())
-    state.load(path)
-    assert (state.epoch, state.compile_seconds) == (1, 0.0)
-
-
 def test_compile_time_is_reported_and_not_part_of_throughput():
     """By a fake clock, the first step compiles for 100 s."""
     from test_loop import run_of, trained

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
-from vitral.console import command_line, progress, stderr, stdout, table
+from vitral.console import command_line, counting, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError
 from vitral.wording import count
 
@@ -79,10 +79,9 @@ def data_check(
 
 def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> FeatureSearch:
     from vitral.inference.options import InferenceOptions
-    from vitral.training.progress import counting
     from vitral.workflows.checks.near import search_features
 
-    with counting(stderr(), "reading", None) as done:
+    with counting(stderr(), "reading") as done:
         return search_features(dataset, report, init, InferenceOptions(device), progress=done)
 
 
@@ -90,11 +89,10 @@ def _check_labels(
     dataset: DataSet, init: str, folds: int, write: str | None, sheet: str | None, device: str, format: str
 ) -> int:
     from vitral.inference.options import InferenceOptions
-    from vitral.training.progress import counting
     from vitral.workflows.checks.labels import check_labels
     from vitral.workflows.tables.features import FeatureCache
 
-    with counting(stderr(), "reading", None) as done:
+    with counting(stderr(), "reading") as done:
         options = InferenceOptions(device)
         found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
     if format == "json":
@@ -141,7 +139,7 @@ def data_shard(
     dataset = with_validation(dataset, val_fraction, seed)
     total = sum(map(len, dataset.splits.values()))
     try:
-        with progress(stderr(), "sharding", total) as done:
+        with counting(stderr(), "sharding", total) as done:
             written = write_shards(
                 dataset, out, shard_bytes=shard_mb * 10**6, seed=seed, skip=bad_images == "skip", progress=done
             )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from vitral.cli.options import Device, Format, Help
 from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say, unread
-from vitral.console import progress, stderr
+from vitral.console import counting, stderr
 from vitral.errors import Interrupted, UsageError
 from vitral.wording import count
 
@@ -38,7 +38,7 @@ def embed(
     if resume and file.nothing_to_resume:
         say(f"note: {file.nothing_to_resume}")
     try:
-        with progress(stderr(), "embedding", file.images) as done:
+        with counting(stderr(), "embedding", file.images) as done:
             written = file.write(resume=resume, progress=done)
     except KeyboardInterrupt:
         raise Interrupted(resuming("embed", embed, [run, *images], typed)) from None
@@ -80,7 +80,7 @@ def similar(
         check_png(out)
     predictor, sources = _loaded(run, images, "similar", batch_size, device, precision)
     predictor.prepare(image, image)  # raises for an unreadable one
-    with progress(stderr(), "embedding", listed.count(sources)) as done:
+    with counting(stderr(), "embedding", listed.count(sources)) as done:
         features = features_of(predictor, sources, batch_size, done)
     found = most_similar(predictor.embed([image])[0], features, top, leave_out=image)
     if format == "json":

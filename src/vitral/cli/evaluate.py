@@ -25,7 +25,7 @@ from vitral.cli.options import (
     Tta,
 )
 from vitral.cli.output import print_json, print_predictor_notes, print_text, say
-from vitral.console import command_line, progress, stderr, stdout
+from vitral.console import command_line, counting, stderr, stdout
 from vitral.distributed.environment import is_follower, launched
 from vitral.errors import UsageError
 
@@ -93,7 +93,6 @@ def evaluate(
         raise UsageError("--report must be a file, not a folder", where=report, hint=hint)
     from vitral.data.options import DataOptions
     from vitral.inference.options import InferenceOptions
-    from vitral.training.progress import counting
     from vitral.workflows.evaluate import evaluate_images
 
     if unknown is not None:
@@ -107,7 +106,7 @@ def evaluate(
             why = "--few-shot and --knn are computed by one process"
             raise UsageError("nothing for several ranks to share", why=why, hint="leave out --nproc, or torchrun")
         return _evaluate_features(run, images, options, few_shot, knn, cache, format)
-    with counting(stderr(quiet=is_follower()), "reading", None) as done:
+    with counting(stderr(quiet=is_follower()), "reading") as done:
         result = evaluate_images(run, images, options, done)
     if is_follower():  # the first rank prints
         return 0
@@ -133,15 +132,14 @@ def _corrupted(result: Evaluated) -> Corrupted:
     from vitral.workflows.corruptions import evaluate_corruptions
 
     total = len(result.images) * len(CORRUPTIONS) * len(STRENGTHS)
-    with progress(stderr(), "corrupting", total) as done:
+    with counting(stderr(), "corrupting", total) as done:
         return evaluate_corruptions(result, done)
 
 
 def _unknown(result: Evaluated, folder: str, share: float, bad_images: str) -> UnknownImages:
-    from vitral.training.progress import counting
     from vitral.workflows.unknown import evaluate_unknown
 
-    with counting(stderr(), "scoring", None) as done:
+    with counting(stderr(), "scoring") as done:
         return evaluate_unknown(result, folder, share, done, bad_images=bad_images)
 
 
@@ -194,7 +192,6 @@ def _evaluate_features(
     format: str,
 ) -> int:  # fmt: skip
     """Evaluate the features of the network by few-shot least squares or nearest neighbors, for any classes."""
-    from vitral.training.progress import counting
     from vitral.workflows.tables.features import evaluate_features
 
     try:
@@ -202,7 +199,7 @@ def _evaluate_features(
     except ValueError:
         why = f"'{few_shot}' is not a list of integers"
         raise UsageError("--few-shot takes numbers of images per class", why=why, hint="--few-shot 1,5,10,25") from None
-    with counting(stderr(), "reading", None) as done:
+    with counting(stderr(), "reading") as done:
         result = evaluate_features(run, images, options, few_shot=shots, knn=knn, cache=cache, progress=done)
     if format == "json":
         print_json({"model": run, **result.to_json()})

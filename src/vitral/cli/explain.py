@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help, Levels
 from vitral.cli.output import print_json, print_predictor_notes, print_text, say, unread
-from vitral.console import stderr, stdout
+from vitral.console import counting, stderr, stdout
 from vitral.errors import UsageError, VitralError
 
 
@@ -82,7 +82,6 @@ def _benchmark_methods(
     from vitral.explanation.benchmark import MaskOf, benchmark
     from vitral.explanation.masks import masks_from
     from vitral.inference.outputs.output import require_classes
-    from vitral.training.progress import counting
     from vitral.workflows.evaluate import in_classes_of
 
     require_classes(predictor.output, "explain --benchmark", "vitral explain RUN IMAGE")
@@ -120,14 +119,16 @@ def _draw_heatmaps(
         if isinstance(maps, TextExplanation):
             results.append(_draw_text(maps, file, format))
             continue
-        save(maps, file)
+        recommended = maps[0].method if len({one.method for one in maps}) > 1 else ""
+        save(maps, file, recommended=recommended)
         if len(sheet) < SHEET_IMAGES:
             sheet.append(maps[0])
         for one in maps:
             if format == "json":
                 results.append({**one.to_json(), "file": str(file)})
                 continue
-            parts = [one.title, one.method, *checks_text(one)]
+            method = f"{one.method} (recommended)" if one.method == recommended else one.method
+            parts = [one.title, method, *checks_text(one)]
             parts += [one.note] if one.checks.get("believable") is False else []
             print_text(f"{shown(one.name)}\t" + "\t".join([*parts, shown(str(file))]))
     return results, failures, sheet
@@ -166,7 +167,6 @@ def inspect(
     format: Format = "text",
 ) -> int:
     """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the paper)."""
-    from vitral.training.progress import counting
     from vitral.workflows.inspection import folder_for
     from vitral.workflows.inspection import inspect as run_inspection
 

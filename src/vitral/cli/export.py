@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from vitral.cli.options import BadImages, DataRoot, Format, Help
 from vitral.cli.output import print_json, print_text, say
-from vitral.console import stderr, stdout
+from vitral.console import counting, stderr, stdout
 from vitral.errors import ExportError
 
 
@@ -32,7 +32,6 @@ def export(
 ) -> int:
     """Export to ONNX, PyTorch, OpenVINO or a web page, and compare the results there with the network's."""
     from vitral.export import TARGETS, export_model
-    from vitral.training.progress import counting
 
     options: dict[str, Any] = {
         "precision": precision, "with_preprocessing": with_preprocessing, "out": out, "overwrite": overwrite,

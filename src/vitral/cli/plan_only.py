@@ -36,8 +36,8 @@ def take(given: dict[str, Any]) -> dict[str, bool] | None:
 def print_only(given: dict[str, Any], report: bool, format: str) -> int:
     """Plan a run of these options, and print it; write its page with `report`."""
     began = time.monotonic()
+    from vitral.pretraining.methods import command
     from vitral.training.progress import print_plan
-    from vitral.workflows.planning.command import command
     from vitral.workflows.planning.plan import plan_run
 
     quiet = given.pop("quiet", False)

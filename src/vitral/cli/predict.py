@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
 from vitral.cli.ranks import AGAIN
-from vitral.console import progress, stderr
+from vitral.console import counting, stderr
 from vitral.errors import Interrupted, UsageError
 from vitral.wording import count
 
@@ -114,7 +114,7 @@ def _write_predictions(
     if resume and ranks.main and table.nothing_to_resume:
         say(f"note: {table.nothing_to_resume}")
     try:
-        with progress(stderr(quiet=not ranks.main), "predicting", table.images) as done:
+        with counting(stderr(quiet=not ranks.main), "predicting", table.images) as done:
             written = table.write(resume=resume, progress=done, ranks=ranks)
     except KeyboardInterrupt:
         raise Interrupted(resuming("predict", predict, words, typed)) from None

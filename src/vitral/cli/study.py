@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitral.cli.options import DataRoot, Device, Format, Help, Precision
 from vitral.cli.output import print_json, print_text, program, say
-from vitral.console import command_line, stderr, stdout, table
+from vitral.console import command_line, counting, stderr, stdout, table
+from vitral.digest import check
 from vitral.errors import UsageError, unknown
 from vitral.evaluation.page_numbers import compact
 from vitral.wording import flag
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from vitral.studies.study import Study, StudyFolder
 
 
+_PAGE = "comparison.html"
+"""Page of `vitral compare` by default."""
+
+
 def compare(
     runs: Annotated[tuple[str, ...], Help("run folders or weights files, two or more", "RUN RUN …")] = (),
     *,
@@ -30,7 +35,8 @@ def compare(
     split: Annotated[str | None, Help("train, val or test (default: test, else val, else all images)")] = None,
     data_root: DataRoot = "data",
     out: Annotated[
-        str | None, Help("also write this HTML page, with the images that only one network classifies correctly")
+        str | None,
+        Help("HTML page, with the images that only one network classifies correctly (default: comparison.html)"),
     ] = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -41,9 +47,8 @@ def compare(
         hint = f"--out {shlex.quote(os.path.join(out, 'comparison.html'))}"
         raise UsageError("--out is a file, and this is a folder", where=out, hint=hint)
     from vitral.studies.comparison import compare as compare_networks
-    from vitral.training.progress import counting
 
-    with counting(stderr(), "reading", None) as progress:
+    with counting(stderr(), "reading") as progress:
         found = compare_networks(
             runs, data, split=split, data_root=data_root, device=device, precision=precision, progress=progress
         )
@@ -53,13 +58,16 @@ def compare(
         _print(found)
     for one in found.notes():
         say(f"note: {one}")
-    if out:
+    page = Path(out or _PAGE)
+    if out is None and page.exists() and not check(page.read_bytes()):
+        say(f"note: {page} was not written by vitral, and is kept: --out names another page")
+    elif out or format == "text":
         from vitral.studies.page import write_comparison
 
         typed = {"data": data, "split": split, "device": device, "precision": precision, "out": out}
         given = {name: value for name, value in typed.items() if value not in (None, "auto")}
-        write_comparison(Path(out), found, command_line("compare", runs, given))
-        say(f"Report   {out}")
+        write_comparison(page, found, command_line("compare", runs, given))
+        say(f"Report   {page}")
     return 0
 
 
@@ -259,7 +267,7 @@ def _print_winner(place: StudyFolder, results: Results) -> None:
     best = results.best
     if best is None:
         return
-    from vitral.workflows.planning.command import command
+    from vitral.pretraining.methods import command
 
     say(f"Winner   {place.cell(best.cell)}")
     say(f"\nNext:\n  {command(best.cell.options).replace('vitral', program(), 1)}")

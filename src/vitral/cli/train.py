@@ -51,9 +51,9 @@ def _find_lr(format: str, given: dict[str, Any]) -> int:
         if given.pop(name, False):
             what = f"--find-lr and {flag(name)} are mutually exclusive"
             raise UsageError(what, why="it makes no run", hint="leave one out")
+    from vitral.pretraining.methods import command
     from vitral.workflows import learning_rates_page as page
     from vitral.workflows.learning_rates import find_lr
-    from vitral.workflows.planning.command import command
 
     console, out = stderr(quiet=given.pop("quiet", False)), given.pop("out", None)
     if out:
@@ -123,7 +123,7 @@ _DEFAULTS = {
 
 
 def _print_result(folder: Path, result: Any) -> None:
-    from vitral.evaluation.saved import evaluation_of
+    from vitral.workflows.tasks import evaluation_of
 
     split = "test" if "test" in result else "val"
     images = {

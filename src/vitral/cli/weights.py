@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from vitral.cli.options import BadImages, DataRoot, Format, Help, Levels
 from vitral.cli.output import print_json, print_text, say
-from vitral.console import stderr, stdout, table
+from vitral.console import counting, stderr, stdout, table
 
 
 def summary(
@@ -75,11 +75,10 @@ def quantize(
 ) -> int:
     """Calibrate a network for --precision int8 on a CPU, and compare its accuracy and speed."""
     from vitral.data.options import DataOptions
-    from vitral.training.progress import counting
     from vitral.workflows.quantize import quantize as measure
 
     own_or_other = DataOptions(data, None, data_root, bad_images)
-    with counting(stderr(), "measuring", None) as progress:
+    with counting(stderr(), "measuring") as progress:
         result = measure(run, own_or_other, images=images, judged=judged, progress=progress)
     if format == "json":
         print_json({"model": run, **result.to_json()})

@@ -57,12 +57,9 @@ def open_files(data: str) -> Files:
     ) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(
-            "cannot read archive",
-            where=data,
-            why=f"damaged, or of another format than its extension: {error}",
-            hint=f"test it: {'unzip -t' if lower.endswith('.zip') else 'tar tf'} '{data}'",
-        ) from error
+        why = f"damaged, or of another format than its extension: {error}"
+        hint = f"test it: {'unzip -t' if lower.endswith('.zip') else 'tar tf'} '{data}'"
+        raise DataError("cannot read archive", where=data, why=why, hint=hint) from error
 
 
 class Handle:
@@ -266,12 +263,9 @@ class _Limited:
     def check(self, more: int = 0) -> None:
         """Raise `DataError` if the bytes read so far plus `more`, announced by a header, exceed the limit."""
         if self.total + more > self.limit:
-            raise DataError(
-                "compressed archive is too large to hold in memory",
-                where=self.where,
-                why=f"it holds more than {self.limit:,} bytes, and a compressed tar cannot be read in place",
-                hint="convert it to a .tar or a .zip, which are read in place, or unpack it and give the folder",
-            )
+            why = f"it holds more than {self.limit:,} bytes, and a compressed tar cannot be read in place"
+            hint = "convert it to a .tar or a .zip, which are read in place, or unpack it and give the folder"
+            raise DataError("compressed archive is too large to hold in memory", where=self.where, why=why, hint=hint)
 
 
 @dataclass(frozen=True)

@@ -173,12 +173,9 @@ class DataSet(Described):
     def __getitem__(self, split: str) -> Split:
         """The split of this name; `DataError`, which lists the splits, if there is none."""
         if split not in self.splits:
-            raise DataError(
-                f"no '{split}' split in the data",
-                where=self.source,
-                why=f"found: {', '.join(self.splits)}",
-                hint=f"put images into {split}/CLASS/, or choose one of the splits found",
-            )
+            what = f"no '{split}' split in the data"
+            hint = f"put images into {split}/CLASS/, or choose one of the splits found"
+            raise DataError(what, where=self.source, why=f"found: {', '.join(self.splits)}", hint=hint)
         return self.splits[split]
 
 

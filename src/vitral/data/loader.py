@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.console import expect
 from vitral.data import Split
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.lazy_torchvision import preload, torchvision
@@ -109,6 +110,7 @@ class Batches:
         if augmentation is not None and augmentation.needs_torchvision:
             torchvision()
         self._checked = check or not are_verified(split)
+        expect(progress, len(split))
         self._store = self._open_store(residency, progress or (lambda done: None))
 
     def close(self) -> None:

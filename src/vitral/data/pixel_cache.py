@@ -115,12 +115,9 @@ class Entry:
         expected = self._digests[indices].tobytes()
         if b"".join(sums) != expected:
             wrong = next(k for k, one in enumerate(sums) if one != expected[16 * k : 16 * k + 16])
-            raise DataError(
-                "damaged pixels in the cache",
-                where=self.path / _PIXELS,
-                why=f"image {int(indices[wrong]) + 1} of {len(self)} is not what was written there",
-                hint="vitral data cache --clear; then the same command again, for a run with --resume",
-            )
+            why = f"image {int(indices[wrong]) + 1} of {len(self)} is not what was written there"
+            hint = "vitral data cache --clear; then the same command again, for a run with --resume"
+            raise DataError("damaged pixels in the cache", where=self.path / _PIXELS, why=why, hint=hint)
 
 
 def _sum(pixels: Any) -> bytes:

@@ -36,12 +36,9 @@ def with_validation(dataset: DataSet, fraction: float | None = None, seed: int =
         size = max(size, min(int((counts > 1).sum()), LARGEST))
     size = min(max(size, 1), room)
     if not size:
-        raise DataError(
-            "cannot cut a validation split",
-            where=dataset.source,
-            why="every class has a single image",
-            hint="add images, or train without validation: --val-fraction 0",
-        )
+        what = "cannot cut a validation split"
+        hint = "add images, or train without validation: --val-fraction 0"
+        raise DataError(what, where=dataset.source, why="every class has a single image", hint=hint)
     rng = np.random.default_rng(seed)
     taken = _shares(counts, size, rng)
     shuffled = rng.permutation(len(train))

@@ -22,7 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
+from vitral.data.dataset import spread
 from vitral.evaluation.metrics import CalibrationBin
+from vitral.evaluation.numbers import NumberScore
 
 # Placeholder colors, because matplotlib does not support CSS variables; `_inline` replaces them.
 INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
@@ -249,3 +251,36 @@ def _inline(figure: Figure, prefix: str) -> str:
     text = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", text, count=1)
     text = text.replace("<svg", '<svg aria-hidden="true"', 1)
     return re.sub(r"\n\s*", "\n", text).strip()
+
+
+def scatter(score: NumberScore, predicted: np.ndarray, true: np.ndarray, number: int) -> Plot:
+    """Plot predicted over true numbers (n,), with the diagonal on which both are equal."""
+    low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
+    figure = _points(true, predicted, "true", "predicted", ([low, high], [low, high]))
+    r2 = "" if score.r2 is None else f"R² {score.r2:.3f}, "
+    alt = f"{score.name} predicted over true, from {low:.4g} to {high:.4g}; {r2}mean absolute error {score.mae:.4g}."
+    return Plot(score.name, _inline(figure, f"scatter-{number}"), alt)
+
+
+def residuals(score: NumberScore, predicted: np.ndarray, true: np.ndarray, number: int) -> Plot:
+    """Plot the errors, predicted minus true, over the predicted numbers (n,)."""
+    errors, ends = predicted - true, [float(predicted.min()), float(predicted.max())]
+    figure = _points(predicted, errors, "predicted", "predicted - true", (ends, [0.0, 0.0]))
+    low, middle, high = (float(np.quantile(errors, share)) for share in (0.05, 0.5, 0.95))
+    alt = f"Errors of {score.name}: median {middle:+.3g}, nine in ten from {low:+.3g} to {high:+.3g}."
+    return Plot(f"{score.name}, residuals", _inline(figure, f"residual-{number}"), alt)
+
+
+def _points(x: np.ndarray, y: np.ndarray, across: str, up: str, ideal: tuple[list[float], list[float]]) -> Figure:
+    """Plot points, and the line on which they would ideally be."""
+    figure = Figure(figsize=_SIZE_INCHES)
+    axes = figure.subplots()
+    axes.plot(*ideal, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    rows = spread(len(x), _MOST_POINTS)
+    axes.plot(x[rows], y[rows], linestyle="", marker="o", markersize=3.5, alpha=0.6, color=FIRST)
+    _dress(axes, up)
+    axes.set_xlabel(across, fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    return figure
+
+
+_MOST_POINTS = 2_000

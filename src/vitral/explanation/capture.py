@@ -219,16 +219,9 @@ def _observe(undo: ExitStack, part: Any, observer: Observer) -> None:
 
 
 def _recording_observer(
-    captured: Captured,
-    layer: Layer,
-    graph: bool,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    mixed: Tensor,
-) -> None:
+    captured: Captured, layer: Layer, graph: bool, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor,
+) -> None:  # fmt: skip
     """Record q and k; with `graph` keep them in the graph, and record v and the result, too."""
     keep = (lambda x: x) if graph else Tensor.detach
     captured.q[layer], captured.k[layer] = keep(q), keep(k)
@@ -253,15 +246,7 @@ def explicit_backend(
 
 
 def _reducing_backend(
-    layer: Layer,
-    reduce: Reduce,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    scale: float,
+    layer: Layer, reduce: Reduce, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *, scale: float, **_: Any
 ) -> Tensor:
     """Compute attention explicitly, pass it to `reduce`, and use it."""
     attention = weights_of(q, k, attn_mask, scale)
@@ -270,17 +255,9 @@ def _reducing_backend(
 
 
 def _backward_backend(
-    captured: Captured,
-    layer: Layer,
-    backward: Backward,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    scale: float,
-) -> Tensor:
+    captured: Captured, layer: Layer, backward: Backward, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *,
+    scale: float, **_: Any,
+) -> Tensor:  # fmt: skip
     """Compute attention explicitly; the backward pass calls `backward`."""
     captured.v[layer] = v
     return _ExplicitAttention.apply(q, k, v, attn_mask, scale, partial(backward, layer))
@@ -291,13 +268,7 @@ class _ExplicitAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        callback: Callable[[Tensor], None],
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, callback: Callable[[Tensor], None]
     ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # each product would copy strided tensors
         attention = weights_of(q, k, mask, scale)

@@ -199,8 +199,9 @@ def check_suffix(path: str | Path) -> Path:
     return path
 
 
-def save(heatmaps: Sequence[Drawable], path: str | Path) -> Path:
-    """Write heat maps to one page: each image once, next to its maps with overlay and color bar.
+def save(heatmaps: Sequence[Drawable], path: str | Path, *, recommended: str = "") -> Path:
+    """Write heat maps to one page: each image once, next to its maps with overlay and color bar. Of several methods the
+    `recommended` one is marked.
 
     The suffix selects the format: .png, .svg, or .json for the values. Raises `UsageError` for other suffixes and if
     there are no maps.
@@ -210,7 +211,7 @@ def save(heatmaps: Sequence[Drawable], path: str | Path) -> Path:
         raise UsageError("there is no heat map to save", where=path)
     if path.suffix.lower() == ".json":
         return write_bytes(path, (json.dumps([one.to_json() for one in heatmaps], indent=2) + "\n").encode())
-    return write(_page(heatmaps), path)
+    return write(_page(heatmaps, recommended), path)
 
 
 def contact_sheet(heatmaps: Sequence[Drawable], path: str | Path, *, left_out: int = 0) -> Path:
@@ -232,7 +233,7 @@ def contact_sheet(heatmaps: Sequence[Drawable], path: str | Path, *, left_out: i
         top = MARGIN + number // columns * (cell + text + GAP)
         sheet.image(left, top, cell, np.asarray(overlay(one, 320)))
         sheet.text(left, top + cell + 0.04, fit_title(one, cell, 8.5), 8.5, weight="bold")
-        sheet.text(left, top + cell + 0.04 + LINE, fit(Path(one.name).name, cell, 7), 7, MUTED)
+        sheet.text(left, top + cell + 0.04 + LINE, fit("/".join(Path(one.name).parts[-2:]), cell, 7), 7, MUTED)
     for number, line in enumerate(foot):
         sheet.text(MARGIN, sheet.height - MARGIN - (len(foot) - number) * LINE, line, 8, MUTED)
     return write(sheet.figure, path)
@@ -249,7 +250,7 @@ def _foot(heatmaps: Sequence[Drawable], left_out: int) -> list[str]:
     return lines + ([f"and {left_out:,} more images"] if left_out else [])
 
 
-def _page(heatmaps: Sequence[Drawable]) -> Figure:
+def _page(heatmaps: Sequence[Drawable], recommended: str) -> Figure:
     """A block for each image: the image, and next to it the strips of its maps."""
     blocks: dict[tuple[str, bytes], list[Drawable]] = {}
     for one in heatmaps:
@@ -265,7 +266,8 @@ def _page(heatmaps: Sequence[Drawable]) -> Figure:
         sheet.image(MARGIN, top + _HEAD, _PANEL, np.asarray(enlarged(block[0][0].image)))
         for row in block:
             for column, one in enumerate(row):
-                _draw_strip(sheet, MARGIN + _PANEL + 2 * GAP + column * (strip + 2 * GAP), top, one)
+                left = MARGIN + _PANEL + 2 * GAP + column * (strip + 2 * GAP)
+                _draw_strip(sheet, left, top, one, one.method == recommended)
             top += tall
     return sheet.figure
 
@@ -296,11 +298,12 @@ def _heading(one: Drawable) -> list[str]:
     return [Path(one.name).name or "image", f"the network sees {width} × {height}"]
 
 
-def _draw_strip(sheet: Sheet, left: float, top: float, one: Drawable) -> None:
+def _draw_strip(sheet: Sheet, left: float, top: float, one: Drawable, recommended: bool) -> None:
     """Draw title, method and note, and below them the map, the overlay and the color bar."""
     width, below = 2 * _PANEL + GAP, top + _HEAD
     sheet.text(left, top, fit_title(one, width, 9.5), 9.5, weight="bold")
-    sheet.text(left, top + LINE, fit(_method_of(one), width, 8.5), 8.5, MUTED)
+    method = f"recommended: {_method_of(one)}" if recommended else _method_of(one)
+    sheet.text(left, top + LINE, fit(method, width, 8.5), 8.5, _INK if recommended else MUTED)
     if one.note:
         sheet.text(left, top + 2 * LINE, fit(one.note, width, 8.5), 8.5, WARNING)
     colors = colormaps[_colors(one)](_position(one, _scaled(one)), bytes=True)[..., :3]

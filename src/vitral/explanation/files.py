@@ -73,7 +73,9 @@ def explain_options(
         raise UsageError("--compare draws all methods, --method names one", hint="one of the two")
     if compare:
         methods = tuple(name for name, one in METHODS.items() if one.any_network or isinstance(network, ViT))
-        methods = tuple(name for name in methods if not (foreign and "layer" in _options(name)))  # it needs a name
+        best = default_method(network)
+        others = [name for name in methods if name != best and not (foreign and "layer" in _options(name))]
+        methods = (best, *others)  # a layer of a foreign network needs a name
     else:
         methods = (method or default_method(network),)
         check_method(find_method(methods[0]), network)

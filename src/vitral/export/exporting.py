@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from vitral.inference.generation import Search, search_of
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import Output
 from vitral.inference.outputs.classes import Classes
-from vitral.inference.outputs.output import Comparable, require_classes
+from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor
 from vitral.model import EncoderDecoder
@@ -130,7 +130,7 @@ def _write(
     versions = target.write(job, made)
     files = files_in(made)
     size = sum((made / name).stat().st_size for name in files)
-    proof = prove(job, target.load(made), images, _output(predictor), size, progress)
+    proof = prove(job, target.load(made), images, predictor.output, size, progress)
     if proof.failure and not accept:
         first = f"; first {proof.first}" if proof.first else ""
         hint = _remedy(job.precision)
@@ -207,10 +207,6 @@ def _check_network(predictor: Predictor) -> None:
     if machine.device.type != "cpu" or machine.precision != "fp32":
         hint = 'vitral.load(…, device="cpu", precision="fp32")'
         raise UsageError(f"this predictor computes in {machine.precision} on {machine.device}", hint=hint)
-
-
-def _output(predictor: Predictor) -> Comparable:
-    return cast(Comparable, predictor.output)
 
 
 def _check_text(predictor: Predictor, target: Target, precision: str, with_preprocessing: bool) -> None:
@@ -333,7 +329,7 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
         "input": {"name": job.input_name, "layout": "batch, channels, height, width", "dtype": "float32"},
         "steps": [*scaled, "resize and crop as below", "pixel / 255", "(pixel - mean) / std, for each channel"],
         "preprocessing": predictor.preprocessing.to_json(),
-        "output": {"name": job.output_name, **_output(predictor).meaning(), **_text_facts(job)},
+        "output": {"name": job.output_name, **predictor.output.meaning(), **_text_facts(job)},
         "classes": list(predictor.classes),
     }
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vitral.console import table
+from vitral.console import expect, table
 from vitral.data.loader import Progress
 from vitral.errors import UsageError
 from vitral.export.sample import Sample
 from vitral.export.target import Job, Precision, Runtime
-from vitral.inference.outputs.output import Comparable
+from vitral.inference.outputs.output import Output
 from vitral.model.summary import binary_size
 from vitral.wording import count
 
@@ -149,12 +149,13 @@ class Proof:
 
 
 def prove(
-    job: Job, runtime: Runtime, sample: Sample, output: Comparable, size: int, progress: Progress | None = None
+    job: Job, runtime: Runtime, sample: Sample, output: Output, size: int, progress: Progress | None = None
 ) -> Proof:
     """Compare the export with its network on every image of the sample."""
     step = _per_image if job.with_preprocessing else _per_batch
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     seconds: list[tuple[float, float]] = []
+    expect(progress, len(sample))
     for number, network, export in step(job, runtime, sample, output):
         order = (network, export) if len(rows) % 2 else (export, network)  # neither always has a warm cache
         results = {one: _timed(one) for one in order}
@@ -170,7 +171,7 @@ def prove(
 
 
 def _proof(
-    wanted: np.ndarray, found: np.ndarray, sample: Sample, output: Comparable, bar: Bar, runtime: str,
+    wanted: np.ndarray, found: np.ndarray, sample: Sample, output: Output, bar: Bar, runtime: str,
     speed: float, speed_export: float, size: int,
 ) -> Proof:  # fmt: skip
     """Compare both arrays of comparable values (n, K), in the terms of the task."""
@@ -207,7 +208,7 @@ Step = tuple[int, Callable[[], np.ndarray], Callable[[], np.ndarray]]
 """A number of images, and functions that return their probabilities (n, K): of the network and of the export."""
 
 
-def _per_batch(job: Job, runtime: Runtime, sample: Sample, output: Comparable) -> Iterator[Step]:
+def _per_batch(job: Job, runtime: Runtime, sample: Sample, output: Output) -> Iterator[Step]:
     """Yield standardized batches; the first one has one image."""
     channels = job.preprocessing.channels
     for start, stop in _batches(len(sample)):
@@ -221,7 +222,7 @@ def _per_batch(job: Job, runtime: Runtime, sample: Sample, output: Comparable) -
         )
 
 
-def _per_image(job: Job, runtime: Runtime, sample: Sample, output: Comparable) -> Iterator[Step]:
+def _per_image(job: Job, runtime: Runtime, sample: Sample, output: Output) -> Iterator[Step]:
     """Yield decoded images of any size, one by one; the network gets them through its preprocessing."""
     for index in range(len(sample)):
         pixels = sample.image(index, job.preprocessing.channels)
@@ -234,7 +235,7 @@ def _per_image(job: Job, runtime: Runtime, sample: Sample, output: Comparable) -
 
 
 @torch.inference_mode()
-def _network(job: Job, images: torch.Tensor, output: Comparable) -> np.ndarray:
+def _network(job: Job, images: torch.Tensor, output: Output) -> np.ndarray:
     values: np.ndarray = output.comparable(job.network(images).float()).numpy()
     return values
 

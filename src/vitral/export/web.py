@@ -151,7 +151,8 @@ def _described(job: Job) -> dict[str, Any]:
 
 
 def _method(method: Method) -> dict[str, Any]:
-    return {"name": method.name, "title": method.title, "passes": method.passes(0), "note": method.note}
+    known = {"name": method.name, "title": method.title, "passes": method.passes(0)}
+    return {**known, "signed": method.signed, "note": method.note}
 
 
 def _explanation(job: Job, method: Method) -> dict[str, Any]:

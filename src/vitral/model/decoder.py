@@ -68,8 +68,8 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-class CausalAttention(nn.Module):
-    """Multi-head self-attention of text tokens (B, T, D), each to itself and to earlier ones."""
+class TextAttention(nn.Module):
+    """Multi-head attention of text tokens (B, T, D)."""
 
     backend: Callable[..., Tensor] = staticmethod(kernels.attention)
     observer: Observer | None = None
@@ -79,6 +79,13 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.dim // config.heads
         self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
+
+
+class CausalAttention(TextAttention):
+    """Attention of each token to itself and to earlier ones."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__(config)
         self.qkv = Linear(config.dim, 3 * config.dim)
         self.proj = Linear(config.dim, config.dim)
 
@@ -93,17 +100,11 @@ class CausalAttention(nn.Module):
         return random.dropout(self.proj(out), self.dropout, self.training), (k, v)
 
 
-class CrossAttention(nn.Module):
-    """Multi-head attention of text tokens (B, T, D) to image tokens (B, N, M)."""
-
-    backend: Callable[..., Tensor] = staticmethod(kernels.attention)
-    observer: Observer | None = None
-    """Both as in `vitral.model.vit.Attention`."""
+class CrossAttention(TextAttention):
+    """Attention to image tokens (B, N, M)."""
 
     def __init__(self, config: DecoderConfig):
-        super().__init__()
-        self.heads, self.head_dim = config.heads, config.dim // config.heads
-        self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
+        super().__init__(config)
         self.q = Linear(config.dim, config.dim)
         self.kv = Linear(config.memory_dim or config.dim, 2 * config.dim)
         self.proj = Linear(config.dim, config.dim)
@@ -122,7 +123,7 @@ class CrossAttention(nn.Module):
         return k, v
 
 
-def _attend(part: CausalAttention | CrossAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _attend(part: TextAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q kᵀ / √d) v with concatenated heads, (B, T, D). `mask` is bool, True where a key counts."""
     rate = part.attention_dropout if part.training else 0.0
     out = part.backend(q, k, v, attn_mask=mask, dropout_p=rate, scale=part.head_dim**-0.5)

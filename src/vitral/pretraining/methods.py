@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from vitral.console import command_line
 from vitral.model import ViT, ViTConfig
 from vitral.pretraining.dino import SelfDistillation, seen
 from vitral.pretraining.mae import MaskedAutoencoder
@@ -34,3 +35,12 @@ METHODS: Mapping[str, Parts] = {
 def command_of(recipe: str | None) -> str:
     """Name of the command that runs a recipe."""
     return "pretrain" if recipe in METHODS else "train"
+
+
+def command(given: Mapping[str, Any]) -> str:
+    """Return the command line for these options of a run."""
+    data = [given["data"]] if "data" in given else []
+    options = {name: value for name, value in given.items() if name != "data"}
+    if (name := command_of(given.get("recipe"))) == "pretrain":
+        options = {"method": options.pop("recipe"), **options}
+    return command_line(name, data, options)

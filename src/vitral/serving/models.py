@@ -185,7 +185,14 @@ class Model:
         """Methods of explanation that fit this network and the limit of passes, the default first."""
         default = self._default
         fitting = [
-            {"name": name, "title": one.title, "passes": passes, "routing": one.routing, "note": one.note}
+            {
+                "name": name,
+                "title": one.title,
+                "passes": passes,
+                "routing": one.routing,
+                "signed": one.signed,
+                "note": one.note,
+            }
             for name, one in (TEXT_METHODS if self._reads_text else METHODS).items()
             if (passes := one.passes(self._patches)) <= self.limits.passes and self._fits(name)
         ]

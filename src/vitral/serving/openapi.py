@@ -182,7 +182,8 @@ def _schemas(limits: Limits) -> dict[str, Any]:
         "image", "text", "confidence", image=text, text=text, confidence=number, characters=characters,
         explanation=where,
     )  # fmt: skip
-    method = _object(name=text, title=text, passes=whole, routing={"type": "boolean"}, note=text)
+    yes = {"type": "boolean"}
+    method = _object(name=text, title=text, passes=whole, routing=yes, signed=yes, note=text)
     model = _object(
         name=text, version=text, loaded_at=text, task=text, noun=text, target=text,
         classes=_list(text), image_size=_list(whole),

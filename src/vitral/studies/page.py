@@ -14,6 +14,7 @@ from vitral.data.dataset import spread
 from vitral.digest import with_digest
 from vitral.evaluation import figures
 from vitral.evaluation.pages import environment, without_control_characters
+from vitral.pretraining.methods import command
 from vitral.studies.comparison import Comparison
 from vitral.studies.conclusions import conclusions
 from vitral.studies.drawing import in_print, on_page
@@ -21,7 +22,6 @@ from vitral.studies.paired import Difference
 from vitral.studies.results import Results
 from vitral.studies.seeds import SeedDifference
 from vitral.studies.study import StudyFolder, shown
-from vitral.workflows.planning.command import command
 
 _SHOWN, _SIDE = 12, 96
 _CHANNELS = 3

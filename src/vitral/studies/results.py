@@ -19,13 +19,13 @@ from vitral.digest import check
 from vitral.errors import RunError, UsageError
 from vitral.evaluation.metrics import Evaluation
 from vitral.model import ModelConfig, summarize
+from vitral.pretraining.methods import command
 from vitral.studies.paired import holm
 from vitral.studies.seeds import Mean, SeedDifference, mean_of, paired_difference
 from vitral.studies.spans import corners
 from vitral.studies.study import Cell, Study, StudyFolder, shown
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
-from vitral.workflows.planning.command import command
 
 Status = Literal["done", "failed", "pruned", "begun", "open"]
 

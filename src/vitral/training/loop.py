@@ -87,8 +87,7 @@ class State:
             self.averaged.load_state_dict(all_like(part("averaged."), self.averaged.state_dict()))
         self.sums = {k: v.to(device) for k, v in part("sums.").items()}
         for name in _FIELDS:
-            # older checkpoints have no compile_seconds
-            setattr(self, name, header[name] if name != "compile_seconds" else header.get(name, 0.0))
+            setattr(self, name, header[name])
         return dict(header["identity"])
 
 
@@ -318,12 +317,10 @@ class _FiniteMonitor:
         stopped = "a batch later" if self.deferred else "before the step"
         names: Sequence[str] = [self.train.split.names[int(i)] for i in batch.indices]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        raise TrainingError(
-            f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}",
-            where=", ".join(names[:5]) + more,
-            why="a learning rate too high, or damaged images or labels in this batch",
-            hint="a lower --lr, or --precision fp32" + _kept(epoch),
-        )
+        what = f"the {what} is {value} in epoch {epoch + 1}; stopped {stopped}"
+        why = "a learning rate too high, or damaged images or labels in this batch"
+        hint = "a lower --lr, or --precision fp32" + _kept(epoch)
+        raise TrainingError(what, where=", ".join(names[:5]) + more, why=why, hint=hint)
 
 
 def _recorded_event(device: torch.device) -> torch.cuda.Event:

@@ -275,15 +275,8 @@ class Run:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
-        """Read the form that `to_json` writes. The schema is closed: an unknown field raises `UsageError`, but for
-        options that there once were, at the value that turned them off.
-        """
-        kept = {name: value for name, value in data.items() if (name, value) not in _REMOVED}
-        return cls(**checked_options(kept))
-
-
-_REMOVED = [("start_size", None)]
-"""Options of earlier versions, and their values in runs that did not use them."""
+        """Read the form that `to_json` writes. The schema is closed: an unknown field raises `UsageError`."""
+        return cls(**checked_options(data))
 
 
 @dataclass(frozen=True)

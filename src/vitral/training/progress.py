@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import median
 
 from rich.console import Console
@@ -25,14 +24,6 @@ def progress_bar(console: Console) -> Progress:
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"), console=console, transient=True, disable=not draws(console),
     )  # fmt: skip
-
-
-@contextmanager
-def counting(console: Console, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for `total` images (None: unknown); yield a function to call with the number just done."""
-    with progress_bar(console) as bar:
-        task = bar.add_task(what, total=total, note="")
-        yield lambda done: bar.advance(task, done)
 
 
 class ConsoleListener(Callback):

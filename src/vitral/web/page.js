@@ -6,6 +6,8 @@ import * as source from "./source.js";
 const MOST = 24; // images in the history
 const SMALL = 96; // pixels; smaller images are enlarged without smoothing
 const at = (id) => document.getElementById(id);
+const MOST_NAMES = 200; // classes that are listed
+const UNSURE = 0.5; // a class below this probability is marked
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
@@ -71,14 +73,26 @@ function describe() {
   at("about").textContent =
     `${one.classes.length} ${one.noun}, ${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}`;
   at("method-choice").hidden = !one.methods.length;
-  const methods = one.methods.map((method) => new Option(method.title, method.name));
-  at("method").replaceChildren(...methods, new Option("none", ""));
+  at("method").replaceChildren(...methodOptions(one.methods), new Option("none", ""));
   describeMethod();
+  const names = one.classes.filter((name) => !name.startsWith("<")); // a text's start, end and padding have no name
+  const more = names.length - MOST_NAMES;
+  at("names-title").textContent = `${names.length} ${one.noun}`;
+  at("names-list").textContent = names.slice(0, MOST_NAMES).join(", ") + (more > 0 ? ` and ${more} more` : "");
+  at("names").hidden = !names.length;
+}
+
+/** The recommended method by that word, all others by their names below it. */
+function methodOptions([first, ...others]) {
+  if (!first) return [];
+  const group = element("optgroup", { label: "other methods" });
+  group.append(...others.map((method) => new Option(method.title, method.name)));
+  return [new Option("recommended", first.name), ...(others.length ? [group] : [])];
 }
 
 function describeMethod() {
   const method = model().methods.find((one) => one.name === at("method").value);
-  at("method-note").textContent = method ? method.note || `costs about ${method.passes} predictions` : "";
+  at("method-note").textContent = method ? `${method.title}: ${method.note || `costs about ${method.passes} predictions`}` : "";
 }
 
 // ---- questions
@@ -89,13 +103,13 @@ async function take(files) {
   const images = given.filter((file) => !file.type || file.type.startsWith("image/"));
   if (!known.length || !given.length) return;
   if (!images.length) {
-    showProblem(new Refusal({ title: "This is not an image", detail: "", try: "drop a JPEG, PNG or WebP" }));
+    refuse(given[0].name, new Refusal({ title: "This is not an image", detail: given[0].name, try: "drop a JPEG, PNG or WebP" }));
     return;
   }
   for (const file of images) {
     if (file.size > limits.body - 10_000) {
       const detail = `${file.name} has ${megabytes(file.size)}; the limit is ${megabytes(limits.body)}`;
-      showProblem(new Refusal({ title: "The file is too large", detail, try: "make the image smaller" }));
+      refuse(file.name, new Refusal({ title: "The file is too large", detail, try: "make the image smaller" }));
       continue;
     }
     const name = file.name || "pasted image";
@@ -123,8 +137,7 @@ async function question(entry) {
     if (number === asked) show(answered);
   } catch (error) {
     if (number === asked) {
-      at("status").textContent = current ? `Shown: ${current.name}` : "No image yet.";
-      showProblem(error);
+      refuse(entry.name, error);
     }
   } finally {
     if (number === asked) at("answer").classList.remove("busy");
@@ -133,12 +146,21 @@ async function question(entry) {
 
 // ---- answers
 
+/** Show why there is no answer, in the place of the last one. */
+function refuse(name, error) {
+  current = null;
+  at("answer").hidden = true;
+  at("status").textContent = name;
+  showHistory();
+  showProblem(error);
+}
+
 /** The main line of a prediction, and what stands small beside it: of a class, of labels, of numbers or of a text. */
 function headline({ label, labels, numbers, text, confidence }) {
   if (text !== undefined) return [text || "no text", percent(confidence)];
   if (numbers) return [Object.entries(numbers).map(([name, value]) => `${name} ${amount(value)}`).join(", "), ""];
   if (labels) return [labels.map((one) => one.label).join(", ") || "no label", ""];
-  return [label, percent(confidence)];
+  return [label, confidence < UNSURE ? `${percent(confidence)}, unsure` : percent(confidence)];
 }
 
 function lines({ top, numbers, characters }) {
@@ -196,6 +218,7 @@ function showImage(entry) {
   image.src = found ? found.image : url;
   image.alt = found ? `${name}, as the network saw it` : name;
   at("overlay").hidden = at("opacity-row").hidden = !found;
+  at("legend").hidden = true;
   if (!found) {
     at("caption").textContent = "";
     return;
@@ -204,7 +227,9 @@ function showImage(entry) {
   const subject = prediction.text === undefined ? `the evidence for ${found.label}` : `the attention for ${found.label}`;
   at("overlay").alt = `heat map of ${subject}`;
   const { methods } = known.find((one) => one.name === answering);
-  const title = methods.find((one) => one.name === found.method)?.title || found.method;
+  const method = methods.find((one) => one.name === found.method);
+  const title = method?.title || found.method;
+  at("legend").hidden = !method?.signed;
   const note = found.note ? `: ${found.note}` : "";
   const what = subject.replace(/^the (.)/, (_, first) => first.toUpperCase());
   at("caption").textContent = `${what}, by ${title}${note}. The image is shown as the network saw it.`;

@@ -110,12 +110,8 @@ _STATING = frozenset(("architecture", "model_type", "num_attention_heads"))
 
 def _other_heads(heads: int | None, known: int | None, by: str, where: object) -> WeightsError:
     what = f"these weights have {known or 'no'} heads, not {heads}"
-    return WeightsError(
-        what,
-        where=where,
-        why=by if known else "a ResNet has none, and networks that read text state theirs",
-        hint=_leave("heads"),
-    )
+    why = by if known else "a ResNet has none, and networks that read text state theirs"
+    return WeightsError(what, where=where, why=why, hint=_leave("heads"))
 
 
 def _leave(name: str) -> str:
@@ -167,17 +163,10 @@ def _published(
         config = infer(_with_heads(known, facts, state), state, source.where, image_size)
         if config.norm_pre or config.attn_norm or config.mlp_norm or kind.name != "timm":
             why = "it is not a plain ViT, and no published architecture has these tensors"
-            raise WeightsError(
-                "cannot determine the arithmetic",
-                where=source.where,
-                why=why,
-                hint=f"{_command(source.where)} --like timm:NAME --heads N",
-            )
-        return (
-            config,
-            None,
-            Assumption(_unproven(config, facts), "a plain ViT: no published architecture has these tensors"),
-        )
+            hint = f"{_command(source.where)} --like timm:NAME --heads N"
+            raise WeightsError("cannot determine the arithmetic", where=source.where, why=why, hint=hint)
+        plain = "a plain ViT: no published architecture has these tensors"
+        return config, None, Assumption(_unproven(config, facts), plain)
     if len(chosen) > 1:
         raise _ambiguous([group[0].name for group in chosen], source.where)
     first = next((one for one in chosen[0] if one.plain), chosen[0][0])
@@ -244,12 +233,9 @@ def _command(where: object) -> str:
 
 
 def _ambiguous(candidates: list[str], where: object) -> WeightsError:
-    return WeightsError(
-        "these tensors fit networks of different arithmetic, and no file states which",
-        where=where,
-        why=f"candidates: {', '.join(candidates)}",
-        hint=f"{_command(where)} --like timm:{candidates[0]}, or like='timm:{candidates[0]}' in Python",
-    )
+    what = "these tensors fit networks of different arithmetic, and no file states which"
+    hint = f"{_command(where)} --like timm:{candidates[0]}, or like='timm:{candidates[0]}' in Python"
+    return WeightsError(what, where=where, why=f"candidates: {', '.join(candidates)}", hint=hint)
 
 
 def _unproven(config: ViTConfig, stated: ConfigFields) -> dict[str, Any]:

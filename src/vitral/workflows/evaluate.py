@@ -365,12 +365,10 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     if foreign := [name for i, name in enumerate(dataset.classes) if place[i] is None and i in there]:
         few = ", ".join(foreign[:4]) + (" …" if len(foreign) > 4 else "")
         number = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
-        raise DataError(
-            f"the data have {number} that the model does not have: {few}",
-            where=dataset.source,
-            why=f"the model has {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}",
-            hint=f"rename the folders, or train on this data: {_train_command(dataset.source, predictor.source)}",
-        )
+        what = f"the data have {number} that the model does not have: {few}"
+        why = f"the model has {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}"
+        hint = f"rename the folders, or train on this data: {_train_command(dataset.source, predictor.source)}"
+        raise DataError(what, where=dataset.source, why=why, hint=hint)
     moved, count = dataset.targets.renumbered, len(predictor.classes)
     splits = {name: dataclasses.replace(s, labels=moved(s.labels, place, count)) for name, s in dataset.splits.items()}
     return dataclasses.replace(dataset, classes=predictor.classes, splits=splits)

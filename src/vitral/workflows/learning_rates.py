@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from vitral.console import counting
 from vitral.data.loader import Batch, Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.distributed.environment import launched
 from vitral.errors import TrainingError, UsageError
 from vitral.training.optimizers import OptimizerSet, train_mode
-from vitral.training.progress import counting
 from vitral.training.step import NoMonitor, Step
 from vitral.wording import flag
 from vitral.workflows.planning.job import Job

@@ -18,6 +18,7 @@ from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
 from vitral.errors import Interrupted, RunError, UsageError, VitralError
+from vitral.pretraining.methods import command
 from vitral.stopping import stop_raises
 from vitral.trackers import create_trackers
 from vitral.training.callbacks import Callback
@@ -28,7 +29,6 @@ from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.load import locate
 from vitral.wording import flag
-from vitral.workflows.planning.command import command
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.network import teacher_of
 from vitral.workflows.planning.plan import default_folder, load_given, plan_run, reopen

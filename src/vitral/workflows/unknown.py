@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitral.console import table
+from vitral.console import expect, table
 from vitral.data import Split
 from vitral.data.dataset import spread
 from vitral.data.loader import Progress
@@ -26,7 +26,7 @@ from vitral.inference.outputs.classes import Classes
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor
-from vitral.inference.sources import find
+from vitral.inference.sources import count, find
 from vitral.inference.stream import stream
 from vitral.inference.unknown import SCORES, Detector, Statistics, fit_statistics, scored
 from vitral.training.run_folder import RunFolder
@@ -116,13 +116,15 @@ def evaluate_unknown(
     require_classes(predictor.output, "--unknown", "leave it out")
     refuse_own_sizes(predictor.preprocessing, "evaluate --unknown", predictor.source)
     train, val, notes = _run_images(predictor)
+    sources = find([str(folder)], "evaluate")
+    held_out = len(evaluated.images) + (0 if val is None else len(val))
+    expect(progress, count(sources) + held_out + (0 if train is None else min(len(train), MOST)))
     statistics = _statistics(predictor, train, progress) if train is not None else {}
     names = SCORES if statistics else SCORES[:2]
 
     def score(items: Iterable[Item]) -> tuple[dict[str, np.ndarray], list[str]]:
         return _scores(predictor, items, names, statistics, progress)
 
-    sources = find([str(folder)], "evaluate")
     unknown, bad = score(Items(sources))
     if not len(unknown[names[0]]):
         raise none_readable(bad, where=folder)

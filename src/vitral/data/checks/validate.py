@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vitral import errors
-from vitral.console import draws, stderr
+from vitral.console import counting, stderr
 from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unreadable
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, LazyNames, Split
@@ -182,13 +181,8 @@ def _bar(progress: OnProgress | None, title: str = "reading images") -> Iterator
     if progress is not None:
         yield progress
         return
-    if not draws(stderr()):
-        yield lambda done, total: None
-        return
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with counting(stderr(), title) as bar:
+        yield bar.reach
 
 
 def sample_unreadable(dataset: DataSet, seconds: float = 1.0) -> list[Unreadable]:

@@ -161,12 +161,9 @@ class Manifest:
                 splits[split] = _checked(_mapped(shards, _texts(index_files(folder, split)), entry["index"]), classes)
             return cls(str(about["name"]), classes, splits, tuple(map(str, about["notes"])))
         except _DAMAGE as error:
-            raise DataError(
-                "cannot read the index of the shards",
-                where=folder,
-                why=" ".join(str(error).split()),
-                hint=f"copy {MANIFEST}, *.index.npy and *.names again, or write the shards again: vitral data shard",
-            ) from error
+            what = "cannot read the index of the shards"
+            hint = f"copy {MANIFEST}, *.index.npy and *.names again, or write the shards again: vitral data shard"
+            raise DataError(what, where=folder, why=" ".join(str(error).split()), hint=hint) from error
 
 
 def _parse(path: Path) -> Any:

@@ -129,12 +129,9 @@ def _refusal(data: str) -> VitralError:
     if os.path.exists(data) and data.lower().endswith(_SHEETS):
         return DataError("a spreadsheet is not read", where=data, hint="save it as CSV, with the columns file,label")
     if os.path.exists(data):
-        return DataError(
-            "unknown kind of data",
-            where=data,
-            why="vitral reads folders, .csv, .tar, .zip, .tar.gz, and sets by name",
-            hint="put the images into a folder for each class, DATA/cat/1.jpg, and give DATA",
-        )
+        why = "vitral reads folders, .csv, .tar, .zip, .tar.gz, and sets by name"
+        hint = "put the images into a folder for each class, DATA/cat/1.jpg, and give DATA"
+        return DataError("unknown kind of data", where=data, why=why, hint=hint)
     if os.sep in data or os.path.splitext(data)[1]:
         parent = Path(data).parent
         while not parent.exists():

@@ -6,6 +6,7 @@ classes without a word. Data that can be read in two ways are refused with both.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -264,3 +265,20 @@ UNLABELED = ("pred", "prediction", "predictions", "predict", "unlabeled", "unlab
 
 def _quoted(names: Iterable[str]) -> str:
     return some([f"'{shown(name)}'" for name in names])
+
+
+_SYNSET = re.compile(r"(?:.*/)?(n\d{8})[_.].*")
+
+
+def read_synset_names(files: Files, name: str) -> DataSet | None:
+    """Read images of one folder by the WordNet id at the start of their names: n01440764_tench.JPEG, n01440764_18.JPEG.
+
+    None if a name has no id, if images are in several folders, or if there is only one id.
+    """
+    images = [path for path in files.paths if is_image(path)]
+    labels = [match[1] for match in map(_SYNSET.fullmatch, images) if match]
+    folders = {path.rpartition("/")[0] for path in images}
+    if len(labels) < len(images) or len(folders) != 1 or len(set(labels)) < 2:
+        return None
+    notes = [*files.notes, "classes are the WordNet ids at the start of the file names"]
+    return build_dataset(files, name, files.where, {"train": (images, labels)}, notes)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from vitral.data.dataset import DataSet
 from vitral.data.files import Files, count_extensions, is_image
 from vitral.data.images.decode import READ
-from vitral.data.sources import class_folders, idx, synset_names, table
+from vitral.data.sources import class_folders, idx, table
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
 from vitral.wording import some
 
 LAYOUTS: Mapping[str, Callable[..., DataSet | None]] = {
     "idx": idx.read,
-    "synset names": synset_names.read,
+    "synset names": class_folders.read_synset_names,
     "class folders": class_folders.read,
     "table": table.read,
 }
@@ -42,12 +42,9 @@ def _refusal(files: Files) -> DataError:
         )
     images = [path for path in files.paths if is_image(path)]
     if not images:
-        return DataError(
-            "no images",
-            where=files.where,
-            why=f"{len(files.paths):,} files: {count_extensions(files.paths)}",
-            hint=f"{READ} are read, from folders named after the classes",
-        )
+        why = f"{len(files.paths):,} files: {count_extensions(files.paths)}"
+        hint = f"{READ} are read, from folders named after the classes"
+        return DataError("no images", where=files.where, why=why, hint=hint)
     return NoLabelsError(
         "images without class folders",
         where=files.where,

@@ -79,12 +79,8 @@ def load(data: str, *, root: Path, download: bool) -> DataSet:
             why = f"not under '{root}', and it could not be downloaded: {error}"
             if new:
                 _remove_empty(root)
-    raise DataError(
-        f"cannot get the data set '{name}'",
-        where=str(root),
-        why=why,
-        hint=f"put {named.by_hand} into '{root}', or give its location with --data-root DIR",
-    )
+    hint = f"put {named.by_hand} into '{root}', or give its location with --data-root DIR"
+    raise DataError(f"cannot get the data set '{name}'", where=str(root), why=why, hint=hint)
 
 
 def _spelling(name: str) -> str:

@@ -77,12 +77,9 @@ def read(files: Files, name: str, wanted: Labeling = ANY) -> DataSet | None:
     if len(tables) > 1:
         tables = [table for table in tables if {"file", "label"} <= table.columns.keys()]
         if len(tables) != 1:
-            raise DataError(
-                f"{len(paths)} tables: {some(paths)}",
-                where=files.where,
-                why=f"{len(tables) or 'none'} of them with file and label columns",
-                hint="keep one table, with the columns file,label,split",
-            )
+            what = f"{len(paths)} tables: {some(paths)}"
+            why = f"{len(tables) or 'none'} of them with file and label columns"
+            raise DataError(what, where=files.where, why=why, hint="keep one table, with the columns file,label,split")
     return tables[0].dataset(name) if tables else None
 
 
@@ -296,24 +293,15 @@ class Table:
     def _refuse(self, problems: _Problems, label: str) -> None:
         if problems.unnamed or problems.unlabeled:
             lines, what = (problems.unnamed, "file") if problems.unnamed else (problems.unlabeled, label)
-            raise DataError(
-                f"{count(len(lines), 'row')} without a {what}",
-                where=self.where,
-                why=f"line {some(lines, 5)}",
-                hint="fill them in, or delete the lines",
-            )
+            what = f"{count(len(lines), 'row')} without a {what}"
+            why = f"line {some(lines, 5)}"
+            raise DataError(what, where=self.where, why=why, hint="fill them in, or delete the lines")
         if problems.unknown_split:
-            raise DataError(
-                f"{count(len(problems.unknown_split), 'row')} of an unknown split",
-                where=self.where,
-                why=some(problems.unknown_split),
-                hint="write train, val or test" if "split" in self.columns else "write true or false",
-            )
+            what = f"{count(len(problems.unknown_split), 'row')} of an unknown split"
+            hint = "write train, val or test" if "split" in self.columns else "write true or false"
+            raise DataError(what, where=self.where, why=some(problems.unknown_split), hint=hint)
         if problems.missing:
             verb = "does" if len(problems.missing) == 1 else "do"
-            raise DataError(
-                f"{count(len(problems.missing), 'file')} of the table {verb} not exist",
-                where=self.where,
-                why=some(problems.missing),
-                hint="paths are relative to the table's own folder",
-            )
+            what = f"{count(len(problems.missing), 'file')} of the table {verb} not exist"
+            why = some(problems.missing)
+            raise DataError(what, where=self.where, why=why, hint="paths are relative to the table's own folder")

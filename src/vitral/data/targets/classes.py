@@ -9,18 +9,18 @@ import numpy as np
 
 from vitral.data.spellings import is_missing, nfc, whole
 from vitral.data.targets.columns import LabelColumns, cell_of
-from vitral.data.targets.target import ClassFolders, Labeling, Targets
+from vitral.data.targets.target import Labeling, Targets
 from vitral.errors import DataError
 from vitral.wording import natural, shown, some
 
 
 @dataclass(frozen=True)
-class OneClass:
+class OneClass(Targets):
     """One class an image: labels (n,) int64, indices into the classes."""
 
     task = "class"
-    one_class, sequence = True, False
-    column, strata_noun = "label", "each class"
+    one_class = True
+    strata_noun = "each class"
 
     def describe(self, label: np.ndarray, names: Sequence[str]) -> str:
         return names[int(label)]
@@ -33,14 +33,8 @@ class OneClass:
             columns.refuse_commas(columns.free)
         return None
 
-    def labeling(self, names: tuple[str, ...], separator: str | None, class_folders: ClassFolders) -> Labeling:
-        return Labeling(self.task, class_folders=class_folders)
-
     def counts(self, labels: np.ndarray, names: int) -> np.ndarray:
         return np.bincount(labels, minlength=names)
-
-    def absent(self, before: np.ndarray, after: np.ndarray, names: int) -> np.ndarray:
-        return np.setdiff1d(before, after)
 
     def strata(self, labels: np.ndarray, names: int) -> np.ndarray:
         return labels
@@ -50,12 +44,9 @@ class OneClass:
 
     def check(self, names: Sequence[str], source: str) -> None:
         if len(names) < 2:
-            raise DataError(
-                f"only one class: {''.join(names)}",
-                where=source,
-                why="a classifier needs at least two classes to tell apart",
-                hint="one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg",
-            )
+            what = f"only one class: {''.join(names)}"
+            hint = "one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg"
+            raise DataError(what, where=source, why="a classifier needs at least two classes to tell apart", hint=hint)
 
 
 ONE_CLASS = OneClass()
@@ -104,11 +95,8 @@ def index_labels(
     classes = tuple(sorted(known, key=natural))
     for split, names in names_of.items():
         if extra := sorted(names - known, key=natural):
-            raise DataError(
-                f"the {split} split has classes that train lacks: {some(extra, 5)}",
-                where=source,
-                why=f"train has {len(classes)}: {some(classes, 5)}",
-                hint="give the classes the same names in every split, or remove the extra ones",
-            )
+            what = f"the {split} split has classes that train lacks: {some(extra, 5)}"
+            hint = "give the classes the same names in every split, or remove the extra ones"
+            raise DataError(what, where=source, why=f"train has {len(classes)}: {some(classes, 5)}", hint=hint)
     position = {name: i for i, name in enumerate(classes)}
     return classes, {split: np.array([position[t] for t in texts], np.int64) for split, texts in labels.items()}

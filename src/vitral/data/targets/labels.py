@@ -19,12 +19,11 @@ SEPARATORS = ("|", ";")
 
 
 @dataclass(frozen=True)
-class SeveralLabels:
+class SeveralLabels(Targets):
     """Any number of labels an image: (n, K) uint8, 1 for each label that the image has."""
 
     task = "labels"
-    one_class, sequence = False, False
-    column, strata_noun = "label", "each label"
+    strata_noun = "each label"
 
     def describe(self, label: np.ndarray, names: Sequence[str]) -> str:
         return ", ".join(name for name, has in zip(names, label, strict=True) if has) or "no label"

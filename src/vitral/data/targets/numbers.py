@@ -15,12 +15,11 @@ _QUANTILES = 10
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Targets):
     """One number an image for each name: (n, T) float64."""
 
     task = "numbers"
-    one_class, sequence = False, False
-    column, strata_noun = "label", "low and high values"
+    strata_noun = "low and high values"
 
     def describe(self, label: np.ndarray, names: Sequence[str]) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, label, strict=True))
@@ -58,9 +57,6 @@ class Numbers:
             why = f"{len(missing)} of {names} have no column of their name"
             raise DataError("the data lack numbers of the model", why=why, hint="name the columns as in training")
         return labels[:, [list(place).index(new) for new in range(names)]]
-
-    def check(self, names: Sequence[str], source: str) -> None:
-        return None
 
 
 NUMBERS = Numbers()

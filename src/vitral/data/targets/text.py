@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitral.data.targets.columns import LabelColumns, cell_of
-from vitral.data.targets.target import ClassFolders, Labeling, Targets
+from vitral.data.targets.target import Labeling, Targets
 from vitral.data.tokens import PADDING, check_characters, composed, decode, encode, vocabulary
 from vitral.errors import DataError
 from vitral.wording import shown
@@ -22,11 +22,11 @@ LONGEST_TEXT = 1_000
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Targets):
     """One text an image: tokens (n, length) int64, each text with its end and padding; the names are the tokens'."""
 
     task = "text"
-    one_class, sequence = False, True
+    sequence = True
     column, strata_noun = "text", "short and long texts"
 
     def describe(self, label: np.ndarray, names: Sequence[str]) -> str:
@@ -38,15 +38,9 @@ class Text:
         column = columns.label if columns.named else known
         return None if column is None else OneText(column)
 
-    def labeling(self, names: tuple[str, ...], separator: str | None, class_folders: ClassFolders) -> Labeling:
-        return Labeling(self.task, class_folders=class_folders)
-
     def counts(self, labels: np.ndarray, names: int) -> np.ndarray:
         """Images whose text has the token."""
         return np.array([(labels == token).any(axis=1).sum() for token in range(names)], np.int64)
-
-    def absent(self, before: np.ndarray, after: np.ndarray, names: int) -> np.ndarray:
-        return np.setdiff1d(before, after)
 
     def strata(self, labels: np.ndarray, names: int) -> np.ndarray:
         """By length, as far as the names go: splits have about the same share of short and of long texts."""

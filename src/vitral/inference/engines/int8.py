@@ -140,8 +140,8 @@ def unsupported_reason(network: nn.Module, trial: Callable[[], str] | None = Non
         return "only a ViT computes in int8"
     if not network.config.kernel_blocks:
         return "its blocks have parts that int8 does not support"
-    if next(network.parameters()).device.type != "cpu":
-        return "int8 runs on a CPU, and the network is on a GPU"
+    if (device := next(network.parameters()).device.type) != "cpu":
+        return f"int8 runs on a CPU, and the network is on the device {device}"
     return (trial or unavailable_reason)()
 
 

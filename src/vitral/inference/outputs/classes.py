@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitral.errors import UsageError
-from vitral.inference.outputs.output import largest_differences
+from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns, Prediction
 from vitral.inference.unknown import Detector
 
@@ -31,10 +31,9 @@ def require_head(names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(Output):
     """Probabilities of classes that exclude each other."""
 
-    names: tuple[str, ...]
     temperature: float = 1.0
     """Divisor of the logits, fitted on validation images; 1 changes nothing."""
     scores: tuple[float, ...] = ()
@@ -44,9 +43,8 @@ class Classes:
     unknown: Detector | None = None
     """Detector of images of no known class; with None no image is unknown."""
     task = "class"
-    one_class, sequence = True, False
+    one_class = True
     noun, explained = "classes", "class was predicted"
-    compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:
         require_head(self.names)
@@ -56,18 +54,6 @@ class Classes:
         values, score = np.split(values, [len(self.names)])  # `Predictor.rows` appends the score of the detector
         unknown = bool(score[0] > self.unknown.threshold) if self.unknown else None
         return Prediction(name, self.names, values, self.threshold, unknown)
-
-    def predicted(self, values: Tensor) -> Tensor:
-        return values.argmax(1)
-
-    def text(self, value: float) -> str:
-        return ""
-
-    def comparable(self, logits: Tensor) -> Tensor:
-        return self.values(logits)
-
-    def distances(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
-        return largest_differences(wanted, found)
 
     def answers(self, comparable: np.ndarray) -> np.ndarray:
         return comparable.argmax(1)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitral.console import html_table
-from vitral.inference.outputs.output import largest_differences
+from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns
 from vitral.wording import shown
 
@@ -84,33 +84,18 @@ class LabelCells:
 
 
 @dataclass(frozen=True)
-class Labels:
+class Labels(Output):
     """Probabilities of labels that do not exclude each other, with a threshold for each."""
 
-    names: tuple[str, ...]
     thresholds: tuple[float, ...]
     task = "labels"
-    one_class, sequence = False, False
     noun, explained = "labels", "label was predicted"
-    compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
     def prediction(self, name: str, values: np.ndarray) -> LabelsPrediction:
         return LabelsPrediction(name, self.names, values, self.thresholds)
-
-    def predicted(self, values: Tensor) -> Tensor:
-        return values.argmax(1)
-
-    def text(self, value: float) -> str:
-        return ""
-
-    def comparable(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()
-
-    def distances(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
-        return largest_differences(wanted, found)
 
     def answers(self, comparable: np.ndarray) -> np.ndarray:
         return comparable.astype(np.float64) >= np.array(self.thresholds)

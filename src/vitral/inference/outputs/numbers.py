@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitral.console import html_table
 from vitral.errors import UsageError
-from vitral.inference.outputs.output import largest_differences
+from vitral.inference.outputs.output import Output
 from vitral.wording import shown
 
 _TAKEN = ("path", "error")
@@ -69,14 +69,12 @@ class NumberCells:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Output):
     """Numbers with the mean and the deviation of the training images, by which their logits are standardized."""
 
-    names: tuple[str, ...]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     task = "numbers"
-    one_class, sequence = False, False
     noun, explained = "numbers", "number was predicted"
     compared = "standardized numbers"
 
@@ -100,9 +98,6 @@ class Numbers:
     def comparable(self, logits: Tensor) -> Tensor:
         """Standardized numbers: one limit fits all units."""
         return logits
-
-    def distances(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
-        return largest_differences(wanted, found)
 
     def answers(self, comparable: np.ndarray) -> np.ndarray:
         """Every answer is the same: numbers are compared by their differences alone."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitral.console import html_table
 from vitral.data.tokens import END, decode
 from vitral.errors import UsageError
-from vitral.inference.outputs.output import largest_differences
+from vitral.inference.outputs.output import Output
 from vitral.wording import shown
 
 
@@ -73,17 +73,15 @@ class TextColumns:
 
 
 @dataclass(frozen=True)
-class TextOutput:
+class TextOutput(Output):
     """Rows (B, 2 × length) of a network that reads text: tokens, then log probabilities."""
 
-    names: tuple[str, ...]
     joint: str = ""
     """Text between two tokens; a space if tokens are numbers."""
     end: int = END
     task = "text"
-    one_class, sequence = False, True
+    sequence = True
     noun, explained = "characters and other tokens", "character was read"
-    compared = "probabilities"
 
     def values(self, logits: Tensor) -> Tensor:
         return logits
@@ -101,16 +99,13 @@ class TextOutput:
     def predicted(self, values: Tensor) -> Tensor:
         raise UsageError("texts are not explained yet", why="a heat map is for one class or number")
 
-    def text(self, value: float) -> str:
-        return ""
-
     def comparable(self, logits: Tensor) -> Tensor:
         tokens, logs = logits.unflatten(1, (2, -1)).unbind(1)
         return torch.cat([tokens, logs.exp()], dim=1)
 
     def distances(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
         half = wanted.shape[1] // 2
-        return largest_differences(wanted[:, half:], found[:, half:])
+        return super().distances(wanted[:, half:], found[:, half:])
 
     def answers(self, comparable: np.ndarray) -> np.ndarray:
         return comparable[:, : comparable.shape[1] // 2].astype(np.int64)

@@ -246,12 +246,10 @@ def _nearest(repository: str) -> list[str]:
 def _no_weights(repository: str, names: list[str]) -> WeightsError:
     own = [name for name in names if not name.startswith(".")]
     listed = ", ".join(own[:6]) + (" …" if len(own) > 6 else "")
-    return WeightsError(
-        "the repository has no readable weights",
-        where=f"https://huggingface.co/{repository}",
-        why=f"it has {listed or 'no files'}; needed is model.safetensors, pytorch_model.bin or one .npz",
-        hint="download the file with the weights and give its path",
-    )
+    what = "the repository has no readable weights"
+    why = f"it has {listed or 'no files'}; needed is model.safetensors, pytorch_model.bin or one .npz"
+    hint = "download the file with the weights and give its path"
+    return WeightsError(what, where=f"https://huggingface.co/{repository}", why=why, hint=hint)
 
 
 def _not_reached(error: Exception, reference: str, repository: str, commits: Sequence[str]) -> WeightsError:
@@ -263,9 +261,6 @@ def _not_reached(error: Exception, reference: str, repository: str, commits: Seq
         pinned = " or ".join(f"{reference}@{commit}" for commit in commits)
         why = f"{offline}, and the cache does not tell which is the newest"
         return WeightsError(f"{len(commits)} copies of {repository}", where=reference, why=why, hint=pinned)
-    return WeightsError(
-        f"could not fetch model.safetensors and config.json of {repository}",
-        where=reference,
-        why=f"{offline}, and there is no complete copy in the cache",
-        hint="put model.safetensors and config.json into FOLDER and give FOLDER; `demo`, a small network, is included",
-    )
+    what = f"could not fetch model.safetensors and config.json of {repository}"
+    hint = "put model.safetensors and config.json into FOLDER and give FOLDER; `demo`, a small network, is included"
+    return WeightsError(what, where=reference, why=f"{offline}, and there is no complete copy in the cache", hint=hint)

@@ -34,12 +34,8 @@ def infer(
     found |= {name: value for name, value in facts.items() if value is not None}
     if "heads" not in found:
         why = f"no published network of this format is {found['dim']} wide with an MLP of {found['mlp_dim']}"
-        raise WeightsError(
-            "cannot determine the number of heads",
-            where=where,
-            why=why,
-            hint=f"vitral convert {shlex.quote(str(where))} weights/own --heads N, or heads=N in Python",
-        )
+        hint = f"vitral convert {shlex.quote(str(where))} weights/own --heads N, or heads=N in Python"
+        raise WeightsError("cannot determine the number of heads", where=where, why=why, hint=hint)
     if isinstance(found.get("rope"), dict):
         found["rope"] = Rope.from_json(found["rope"])
     if found.get("register_position") and not found["registers"]:

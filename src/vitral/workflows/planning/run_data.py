@@ -119,12 +119,10 @@ class RunData:
         if self.began is None or self._same(split):
             return ""
         if split != "train" and not self._same("train") and (origin := self._origin(split, self.began)):
-            raise DataError(
-                f"the network may have been trained on the current {split} images",
-                where=self.dataset.source,
-                why=f"{origin}, and the run's data have changed: {'; '.join(self.changes)}",
-                hint="restore the data, or give images that the network has never seen as DATA",
-            )
+            what = f"the network may have been trained on the current {split} images"
+            why = f"{origin}, and the run's data have changed: {'; '.join(self.changes)}"
+            hint = "restore the data, or give images that the network has never seen as DATA"
+            raise DataError(what, where=self.dataset.source, why=why, hint=hint)
         return f"The {split} images have changed since the run began: {'; '.join(self.changes)}."
 
     def missing_test(self, split: str) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitral import activity
-from vitral.console import Described
+from vitral.console import Described, counting
 from vitral.data.checks.findings import Unreadable
 from vitral.data.checks.validate import left_out, readable
 from vitral.data.loader import Batches
@@ -28,7 +28,6 @@ from vitral.device import seed_everything
 from vitral.distributed.ranks import Ranks, current
 from vitral.distributed.strategies import strategy_of
 from vitral.errors import Interrupted, RunError
-from vitral.evaluation.saved import evaluation_of
 from vitral.inference.logits import gathered_logits
 from vitral.inference.outputs import Output, output_of
 from vitral.inference.predictor import Predictor, load
@@ -46,7 +45,7 @@ from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.plan import Choice
-from vitral.training.progress import RESIDENCY_HINT, ConsoleListener, counting
+from vitral.training.progress import RESIDENCY_HINT, ConsoleListener
 from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import planned_epochs
 from vitral.training.step import step_of
@@ -63,10 +62,9 @@ from vitral.workflows.running.linear_probe import fit_probe
 from vitral.workflows.running.records import facts, write_config, write_result
 from vitral.workflows.running.restore import restore
 from vitral.workflows.running.running import Running
-from vitral.workflows.running.samples import training_samples
 from vitral.workflows.running.saving import Saving, save_metrics, save_weights
 from vitral.workflows.tables.features import FeatureCache
-from vitral.workflows.tasks import task_of
+from vitral.workflows.tasks import evaluation_of, task_of
 from vitral.workflows.tasks.task import Metrics
 
 
@@ -178,11 +176,8 @@ def _followed(running: Running) -> Iterator[Callable[[TrainedRun], TrainedRun]]:
         finished.append(trained)
         return trained
 
-    def samples(count: int) -> list[tuple[np.ndarray, str]]:
-        return training_samples(running.batches["train"], running.job.dataset, count)
-
     options, history = running.job.run.to_json(), tuple(running.state.history)
-    running.callback.on_run_start(RunStart(running.folder.path, options, history, samples))
+    running.callback.on_run_start(RunStart(running.folder.path, options, history, running.samples))
     try:
         yield ended
     finally:
@@ -403,7 +398,7 @@ def _report(
     content = ReportContent(
         title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
         history=running.state.history, layers=summary.to_json()["layers"],
-        samples=training_samples(running.batches["train"], job.dataset, SAMPLES),
+        samples=running.samples(SAMPLES),
     )  # fmt: skip
     if last is not None:
         machine = dataclasses.replace(job.machine, precision="fp32")  # avoid casting the weights

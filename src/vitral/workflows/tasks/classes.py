@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.data import DataSet, Split
+from vitral.data import Split
 from vitral.data.targets import ONE_CLASS
 from vitral.evaluation.calibration import conformal_scores, fit_temperature
 from vitral.evaluation.metrics import Evaluation, measure
@@ -27,13 +27,14 @@ from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import neutralized, task_choice
+from vitral.workflows.tasks.task import Task
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
     from vitral.workflows.planning.job import Job
 
 
-class ClassTask:
+class ClassTask(Task):
     """One class an image."""
 
     targets, output_type, evaluation = ONE_CLASS, Classes, Evaluation
@@ -55,9 +56,6 @@ class ClassTask:
             run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
             teacher=_teacher(job),
         )  # fmt: skip
-
-    def output(self, dataset: DataSet) -> Output:
-        return Classes(dataset.classes)
 
     def score(self, line: Epoch) -> tuple[float, float]:
         return best_accuracy(line)

@@ -23,13 +23,14 @@ from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
+from vitral.workflows.tasks.task import Task
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
     from vitral.workflows.planning.job import Job
 
 
-class LabelsTask:
+class LabelsTask(Task):
     """Any number of labels an image."""
 
     targets, output_type, evaluation = SEVERAL_LABELS, Labels, LabelsEvaluation

@@ -23,13 +23,14 @@ from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
+from vitral.workflows.tasks.task import Task
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
     from vitral.workflows.planning.job import Job
 
 
-class NumbersTask:
+class NumbersTask(Task):
     """One or more numbers an image."""
 
     targets, output_type, evaluation = NUMBERS, Numbers, NumbersEvaluation
@@ -75,9 +76,6 @@ class NumbersTask:
         )
         error = float(np.square(logits.double().numpy() - standardized).mean())
         return {"val_loss": error, **({} if r2 is None else {"val_r2": r2})}
-
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
-        return output
 
     def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> NumbersEvaluation:
         return measure_numbers(values, labels, output.names)

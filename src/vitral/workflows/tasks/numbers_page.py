@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitral.data import Split
-from vitral.evaluation.number_figures import residuals, scatter
+from vitral.evaluation.figures import residuals, scatter
 from vitral.evaluation.numbers import NumbersEvaluation
 from vitral.evaluation.sections import Example, Grid, Headline, Section
 from vitral.wording import count

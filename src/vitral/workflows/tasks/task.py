@@ -1,9 +1,9 @@
-"""The protocol of a task."""
+"""The base of all tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -36,52 +36,54 @@ class Metrics(Protocol):
         """Print the main metrics."""
 
 
-class Task(Protocol):
+class Task:
     """From the labels of a data set to a head, a loss, metrics and predictions."""
 
-    @property
-    def targets(self) -> Targets:
-        """The meaning of the labels."""
-
-    @property
-    def output_type(self) -> type[Any]:
-        """The class of the outputs, with `from_json`."""
-
-    @property
-    def evaluation(self) -> type[Any]:
-        """The class of the metrics of a split, with `from_json`."""
-
-    @property
-    def figures(self) -> tuple[tuple[str, str, str], ...]:
-        """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format. The first one selects
-        the best epoch.
-        """
+    targets: ClassVar[Targets]
+    """The meaning of the labels."""
+    output_type: ClassVar[type[Output]]
+    """The class of the outputs."""
+    evaluation: ClassVar[type[Any]]
+    """The class of the metrics of a split, with `from_json`."""
+    figures: ClassVar[tuple[tuple[str, str, str], ...]]
+    """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format. The first one selects the
+    best epoch.
+    """
 
     def plan(self, draft: Draft) -> Draft:
         """Refuse options that this task does not support, and add its own choices."""
+        return draft
 
     def objective(self, job: Job) -> TwoPartObjective:
         """Return the loss of a job."""
+        raise NotImplementedError
 
     def output(self, dataset: DataSet) -> Output:
         """Return the output of a network for this data, before `fitted`."""
+        return self.output_type(dataset.classes)
 
     def score(self, line: Epoch) -> tuple[float, float]:
         """Return the sort key of an epoch by its validation: the largest is the best one."""
+        raise NotImplementedError
 
     def validate(self, logits: Tensor, labels: np.ndarray, output: Output) -> dict[str, float]:
         """Return `val_loss` and the other metrics of an epoch, from logits (n, K) fp32."""
+        raise NotImplementedError
 
     def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
         """Return the output with what is chosen on the validation images, such as thresholds."""
+        return output
 
     def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> Metrics:
         """Return all metrics from values (n, K), as `Output.values` makes them, and the labels of the images."""
+        raise NotImplementedError
 
     def summary(self, split: str, measured: Any) -> Mapping[str, float]:
         """Return the figures of a split that stand at the top of result.json."""
+        raise NotImplementedError
 
     def page(
         self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Any, flops: int
     ) -> ReportContent:
         """Return the content of a report with the metrics and the errors on these images; `flops` is for one image."""
+        raise NotImplementedError

@@ -22,28 +22,22 @@ from vitral.training.callbacks import Epoch
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.objectives.text import ReadingText
 from vitral.training.options import Run
-from vitral.workflows.planning.draft import Draft
+from vitral.workflows.tasks.task import Task
 
 if TYPE_CHECKING:
     from vitral.evaluation.report import ReportContent
     from vitral.workflows.planning.job import Job
 
 
-class TextTask:
+class TextTask(Task):
     """One text an image."""
 
     targets, output_type, evaluation = TEXT, TextOutput, TextEvaluation
     figures = (("accuracy", "exact lines", "{:.2%}"), ("cer", "character errors", "{:.2%}"))
 
-    def plan(self, draft: Draft) -> Draft:
-        return draft
-
     def objective(self, job: Job) -> TwoPartObjective:
         run = job.run
         return ReadingText(run.preprocessing, run.augmentation, START, PADDING, run.label_smoothing)
-
-    def output(self, dataset: DataSet) -> Output:
-        return TextOutput(dataset.classes)
 
     def score(self, line: Epoch) -> tuple[float, float]:
         return line.get("val_accuracy", 0.0), -line.get("val_cer", 0.0)
@@ -51,9 +45,6 @@ class TextTask:
     def validate(self, logits: Tensor, labels: np.ndarray, output: Output) -> dict[str, float]:
         measured = self.measure(logits.numpy(), labels, output)
         return {"val_accuracy": measured.accuracy, "val_cer": measured.cer}
-
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
-        return output
 
     def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> TextEvaluation:
         found = [output.prediction("", row) for row in values]
