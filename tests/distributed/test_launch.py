@@ -142,9 +142,9 @@ def test_an_error_is_printed_once(name, photos, tmp_path, capfd):
 
 def test_an_error_of_another_rank_is_printed_with_its_number(photos, tmp_path, capfd, monkeypatch):
     """Rank 1 reads other images, as from a disk that was not copied whole."""
-    from vitral.workflows.running import saving
+    from vitral.workflows.running import running
 
-    monkeypatch.setattr(saving, "digest", lambda *_: os.environ["RANK"])
+    monkeypatch.setattr(running, "digest", lambda *_: os.environ["RANK"])
     assert on_ranks(2, lambda: main(words_of(photos, tmp_path / "run"))) == [2, 2]
     printed = capfd.readouterr().err
     assert printed.count("error: ") == 1, printed

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitral import web
 from vitral.errors import UsageError
-from vitral.explanation.drawing import SHEET_IMAGES, _limits, _rows, contact_sheet, overlay, save
+from vitral.explanation.drawing import SHEET_IMAGES, _limits, _rows, contact_sheet, overlay, save, style
 from vitral.explanation.heatmap import Heatmap, contrast
 
 GRAY = np.full((16, 24, 3), 128, np.uint8)
@@ -143,3 +144,10 @@ def test_a_contact_sheet_grows_with_its_images_up_to_a_limit(tmp_path, monkeypat
         with Image.open(path) as image:
             heights.append(image.height)
     assert heights[0] < heights[1] < heights[2] <= heights[1] + 60  # one line more: how many were left out
+
+
+def test_colors_of_the_page_are_those_of_drawings():
+    """If they changed: write `json.dumps(style(method), separators=(",", ":"))` into web/styles.js."""
+    text = web.text("styles.js")
+    for name, method in (("signed", "occlusion"), ("unsigned", "rollout")):
+        assert f"{name}: {json.dumps(style(method), separators=(',', ':'))}," in text

@@ -79,8 +79,9 @@ def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):
     page = visit.page
     assert page.locator("#overlay").is_visible()
     assert page.locator("#overlay").evaluate("(image) => image.complete && image.naturalWidth") == 448
-    boxes = [page.locator(f"#{name}").bounding_box() for name in ("image", "overlay")]
-    assert boxes[0] == boxes[1]
+    image, overlay = (page.locator(f"#{name}").bounding_box() for name in ("image", "overlay"))
+    assert image == pytest.approx(overlay, abs=1), "the network sees the whole of a square image"
+    assert page.locator("#image").get_attribute("src").startswith("blob:"), "the image itself, not 32 x 32 pixels"
     page.get_by_role("slider", name="Explanation").fill("30")
     assert page.locator("#overlay").evaluate("(image) => getComputedStyle(image).opacity") == "0.3"
     assert page.locator("#opacity-value").inner_text() == "30\u202f%"
@@ -200,6 +201,20 @@ def test_classes_are_listed_and_a_method_is_recommended(visit, predictor, drawin
     assert visit.text("legend").split("\n") == ["evidence for it", "evidence against it"]
     visit.page.get_by_role("combobox", name="Explanation").select_option(label="attention rollout")
     visit.page.wait_for_function("() => document.getElementById('legend').hidden")
+
+
+@pytest.mark.parametrize(("size", "resize", "share"), [
+    ((60, 30), {"resize": "stretch"}, (1, 1)),
+    ((60, 30), {"resize": "letterbox"}, (1, 2)),
+    ((60, 30), {"resize": "crop", "crop_fraction": 0.8}, (0.4, 0.8)),
+    ((60, 30), {"resize": "crop", "crop_fraction": 0.8, "resize_size": [48, 48]}, (1 / 3, 2 / 3)),
+    ((60, 30), {"resize": "native"}, (1, 1)),
+])  # fmt: skip
+def test_a_map_lies_over_what_the_network_saw(visit, size, resize, share):
+    """As `Preprocessing.geometry` cuts it, to a pixel: share of height and of width."""
+    facts = {"image_size": [32, 32], "resize_size": None, **resize}
+    code = "async ([size, facts]) => (await import('./page.js')).region(size, facts).share"
+    assert visit.page.evaluate(code, [list(size), facts]) == pytest.approx(share)
 
 
 def test_a_class_below_one_half_is_marked_unsure(visit, predictor):

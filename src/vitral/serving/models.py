@@ -238,6 +238,7 @@ class Model:
             "classes": list(predictor.classes),
             "image_size": list(predictor.preprocessing.image_size),
             "channels": predictor.preprocessing.channels,
+            "preprocessing": predictor.preprocessing.to_json(),
             "features": predictor.model.config.features,
             "parameters": sum(one.numel() for one in predictor.model.parameters()),
             "engine": predictor.engine,

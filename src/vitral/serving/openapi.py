@@ -185,7 +185,7 @@ def _schemas(limits: Limits) -> dict[str, Any]:
     yes = {"type": "boolean"}
     method = _object(name=text, title=text, passes=whole, routing=yes, signed=yes, note=text)
     model = _object(
-        name=text, version=text, loaded_at=text, task=text, noun=text, target=text,
+        name=text, version=text, loaded_at=text, task=text, noun=text, target=text, preprocessing={"type": "object"},
         classes=_list(text), image_size=_list(whole),
         channels=whole, features=whole, parameters=whole, engine=text, precision=text, device=text,
         methods=_list(method),

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-SHARED = {"page.css": "page.css", "page.js": "page.js", "refusal.js": "refusal.js"}
+SHARED = {name: name for name in ("page.css", "page.js", "refusal.js", "overlay.js", "resize.js", "styles.js")}
 SERVER: Mapping[str, str] = {**SHARED, "source.js": "server.js"}
 BROWSER: Mapping[str, str] = {
     **SHARED,
     "source.js": "browser.js",
-    **{name: name for name in ("worker.js", "resize.js", "overlay.js", "upright.js")},
+    **{name: name for name in ("worker.js", "upright.js")},
 }
 """File beside the page → its asset."""
 

@@ -18,7 +18,7 @@ export async function models() {
     for (const { reject } of waiting.values()) reject(new Error(event.message || "the worker did not start"));
     waiting.clear();
   };
-  const known = { ...facts, classes, image_size: preprocessing.image_size };
+  const known = { ...facts, classes, image_size: preprocessing.image_size, preprocessing };
   return { models: [known], limits: { body: MOST_BYTES } };
 }
 
@@ -39,7 +39,7 @@ export async function predict(image, name, { top, explain, target }, tell = () =
   const [shown, overlay] = await Promise.all([found.image, found.overlay].map(asURL));
   const label = index < 0 ? first[0].class : target;
   const { method, note } = model.explanation;
-  prediction.explanation = { method, label, note, values: [...found.map], image: shown, overlay };
+  prediction.explanation = { method, label, note, values: [...found.map], grid: model.explanation.grid, image: shown, overlay };
   return prediction;
 }
 

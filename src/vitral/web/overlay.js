@@ -21,20 +21,31 @@ export function enlarged(pixels, [height, width], channels, { size, pixelated })
 /** An enlarged image in gray with the map `values` (rows, columns) over it. Strong patches are opaque, weak ones
  * transparent. */
 export function overlay(image, values, grid, style) {
+  const drawn = tint(values, grid, [image.height, image.width], style);
+  for (let i = 0; i < drawn.data.length; i += 4) {
+    const opacity = drawn.opacity[i / 4];
+    const [r, g, b] = image.data.subarray(i, i + 3);
+    const gray = 255 * 0.15 + 0.8 * ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16); // dark colors show on black
+    for (let c = 0; c < 3; c++) drawn.data[i + c] = gray * (1 - opacity) + drawn.data[i + c] * opacity;
+    drawn.data[i + 3] = 255;
+  }
+  return drawn;
+}
+
+/** The map alone, as RGBA of this size, to lie over any picture. */
+export function tint(values, grid, [height, width], style) {
   const { strength, low, high } = scaled(values, style.signed);
-  const smooth = resample(strength, grid, [image.height, image.width], FILTERS.bicubic);
-  const drawn = new Uint8ClampedArray(image.data.length);
+  const smooth = resample(strength, grid, [height, width], FILTERS.bicubic);
+  const data = new Uint8ClampedArray(4 * smooth.length);
+  const opacity = new Float32Array(smooth.length);
   for (let i = 0; i < smooth.length; i++) {
     const value = Math.min(Math.max(smooth[i], low), high); // bicubic interpolation overshoots
     const place = style.signed ? (value + 1) / 2 : value;
     const color = style.colors[Math.min(Math.floor(place * style.colors.length), style.colors.length - 1)];
-    const opacity = style.opacity * Math.abs(value) ** style.power;
-    const [r, g, b] = image.data.subarray(4 * i, 4 * i + 3);
-    const gray = 255 * 0.15 + 0.8 * ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16); // dark colors show on black
-    for (let c = 0; c < 3; c++) drawn[4 * i + c] = gray * (1 - opacity) + color[c] * opacity;
-    drawn[4 * i + 3] = 255;
+    opacity[i] = style.opacity * Math.abs(value) ** style.power;
+    data.set([...color, 255 * opacity[i]], 4 * i);
   }
-  return { data: drawn, height: image.height, width: image.width };
+  return { data, opacity, height, width };
 }
 
 /** Values scaled to 0 … 1, or −1 … 1 if signed, and their limits; a constant map is 0. */

@@ -1,11 +1,15 @@
 // The page: an image in, classes and their evidence out. Answers come from source.js: a server, or this browser.
 
 import { Refusal } from "./refusal.js";
+import { tint } from "./overlay.js";
 import * as source from "./source.js";
+import { STYLES } from "./styles.js";
 
 const MOST = 24; // images in the history
 const SMALL = 96; // pixels; smaller images are enlarged without smoothing
 const at = (id) => document.getElementById(id);
+const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers show
+const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
 const UNSURE = 0.5; // a class below this probability is marked
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
@@ -128,7 +132,8 @@ async function question(entry) {
   at("answer").classList.add("busy");
   try {
     const target = entry.target || defaultTarget(entry.model);
-    const explaining = method ? { explain: method, target, overlay: "true" } : {};
+    const seen = SHOWN.test(entry.file.type) ? {} : { overlay: "true" }; // what the network saw, where no browser shows it
+    const explaining = method ? { explain: method, target, ...seen } : {};
     const prediction = await source.predict(
       entry.file, entry.name, { model: entry.model, top: "8", ...explaining }, tell,
     );
@@ -202,7 +207,7 @@ function show(entry) {
 function mapOf({ prediction: { explanation }, place = 0 }) {
   if (!explanation?.characters) return explanation;
   const chosen = explanation.characters[place];
-  return chosen?.overlay && { ...explanation, ...chosen, label: spelled(chosen.character) };
+  return chosen?.values && { ...explanation, ...chosen, label: spelled(chosen.character) };
 }
 
 /** A character as it can be read. */
@@ -213,27 +218,66 @@ function spelled(character) {
 function showImage(entry) {
   const { name, url, model: answering, prediction } = entry;
   const found = mapOf(entry);
+  const one = known.find((each) => each.name === answering);
   const image = at("image");
-  image.onload = () => image.classList.toggle("pixelated", Math.max(image.naturalWidth, image.naturalHeight) < SMALL);
-  image.src = found ? found.image : url;
-  image.alt = found ? `${name}, as the network saw it` : name;
+  image.onload = () => arrange(found, one, image.src === found?.image);
+  image.onerror = () => {
+    if (found?.image && image.src !== found.image) image.src = found.image;
+  };
+  if (image.src !== url) image.src = url;
+  else if (image.complete) image.onload(); // the same picture again, with another map
+  image.alt = name;
   at("overlay").hidden = at("opacity-row").hidden = !found;
   at("legend").hidden = true;
   if (!found) {
     at("caption").textContent = "";
     return;
   }
-  at("overlay").src = found.overlay;
   const subject = prediction.text === undefined ? `the evidence for ${found.label}` : `the attention for ${found.label}`;
   at("overlay").alt = `heat map of ${subject}`;
-  const { methods } = known.find((one) => one.name === answering);
-  const method = methods.find((one) => one.name === found.method);
+  const method = one.methods.find((each) => each.name === found.method);
   const title = method?.title || found.method;
   at("legend").hidden = !method?.signed;
   const note = found.note ? `: ${found.note}` : "";
   const what = subject.replace(/^the (.)/, (_, first) => first.toUpperCase());
-  at("caption").textContent = `${what}, by ${title}${note}. The image is shown as the network saw it.`;
+  at("caption").textContent = `${what}, by ${title}${note}. The network sees ${one.image_size.join("\u202f×\u202f")} pixels.`;
   fade();
+}
+
+/** Give the picture its room, and lay the map over the part of it that the network saw; `seen`: it is that part. */
+function arrange(found, one, seen) {
+  const { naturalWidth: width, naturalHeight: height } = at("image");
+  at("image").classList.toggle("pixelated", Math.max(width, height) < SMALL);
+  at("stack").style.aspectRatio = `${width} / ${height}`;
+  at("stack").style.maxWidth = `${(60 * width) / height}vh`;
+  if (!found) return;
+  const { share, size } = region([height, width], seen ? {} : one.preprocessing);
+  const method = one.methods.find((each) => each.name === found.method);
+  at("overlay").src = drawn(found, size, STYLES[method?.signed ? "signed" : "unsigned"]);
+  const [tall, wide] = share;
+  const place = { left: (1 - wide) / 2, top: (1 - tall) / 2, width: wide, height: tall };
+  for (const [side, value] of Object.entries(place)) at("overlay").style[side] = `${100 * value}%`;
+}
+
+/** The part of an image that a network sees, from its middle: `share` of height and width, and its `size`. */
+export function region([height, width], { resize, image_size: size, resize_size: before, crop_fraction: fraction }) {
+  if (!resize || resize === "native") return { share: [1, 1], size: [height, width] };
+  const sides = before ?? size;
+  const ratios = [sides[0] / height, sides[1] / width];
+  if (resize === "stretch") return { share: [size[0] / sides[0], size[1] / sides[1]], size };
+  const scale = resize === "letterbox" ? Math.min(...ratios) : Math.max(...ratios) / (before ? 1 : fraction);
+  return { share: [size[0] / (height * scale), size[1] / (width * scale)], size };
+}
+
+/** A map as the address of a picture. */
+function drawn({ values, grid }, [height, width], style) {
+  const rows = grid ?? [values.length, values[0].length];
+  const scale = MAP / Math.max(height, width);
+  const size = [height, width].map((side) => Math.max(1, Math.round(side * scale)));
+  const { data } = tint(values.flat(), rows, size, style);
+  const canvas = element("canvas", { width: size[1], height: size[0] });
+  canvas.getContext("2d").putImageData(new ImageData(data, size[1], size[0]), 0, 0);
+  return canvas.toDataURL();
 }
 
 function fade() {
@@ -261,7 +305,7 @@ function showClasses(entry) {
 
 function classRow(entry, one, explanation, place) {
   const maps = explanation?.characters;
-  const button = element("button", { type: "button", disabled: maps ? !maps[place]?.overlay : !explanation });
+  const button = element("button", { type: "button", disabled: maps ? !maps[place]?.values : !explanation });
   const fill = element("i");
   fill.style.width = percent(one.share).replace("\u202f", "");
   const bar = element("span", { className: "bar", ariaHidden: "true" }, fill);
