@@ -404,11 +404,11 @@ def test_unwrapping(tree, names, notes):
             return type(value)(map(grown, value))
         return torch.full((2,), value) if isinstance(value, int) else value
 
-    kept, told = sandbox.choose(grown(tree), WRAPPERS, UNWANTED)
+    kept, unwrapped = sandbox.choose(grown(tree), WRAPPERS, UNWANTED)
     tensors, more = sandbox.flatten(kept)
     assert list(tensors) == names
-    assert [note for note, _ in told + more] == notes
-    assert all(left_out == note.startswith("left out") for note, left_out in told + more)
+    assert [note for note, _ in unwrapped + more] == notes
+    assert all(left_out == note.startswith("left out") for note, left_out in unwrapped + more)
 
 
 def test_averages_come_before_what_they_average():

@@ -46,10 +46,10 @@ def supports_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
 
 
 def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """The tensor (B, N, 3, H, d) whose three parts are q, k and v (B, H, N, d); None if there is none,
-    and without gradients or in another dtype than bf16, which no kernel needs it for.
+    """The bf16 tensor (B, N, 3, H, d) whose three parts are q, k and v (B, H, N, d), for its gradient; else None.
 
-    A backward pass through it makes one gradient, instead of three that are copied together.
+    A backward pass through it makes one gradient, instead of three that are copied together. Under torch.compile the
+    parts are put together again, a copy.
     """
     if not torch.is_grad_enabled() or q.dtype != torch.bfloat16:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -29,14 +30,20 @@ code changes them, too, and then the digest.
 @functools.cache
 def edited(*names: str) -> str:
     """Name the first of these parts (default: all) whose code was edited; "" if none was, or there is no source."""
-    for name in names or DIGESTS:
-        try:
-            source = inspect.getsource(getattr(vit, name))
-        except OSError:
-            return ""
-        if digest_of(source) != DIGESTS[name]:
-            return f"{name} was edited in vit.py"
-    return ""
+    found = digests()
+    changed = [name for name in names or DIGESTS if found and found.get(name) != DIGESTS[name]]
+    return f"{changed[0]} was edited in vit.py" if changed else ""
+
+
+@functools.cache
+def digests() -> dict[str, str]:
+    """Return the digest of each class and function of `vit.py`; nothing if there is no source."""
+    try:
+        lines = inspect.getsource(vit).splitlines(keepends=True)
+    except OSError:
+        return {}
+    nodes = [n for n in ast.parse("".join(lines)).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    return {node.name: digest_of("".join(lines[node.lineno - 1 : node.end_lineno])) for node in nodes}
 
 
 def digest_of(source: str) -> str:

@@ -11,7 +11,7 @@ import binascii
 import itertools
 import json
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 from vitral import bounded
 from vitral.atomic import replacing
 from vitral.errors import UsageError
+from vitral.workflows.tables import formats
 from vitral.workflows.tables.formats import Format, JsonLines, pyarrow, rows_of, text
 
 COLUMN = "features"
@@ -66,12 +67,8 @@ class Npz(JsonLines):
         partial.unlink()
 
 
-class Parquet(JsonLines):
+class Parquet(formats.Parquet):
     """Columns `path`, `features` (a list of fp32, null for an unreadable image) and `error`; the model as metadata."""
-
-    def __init__(self, columns: Sequence[str], texts: Collection[str] = ()):
-        super().__init__(columns, texts)
-        pyarrow()
 
     def finish(self, partial: Path, target: Path) -> None:
         arrow = pyarrow()
