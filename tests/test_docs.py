@@ -10,6 +10,7 @@ and ends when it listens. Nothing else is changed. The output of `vitral convert
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import os
@@ -276,6 +277,20 @@ def test_commands_of_a_page_run(page, capsys):
                 shutil.rmtree("runs/photos", ignore_errors=True)
             with contextlib.redirect_stdout(None):
                 exec(compile(text, f"{page.name}", "exec"), {"__name__": "reader"})  # noqa: S102 - our own pages
+
+
+def test_functions_of_the_tour_exist():
+    """A link of the tour that names a function leads to the module that defines it."""
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./(src/\S+\.py)\)", (ROOT / "docs/tour.md").read_text("utf-8"))
+    named = [(name, path) for name, path in links if not name.endswith(".py")]
+    assert len(named) > 40
+    for name, path in named:
+        owner, _, function = name.rpartition(".")
+        body = ast.parse((ROOT / path).read_text("utf-8")).body
+        if owner:
+            body = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == owner).body
+        found = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert function in found or path.endswith(f"/{function}.py"), f"{name} is not in {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)

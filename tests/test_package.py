@@ -18,8 +18,8 @@ from vitral import errors
 SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
-    {"activity", "bounded", "_version", "web", "fonts", "wording"},
-    {"errors", "console", "folders", "stopping", "digest", "thread_pool"},
+    {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording"},
+    {"errors", "console", "glossary", "folders", "stopping", "digest", "thread_pool"},
     {"plugins"},
     {"atomic", "system"},
     {"device"},
@@ -253,7 +253,7 @@ def test_the_network_asks_for_no_device_and_looks_for_no_patches():
 
 def test_every_part_has_its_layer():
     parts = {
-        p.name.removesuffix(".py") for p in SOURCE.iterdir() if not p.name.startswith("__") and p.name != "py.typed"
+        p.name.removesuffix(".py") for p in SOURCE.iterdir() if not p.name.startswith("__") and p.suffix in ("", ".py")
     }
     assert parts == set().union(*LAYERS)
 

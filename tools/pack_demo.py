@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vitral.atomic import replacing
 from vitral.device import choose
 from vitral.errors import RunError, UsageError, VitralError
@@ -53,7 +56,7 @@ def pack(run: str | Path, target: Path = DEMO, *, data_root: str | Path | None =
         raise UsageError(f"the license of {plan.data} is unknown", where=folder.path, hint=hint)
     result = folder.read_result()
     best = native.read(folder.weights)
-    weights = dataclasses.replace(best, state=native.in_16_bits(best.state))
+    weights = dataclasses.replace(best, state=in_16_bits(best.state))
     predictor = Predictor(
         native.build(weights), weights.preprocessing, weights.classes, machine=choose("auto", "fp32"), engine="plain"
     )
@@ -91,6 +94,19 @@ def _command(typed: str) -> str:
         if before not in _OF_ONE_MACHINE and word not in _OF_ONE_MACHINE
     ]
     return shlex.join(kept)
+
+
+def in_16_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Halve the size of the tensors: floats as fp16 or bf16, whichever is closer to the values. `native.build` converts
+    back to fp32.
+    """
+
+    def error(dtype: torch.dtype) -> float:
+        return sum(float((one.to(dtype).double() - one.double()).square().sum()) for one in floats.values())
+
+    floats = {name: one for name, one in state.items() if one.is_floating_point()}
+    dtype = min((torch.float16, torch.bfloat16), key=error)  # values beyond fp16 become infinite, and so the error
+    return {name: one.to(dtype) if name in floats else one for name, one in state.items()}
 
 
 def main(words: Sequence[str] | None = None) -> int:

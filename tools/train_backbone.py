@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tools.pack_demo import in_16_bits
 from torch import Tensor, nn
 
 import vitral
@@ -239,7 +240,7 @@ def resizable(model: nn.Module) -> nn.Module:
 def pack(trained: Path, target: Path, images: Tensor, wanted: Tensor, machine: Machine) -> None:
     """Write trained weights as those of the package: in 16 bits, with English names, license and measured accuracy."""
     weights = native.read(trained)
-    state = native.in_16_bits(weights.state)
+    state = in_16_bits(weights.state)
     network = resizable(native.build(dataclasses.replace(weights, state=state)).to(machine.device))
     found = measured(network, images, wanted, machine)
     origin = {

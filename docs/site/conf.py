@@ -20,7 +20,7 @@ copyright = author
 version = release = __version__
 root_doc = START
 include_patterns = PATTERNS
-exclude_patterns = [".*", "tests", "build", "dist", "runs", "shared"]
+exclude_patterns = [".*", "src/vitral/words.md", "tests", "build", "dist", "runs", "shared"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 extensions = [
     "myst_parser",

@@ -1,4 +1,6 @@
-"""The line that says what a command is doing until it prints: on a terminal, half a second after it began.
+"""The line that says what a command is doing until it prints: half a second after it began.
+
+On a terminal it vanishes when something is printed. Elsewhere (a log, a pipe) each text becomes a line that stays.
 
     begin("vitral train")        by the command line, for a command
     tell("reading the images")   by whatever takes long
@@ -20,13 +22,19 @@ _DELAY = 0.5
 class _Line:
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.enabled = False
+        self.enabled = self.drawn = False
         self.text = ""
         self.timer: threading.Timer | None = None
         self.spinner: Any = None
         self.live: Any = None
 
     def show(self) -> None:
+        if not self.drawn:
+            with self.lock:
+                if self.timer:
+                    self.timer = None  # the next text has a line of its own
+                    print(self.text, file=sys.stderr, flush=True)
+            return
         from rich.console import Console
         from rich.live import Live
         from rich.spinner import Spinner
@@ -46,14 +54,17 @@ class _Line:
 _LINE = _Line()
 
 
-def begin(text: str) -> None:
-    """Show what a command does, if standard error is a terminal."""
-    _LINE.enabled = bool(sys.stderr and sys.stderr.isatty())
+def begin(text: str, *, logged: bool = False) -> None:
+    """Show what a command does, if standard error is a terminal or the command is `logged` elsewhere, too."""
+    _LINE.drawn = bool(sys.stderr and sys.stderr.isatty())
+    _LINE.enabled = _LINE.drawn or logged
     tell(text)
 
 
-def tell(text: str) -> None:
-    """Replace the text of the line; it appears if it is not there."""
+def tell(text: str, *, passing: bool = False) -> None:
+    """Replace the text of the line; it appears if it is not there. One that is `passing` is not for a log."""
+    if passing and not _LINE.drawn:
+        return
     with _LINE.lock:
         _LINE.text = text
         if _LINE.live:

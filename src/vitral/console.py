@@ -119,9 +119,12 @@ def expect(progress: Callable[[int], None] | None, images: int) -> None:
 @contextlib.contextmanager
 def counting(console: Console, what: str, total: int | None = None) -> Iterator[ProgressCounter]:
     """Show a bar for work on `total` images (None: as many as are expected later), with images a second and the time
-    left. It vanishes in the end, and is silent if the console is no terminal.
+    left. It vanishes in the end. Elsewhere than on a terminal, a line says what is done.
     """
     from rich import progress as bars  # `vitral --help` does not wait for it
+
+    if not (console.quiet or draws(console)):
+        activity.tell(what)
 
     class Rate(bars.ProgressColumn):
         def render(self, task: bars.Task) -> Text:

@@ -1,4 +1,4 @@
-"""A command says within a second what it is doing, on a terminal; elsewhere it writes nothing more than before."""
+"""A command says within a second what it is doing: on a terminal all do, in a log those that take long."""
 
 from __future__ import annotations
 
@@ -49,7 +49,17 @@ def test_a_plan_says_what_it_does_before_its_first_line(make_images: MakeImages,
 
 
 @pytest.mark.slow
-def test_elsewhere_nothing_is_said(make_images: MakeImages, tmp_path: Path) -> None:
+def test_a_log_has_a_line_for_each_thing_that_takes_long(make_images: MakeImages, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "vitral", "train", str(make_images({"cat": 12, "dog": 12})), "--plan-only"]
+    done = subprocess.run([*words, "--init", "none"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, *rest = (line.strip() for line in done.stderr.split("\n"))
+    assert first == "vitral train: starting"
+    assert "Plan" in rest
+    assert not CONTROL.search(done.stderr)
+
+
+@pytest.mark.slow
+def test_commands_that_answer_at_once_add_nothing_to_a_log(make_images: MakeImages, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "vitral", "data", "check", str(make_images({"cat": 3, "dog": 3}))]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "starting" not in done.stdout + done.stderr

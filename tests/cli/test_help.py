@@ -33,6 +33,14 @@ def test_help_of_a_command(capsys, name):
             assert shown or field.name in ("data", *PRETRAINING_OPTIONS)
 
 
+def test_help_explains_the_terms_that_it_uses(capsys):
+    out, _ = printed(capsys, "train", "--help")
+    words = out.split("\nwords:\n")[1]
+    assert "one of several training processes" in words  # rank
+    assert "LibraGrad" not in words
+    assert "words:" not in printed(capsys, "completion", "--help")[0]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_states_a_default_once(name):
     assert not [one.name for one in _options(COMMANDS[name]) if _description(one).count("(default:") > 1]

@@ -16,13 +16,13 @@ from vitral.evaluation.numbers import measure_numbers
 def drawn(monkeypatch) -> list[Figure]:
     """The figures that a plot draws."""
     found: list[Figure] = []
-    inline = figures._inline
+    inline = figures.inline
 
     def kept(figure: Figure, prefix: str) -> str:
         found.append(figure)
         return inline(figure, prefix)
 
-    monkeypatch.setattr(figures, "_inline", kept)
+    monkeypatch.setattr(figures, "inline", kept)
     return found
 
 

@@ -194,6 +194,14 @@ def test_images_and_figures_have_descriptions(content: ReportContent):
     assert all(heading.get("scope") in {"row", "col"} for heading in page.of("th"))
 
 
+def test_terms_are_explained_at_the_end(content: ReportContent):
+    text = Page(render(replace(content, title="ranks"), run="r")).text
+    words = text.split("Words on this page")[1]
+    assert "epoch" in words
+    assert "one of several training processes" in words
+    assert "Muon" not in words
+
+
 def test_names_are_never_markup(content: ReportContent):
     names = [HOSTILE, *(f"class {k}" for k in range(1, 8))]
     hostile = replace(

@@ -146,6 +146,14 @@ def test_a_contact_sheet_grows_with_its_images_up_to_a_limit(tmp_path, monkeypat
     assert heights[0] < heights[1] < heights[2] <= heights[1] + 60  # one line more: how many were left out
 
 
+def test_wrong_predictions_are_marked_by_the_folder_of_the_image(tmp_path):
+    maps = [heatmap(name="photos/cat/1.png"), heatmap(name="photos/dog/2.png"), heatmap(name="elsewhere/3.png")]
+    for classes, wrong in (((), 0), (("cat", "dog"), 1), (("cat", "dog", "elsewhere"), 2)):
+        text = contact_sheet(maps, tmp_path / f"{wrong}.svg", classes=classes).read_text("utf-8")
+        assert text.count("<!-- ✗ cat") == wrong
+        assert (f"✗ wrong: {wrong}" in text) == bool(wrong)
+
+
 def test_colors_of_the_page_are_those_of_drawings():
     """If they changed: write `json.dumps(style(method), separators=(",", ":"))` into web/styles.js."""
     text = web.text("styles.js")

@@ -198,6 +198,8 @@ class TestRefusals:
     def test_a_runtime_is_for_the_web(self):
         with pytest.raises(UsageError, match="--runtime is for --to web"):
             export_model("demo", "onnx", runtime="file.tgz")
+        with pytest.raises(UsageError, match="--example is for --to web"):
+            export_model("demo", "onnx", example="cat.jpg")
 
     def test_a_network_without_a_head(self):
         features = vitral.create("mu/4", classes=0, image_size=8)

@@ -80,7 +80,8 @@ def hosted(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, predictor) -> Path:
     runtime = real(PACKAGE)
-    return export_model(predictor, "web", out=tmp_path_factory.mktemp("site") / "demo", runtime=runtime).folder
+    example, out = IMAGES / "ship.png", tmp_path_factory.mktemp("site") / "demo"
+    return export_model(predictor, "web", out=out, runtime=runtime, example=example).folder
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,11 @@ def asked(visit: Visit, name: str, data: bytes, **options: str) -> Any:
 
 
 class TestAnswers:
+    def test_the_example_is_answered(self, visit, predictor):
+        visit.page.get_by_role("button", name="Try the example").click()
+        visit.page.wait_for_function("() => document.getElementById('label').textContent === 'ship'", timeout=60_000)
+        assert visit.text("confidence") == percent(predictor(DRAWN["ship.png"]).confidence)
+
     def test_images_of_all_kinds_are_answered_as_python_does(self, visit, predictor):
         images = {**DRAWN, **variants()}
         assert len(images) == 22
@@ -307,8 +313,8 @@ class TestPage:
         for _ in range(8):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-        assert reached[:5] == ["file", "camera", "method", "names-title", "opacity"]
-        assert reached[5].startswith("ship")
+        assert reached[:6] == ["file", "camera", "example", "method", "names-title", "opacity"]
+        assert reached[6].startswith("ship")
         page.locator("#opacity").focus()
         page.keyboard.press("Home")
         assert page.locator("#opacity").get_attribute("aria-valuetext") == "0 percent"

@@ -49,12 +49,14 @@ def checks(name: str) -> dict[str, Any]:
         found["prediction"] += values(predictor.logits(pixels))
         found["engine"] = predictor.engine
         if changes["pool"] != "map":
-            found["packing"] += values(packed_logits(network, list(images)))
+            found["together"] = refusal(partial(packed_logits, network, list(images)))
+            found["packing"] += [] if found["together"] else values(packed_logits(network, list(images)))
         elif name in COMPILED:
             found["compiled"] += values(torch.compile(network, backend="eager")(images))
         packed = partial(vitral.load, network, device="cpu", precision="bf16", engine="packed")
         found["packed"] = refusal(packed)
         found["capture"] = refusal(partial(vitral.explain, network, images, method="rollout"))
+        found["default map"] = refusal(partial(vitral.explain, network, images))
     return found
 
 

@@ -13,6 +13,7 @@ from browser import HEIGHTS, SCREENS, Visit, chromium, percent, require_chromium
 from npmpackages import AXE, real
 from serving.serverprocess import serving
 from textlines import draw, write_reader
+from vitral.demo import IMAGES
 from vitral.export import npm
 
 TOKEN = "a-token-of-24-characters"
@@ -27,7 +28,15 @@ def server(write_run, tmp_path_factory):
     sky = write_run(folder / "sky", seed=1)
     reader = write_reader(folder / "reader.safetensors")
     with serving(
-        "demo", str(sky), f"reader={reader}", "--precision", "fp32", "--token-file", str(folder / "tokens")
+        "demo",
+        str(sky),
+        f"reader={reader}",
+        "--precision",
+        "fp32",
+        "--token-file",
+        str(folder / "tokens"),
+        "--example",
+        str(IMAGES / "ship.png"),
     ) as running:
         yield running
 
@@ -72,6 +81,13 @@ def test_a_dropped_image_is_answered_as_python_does(visit, predictor, drawings):
         assert row.inner_text().split("\n")[:2] == [name, percent(probability)]
     width = visit.page.locator("#classes .bar i").first.evaluate("(bar) => bar.style.width")
     assert float(width.rstrip("%")) == pytest.approx(100 * wanted.confidence, abs=0.06)
+
+
+def test_the_example_is_an_image_without_metadata(visit, predictor, drawings):
+    visit.page.get_by_role("button", name="Try the example").click()
+    visit.page.wait_for_function("() => document.getElementById('label').textContent === 'ship'")
+    assert visit.text("confidence") == percent(predictor(drawings["ship.png"]).confidence)
+    assert visit.page.locator("#image").evaluate("(image) => getComputedStyle(image).filter") == "grayscale(0.7)"
 
 
 def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):

@@ -154,6 +154,12 @@ def test_what_a_file_cannot_tell_of_images_is_warned_of(tmp_path: Path):
     assert account.written == [str(tmp_path / "out" / "model.safetensors")]
 
 
+def test_an_edited_network_is_warned_of(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("vitral.weights.convert.edited", lambda: "MLP was edited in vit.py")
+    account = convert(*_native(weights_of(image_size=32), tmp_path), "timm")
+    assert any(note.startswith("WARNING for timm: MLP was edited in vit.py") for note in account.notes)
+
+
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision"])
 def test_the_temperature_is_part_of_the_written_head(to: str, tmp_path: Path):
     """Other programs know the softmax alone, and their probabilities are those of the run."""

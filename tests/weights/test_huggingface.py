@@ -299,10 +299,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_parts_that_no_class_of_transformers_has(name: str, tmp_path: Path):
-    """They are written with a modeling file (`test_transformers_code.py`), but for a ResNet and features."""
+    """They are written with a modeling file (`test_transformers_code.py`), but for features."""
     changes, part = REFUSED[name]
-    by_class = name not in ("stem", "features")
-    written = huggingface_writing.write if by_class else partial(write, to="hf")
+    written = huggingface_writing.write if name != "features" else partial(write, to="hf")
     with pytest.raises(WeightsError) as refused:
         written(weights_of(**changes), tmp_path / "out")
     assert part in f"{refused.value.what} {refused.value.why}"

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from tools.pack_demo import in_16_bits
 
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
@@ -77,12 +78,12 @@ def test_weights_that_do_not_fit_are_named(weights):
 
 def test_16_bits_are_those_that_lose_less():
     state = {"small": torch.linspace(-2, 2, 101), "count": torch.tensor(7)}
-    found = native.in_16_bits(state)
+    found = in_16_bits(state)
     assert (found["small"].dtype, found["count"].dtype) == (torch.float16, torch.int64)
     assert float((found["small"].float() - state["small"]).abs().max()) <= 2**-11 * 2
     state["large"] = torch.tensor([7e4])  # more than fp16 holds: 65,504
-    found = native.in_16_bits(state)
+    found = in_16_bits(state)
     assert {one.dtype for name, one in found.items() if name != "count"} == {torch.bfloat16}
     assert float(found["large"]) == pytest.approx(7e4, rel=2**-8)
-    tiny = native.in_16_bits({"tiny": torch.full((4,), 1e-9)})["tiny"]  # less than fp16 holds: 6e-8
+    tiny = in_16_bits({"tiny": torch.full((4,), 1e-9)})["tiny"]  # less than fp16 holds: 6e-8
     assert tiny.dtype == torch.bfloat16

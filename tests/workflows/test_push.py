@@ -142,8 +142,9 @@ class TestFiles:
         with torch.inference_mode():
             assert known["model"](pixels).softmax(1).max().item() == pytest.approx(wanted.confidence, abs=1e-3)
 
-    def test_a_stem_has_a_modeling_file_and_the_cards_code_runs_it(self, trained, tmp_path, capsys):
-        run = train(Path(trained.folder).parent.parent / "sky", tmp_path / "run", model="C+mu/8", image_size=16).folder
+    @pytest.mark.parametrize(("model", "size"), [("C+mu/8", 16), ("R+mu/16", 32)])
+    def test_a_stem_has_a_modeling_file_and_the_cards_code_runs_it(self, model, size, trained, tmp_path, capsys):
+        run = train(Path(trained.folder).parent.parent / "sky", tmp_path / "run", model=model, image_size=size).folder
         words = "push", str(run), REPOSITORY, "--license", "mit", "--dry-run", "--out", str(tmp_path / "there")
         found = as_json(capsys, *words)
         assert found["layout"] == "hf"
@@ -160,12 +161,14 @@ class TestFiles:
         assert first["score"] == pytest.approx(wanted.confidence, abs=1e-3)
 
     def test_a_network_that_no_other_library_knows(self, trained, tmp_path, capsys):
-        run = train(Path(trained.folder).parent.parent / "sky", tmp_path / "run", model="R+mu/16", image_size=32).folder
+        sky, usual = Path(trained.folder).parent.parent / "sky", {"channels": 3, "device": "cpu", "epochs": 1}
+        name, out = "torchvision:shufflenet_v2_x0_5", str(tmp_path / "run")
+        run = vitral.train(str(sky), model=name, out=out, image_size=32, batch_size=4, quiet=True, **usual).folder
         words = "push", str(run), REPOSITORY, "--license", "cc-by-4.0", "--dry-run", "--out", str(tmp_path / "there")
         found = as_json(capsys, *words)
         assert (found["layout"], found["files"]) == ("vitral", ["README.md", "model.safetensors"])
         use = (tmp_path / "there/README.md").read_text("utf-8").split("## Use")[1].split("## Training")[0]
-        assert "Other libraries cannot read it: its patches come from the features of a stem" in use
+        assert "Other libraries cannot read it: its network is torchvision:shufflenet" in use
         assert "transformers" not in use
         assert vitral.load(tmp_path / "there").classes == ("day", "night")
 

@@ -135,6 +135,9 @@ def test_the_sheet_and_the_command(photos, tmp_path, capsys, monkeypatch):
     with Image.open(tmp_path / "replay-1-1.png") as sheet:
         assert sheet.crop((12, 12, 212, 212)).tobytes() == first.tobytes()
     assert found.caption(0).splitlines()[0] == found.label(0)
+    for index in range(len(found.names)):
+        right = found.probabilities[index].argmax() == found.targets[index].argmax()
+        assert found.caption(index).splitlines()[1].startswith("predicted " if right else "wrong: ")
     answer = as_json(capsys, "replay", str(run.folder), "--epoch", "1", "--image", found.names[0], "--out", "b.png")
     assert answer["images"][0] == {
         "image": found.names[0], "label": found.label(0), "loss": pytest.approx(float(found.losses[0])),

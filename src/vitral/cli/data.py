@@ -81,7 +81,7 @@ def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> Featur
     from vitral.inference.options import InferenceOptions
     from vitral.workflows.checks.near import search_features
 
-    with counting(stderr(), "reading") as done:
+    with counting(stderr(), "reading the images") as done:
         return search_features(dataset, report, init, InferenceOptions(device), progress=done)
 
 
@@ -92,7 +92,7 @@ def _check_labels(
     from vitral.workflows.checks.labels import check_labels
     from vitral.workflows.tables.features import FeatureCache
 
-    with counting(stderr(), "reading") as done:
+    with counting(stderr(), "reading the images") as done:
         options = InferenceOptions(device)
         found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
     if format == "json":

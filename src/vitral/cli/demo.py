@@ -41,7 +41,9 @@ def demo(
 def _serve(port: int) -> int:
     """Serve the built-in model on this machine alone."""
     from vitral.cli.serve import serve
+    from vitral.demo import IMAGES
+    from vitral.demo.command import SHOWN
     from vitral.weights.read.references import DEMO, is_included
 
     reference = "demo" if is_included("demo") else f"demo={DEMO}"  # a file or run named demo exists here
-    return serve((reference,), port=port)
+    return serve((reference,), port=port, example=str(IMAGES / f"{SHOWN}.png"))

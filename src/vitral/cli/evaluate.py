@@ -106,7 +106,7 @@ def evaluate(
             why = "--few-shot and --knn are computed by one process"
             raise UsageError("nothing for several ranks to share", why=why, hint="leave out --nproc, or torchrun")
         return _evaluate_features(run, images, options, few_shot, knn, cache, format)
-    with counting(stderr(quiet=is_follower()), "reading") as done:
+    with counting(stderr(quiet=is_follower()), "reading the images") as done:
         result = evaluate_images(run, images, options, done)
     if is_follower():  # the first rank prints
         return 0
@@ -199,7 +199,7 @@ def _evaluate_features(
     except ValueError:
         why = f"'{few_shot}' is not a list of integers"
         raise UsageError("--few-shot takes numbers of images per class", why=why, hint="--few-shot 1,5,10,25") from None
-    with counting(stderr(), "reading") as done:
+    with counting(stderr(), "reading the images") as done:
         result = evaluate_features(run, images, options, few_shot=shots, knn=knn, cache=cache, progress=done)
     if format == "json":
         print_json({"model": run, **result.to_json()})

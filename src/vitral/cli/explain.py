@@ -61,7 +61,10 @@ def explain(
         from vitral.explanation.drawing import contact_sheet
 
         left_out = len(paths) - len(failures) - len(sheet)
-        drawn = contact_sheet(sheet, files[0].parent / f"contact-sheet-{request.name}.png", left_out=left_out)
+        drawn = contact_sheet(
+            sheet, files[0].parent / f"contact-sheet-{request.name}.png", left_out=left_out,
+            classes=() if target else predictor.classes,
+        )  # fmt: skip
         say(f"Sheet    {drawn}")
     if format == "json":
         errors = [{"image": failure.name, "why": failure.why} for failure in failures]

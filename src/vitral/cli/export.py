@@ -26,6 +26,7 @@ def export(
     runtime: Annotated[
         str | None, Help("ONNX Runtime Web for --to web, an npm package (.tgz) (default: fetched)")
     ] = None,
+    example: Annotated[str | None, Help("image that the page of --to web offers to try, and contains")] = None,
     bad_images: BadImages = "error",
     data_root: DataRoot = "data",
     format: Format = "text",
@@ -35,7 +36,8 @@ def export(
 
     options: dict[str, Any] = {
         "precision": precision, "with_preprocessing": with_preprocessing, "out": out, "overwrite": overwrite,
-        "accept": accept, "images": images, "runtime": runtime, "bad_images": bad_images, "data_root": data_root,
+        "accept": accept, "images": images, "runtime": runtime, "example": example, "bad_images": bad_images,
+        "data_root": data_root,
     }  # fmt: skip
     try:
         with counting(stderr(), "comparing", images) as progress:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from rich.text import Text
 
 from vitral.cli.options import Option
+from vitral.glossary import terms_in
 
 _COLUMN = 24
 """Column at which the descriptions begin."""
@@ -27,6 +28,8 @@ def help_page(name: str, command: Callable[..., Any], options: Sequence[Option])
         lines += [Text(), Text("arguments:", "bold"), *_rows((str(one.usage), _description(one)) for one in positional)]
     named = [(_syntax(option), _description(option)) for option in options if not option.is_positional]
     lines += [Text(), Text("options:", "bold"), *_rows([("-h, --help", "show this help and exit"), *named])]
+    if terms := terms_in("\n".join(map(str, lines))):
+        lines += [Text(), Text("words:", "bold"), *_rows(terms)]
     return Text("\n").join(lines)
 
 

@@ -95,6 +95,10 @@ _TRAINING = {"train", "pretrain", "study", "tune", "reproduce"}
 """First words of commands that save what they have trained when they are stopped."""
 
 
+_LOGGED = {*_TRAINING, "demo", "evaluate", "compare", "explain", "inspect", "embed", "export", "quantize", "bench"}
+"""First words of commands that say in a log, too, what they are doing; a line of `predict` is a result or a failure."""
+
+
 def run() -> NoReturn:
     """Run the command line as the whole work of this process.
 
@@ -102,7 +106,7 @@ def run() -> NoReturn:
     collective needs the interpreter, and aborts a process whose interpreter is going.
     """
     _usable_streams()
-    code = main()
+    code = main(logged=True)
     if launched():
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -120,8 +124,10 @@ def _usable_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; no traceback without `--debug`."""
+def main(argv: Sequence[str] | None = None, *, logged: bool = False) -> int:
+    """Run one command and return its exit code; no traceback without `--debug`. If `logged`, long commands say what
+    they are doing also where standard error is no terminal.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if launched():  # torch would print its own stack when another rank ends; it reads this when it is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -132,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         with stop_raises() if {*words[:1]} & _TRAINING else contextlib.nullcontext():
-            code = _dispatch(words, debug)
+            code = _dispatch(words, debug, logged)
         sys.stdout.flush()  # inside the try, so that a closed pipe is caught below
         return code
     except Elsewhere as failed:
@@ -162,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         activity.close()
 
 
-def _dispatch(words: list[str], debug: bool) -> int:
+def _dispatch(words: list[str], debug: bool, logged: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview(COMMANDS))
         return 0
@@ -177,8 +183,8 @@ def _dispatch(words: list[str], debug: bool) -> int:
     if name not in COMMANDS:
         raise _unknown_command(words)
     command = COMMANDS[name]
-    if not (is_follower() or name in _SILENT or "--quiet" in rest):
-        activity.begin(f"vitral {name}: starting")
+    if not (is_follower() or name in _SILENT or {"--quiet", "-h", "--help"} & {*rest}):
+        activity.begin(f"vitral {name}: starting", logged=logged and words[0] in _LOGGED)
     options = _options(command)
     if not {"-h", "--help"}.isdisjoint(rest):
         stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from vitral.cli.options import Beams, ClassOrder, Device, Format, Help, Levels, PatchSize, Precision, Tta
+from vitral.cli.options import Beams, ClassOrder, Device, Engine, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
 from vitral.cli.ranks import AGAIN
 from vitral.console import counting, stderr
@@ -31,10 +31,7 @@ def predict(
     batch_size: Annotated[int, Help("images per forward pass")] = 32,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Annotated[
-        str,
-        Help("auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile), or openvino"),
-    ] = "auto",
+    engine: Engine = "auto",
     tta: Tta = "none",
     patch_size: PatchSize = None,
     beams: Beams = 1,

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 def serve(
     runs: Annotated[tuple[str, ...], Help("run folders or weights files; NAME=RUN names one", "RUN …")] = (),
     *,
+    example: Annotated[str | None, Help("image that the page offers to try; whoever sees the page sees it")] = None,
     host: Annotated[str, Help("address to listen on; for other machines, a token is required")] = "127.0.0.1",
     port: Annotated[int, Help("port to listen on; 0 takes a free one")] = 8000,
     token_file: Annotated[str | None, Help("file of bearer tokens, one per line; or set VITRAL_TOKEN")] = None,
     no_auth: Annotated[bool, Help("serve to other machines without a token")] = False,
     batch_size: Annotated[int, Help("most images per forward pass")] = 16,
     batch_wait: Annotated[float, Help("milliseconds that a batch waits for images being decoded")] = 2.0,
-    queue: Annotated[int, Help("most images that wait for a model; others are refused with 503")] = 256,
+    queue: Annotated[int, Help("most images of a model without an answer yet; more are refused with 503")] = 256,
     timeout: Annotated[float, Help("seconds after which a request is refused with 504")] = 30.0,
     grace: Annotated[float, Help("seconds to finish running requests after SIGTERM")] = 30.0,
     max_body: Annotated[int, Help("largest request, in MiB")] = 32,
@@ -39,6 +40,7 @@ def serve(
     if not runs:
         raise UsageError("no model to serve", hint="vitral serve RUN …")
     check_installed()
+    from vitral.data.images.example import example as example_image
     from vitral.serving.auth import Access, check_binding, is_loopback, read_tokens
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
@@ -61,7 +63,7 @@ def serve(
     options: dict[str, Any] = {"device": device, "precision": precision, "engine": engine}
     with bind(host, port) as bound:
         shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
-        service = Service(sources, access, limits, options)
+        service = Service(sources, access, limits, options, example_image(example) if example else b"")
         configure(log_format)
         _print_models(service)
         return serve_on(bound, service, grace=grace, started=lambda: say(shown))

@@ -48,7 +48,7 @@ def compare(
         raise UsageError("--out is a file, and this is a folder", where=out, hint=hint)
     from vitral.studies.comparison import compare as compare_networks
 
-    with counting(stderr(), "reading") as progress:
+    with counting(stderr(), "reading the images") as progress:
         found = compare_networks(
             runs, data, split=split, data_root=data_root, device=device, precision=precision, progress=progress
         )

@@ -2,8 +2,8 @@
 
 A thread of each rank writes its position into torch's store every second. Rank 0 reads those of all ranks, the others
 that of rank 0. Collectives of torch fail when a peer's process ends, but do not say which rank it was; and they wait
-for a process that is stopped, or behind a cut link. Then this thread ends the process: nothing in Python can interrupt
-a collective.
+for a process that is stopped, or behind a cut link. Then the process ends itself: nothing in Python can interrupt a
+collective.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Heartbeat(threading.Thread):
         return self.failing or self._closing.is_set()
 
     def missing(self) -> str:
-        """Return the ranks that no longer beat, after a collective has failed; "" if all beat or end by themselves.
+        """Name the ranks that no longer beat, after a collective has failed; "" if all beat or end by themselves.
 
         Several silent ranks get more time: a rank on a busy machine may only be slow, and beats again.
         """

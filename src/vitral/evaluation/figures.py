@@ -17,20 +17,19 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
 from vitral.data.dataset import spread
+from vitral.drawing import FONT, dress, svg
 from vitral.evaluation.metrics import CalibrationBin
 from vitral.evaluation.numbers import NumberScore
 
-# Placeholder colors, because matplotlib does not support CSS variables; `_inline` replaces them.
+# Placeholder colors, because matplotlib does not support CSS variables; `inline` replaces them.
 INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", FIRST: "--first", SECOND: "--second"}
 
-_FONT = "DejaVu Sans"  # included in matplotlib: the same font on every machine
 _SIZE_INCHES = (4.3, 3.0)
 _FEW_POINTS = 40  # up to this number of epochs, each gets a marker
 _HEAT_MAP_CELLS = 250
@@ -119,14 +118,14 @@ def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
     upper.set(xlim=(0, 1), ylim=(0, 1.02))
     for axes, label in ((upper, "accuracy"), (lower, "images")):
         _dress(axes, label)
-    lower.set_xlabel("confidence", fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    lower.set_xlabel("confidence", fontfamily=FONT, fontsize=10.5, color=MUTED)
     lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     for axis in (upper.yaxis, lower.xaxis):
         axis.set_major_formatter(FuncFormatter(_percent))
     _legend(upper, "upper left")
     parts = [f"{b.confidence:.0%} confidence, {b.accuracy:.0%} accuracy ({b.images})" for b in filled]
     alt = f"Reliability diagram; expected calibration error {ece:.2%}. By bin: {'; '.join(parts)}."
-    return Plot("Reliability", _inline(figure, "reliability"), alt)
+    return Plot("Reliability", inline(figure, "reliability"), alt)
 
 
 def heat_map(confusion: np.ndarray) -> EmbeddedImage:
@@ -187,7 +186,7 @@ def _curve(
         _mark_best(axes, series[-1][1], best_epoch)
         words.append(f"best epoch {best_epoch}")
     _dress(axes, title.lower())
-    axes.set_xlabel("epoch", fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    axes.set_xlabel("epoch", fontfamily=FONT, fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     if number_format.endswith("%}"):
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
@@ -197,7 +196,7 @@ def _curve(
     else:
         _legend(axes, "best")
     alt = f"{title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
-    return Plot(title, _inline(figure, title.split()[0].lower()), alt)
+    return Plot(title, inline(figure, title.split()[0].lower()), alt)
 
 
 def _mark_best(axes: Axes, points: list[tuple[float, float]], best_epoch: int) -> None:
@@ -208,19 +207,12 @@ def _mark_best(axes: Axes, points: list[tuple[float, float]], best_epoch: int) -
 
 
 def _dress(axes: Axes, ylabel: str) -> None:
-    axes.set_facecolor("none")
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, axis="y", color=LINE, linewidth=0.8, linestyle="solid")
-    axes.grid(visible=False, axis="x")
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=MUTED, linewidth=0.8)
-    axes.tick_params(colors=MUTED, labelsize=10, labelfontfamily=_FONT, length=0, pad=5)
+    dress(axes, ylabel, MUTED, LINE)
     axes.tick_params(axis="x", length=3)
-    axes.set_ylabel(ylabel, fontfamily=_FONT, fontsize=10.5, color=MUTED)
 
 
 def _legend(axes: Axes, place: str) -> None:
-    axes.legend(loc=place, frameon=False, labelcolor=INK, prop={"family": _FONT, "size": 10})
+    axes.legend(loc=place, frameon=False, labelcolor=INK, prop={"family": FONT, "size": 10})
 
 
 def _percent(value: float, _position: object) -> str:
@@ -228,23 +220,14 @@ def _percent(value: float, _position: object) -> str:
     return f"{100 * value:.4g} %"
 
 
-def _inline(figure: Figure, prefix: str) -> str:
+def inline(figure: Figure, prefix: str) -> str:
     """Return the figure as an <svg> element for an HTML page, without declarations and links, with unique ids."""
     figure.patch.set_alpha(0)
     figure.set_layout_engine("constrained")
-    buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
+    text = svg(figure, f"{prefix}-")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text).replace("xlink:href", "href")
-    # matplotlib's ids are random; numbering them makes the output deterministic.
-    ids: dict[str, str] = {}
-    for name in re.findall(r'\bid="([^"]*)"', text):
-        ids.setdefault(name, f"{prefix}-{len(ids)}")
-    text = re.sub(r'\bid="([^"]*)"', lambda m: f'id="{ids[m[1]]}"', text)
-    text = re.sub(r'href="#([^"]*)"', lambda m: f'href="#{ids[m[1]]}"', text)
-    text = re.sub(r"url\(#([^)]*)\)", lambda m: f"url(#{ids[m[1]]})", text)
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var({variable})")
     # The page sets the size. Screen readers skip the drawing and read the figure's alt text.
@@ -259,7 +242,7 @@ def scatter(score: NumberScore, predicted: np.ndarray, true: np.ndarray, number:
     figure = _points(true, predicted, "true", "predicted", ([low, high], [low, high]))
     r2 = "" if score.r2 is None else f"R² {score.r2:.3f}, "
     alt = f"{score.name} predicted over true, from {low:.4g} to {high:.4g}; {r2}mean absolute error {score.mae:.4g}."
-    return Plot(score.name, _inline(figure, f"scatter-{number}"), alt)
+    return Plot(score.name, inline(figure, f"scatter-{number}"), alt)
 
 
 def residuals(score: NumberScore, predicted: np.ndarray, true: np.ndarray, number: int) -> Plot:
@@ -268,7 +251,7 @@ def residuals(score: NumberScore, predicted: np.ndarray, true: np.ndarray, numbe
     figure = _points(predicted, errors, "predicted", "predicted - true", (ends, [0.0, 0.0]))
     low, middle, high = (float(np.quantile(errors, share)) for share in (0.05, 0.5, 0.95))
     alt = f"Errors of {score.name}: median {middle:+.3g}, nine in ten from {low:+.3g} to {high:+.3g}."
-    return Plot(f"{score.name}, residuals", _inline(figure, f"residual-{number}"), alt)
+    return Plot(f"{score.name}, residuals", inline(figure, f"residual-{number}"), alt)
 
 
 def _points(x: np.ndarray, y: np.ndarray, across: str, up: str, ideal: tuple[list[float], list[float]]) -> Figure:
@@ -279,7 +262,7 @@ def _points(x: np.ndarray, y: np.ndarray, across: str, up: str, ideal: tuple[lis
     rows = spread(len(x), _MOST_POINTS)
     axes.plot(x[rows], y[rows], linestyle="", marker="o", markersize=3.5, alpha=0.6, color=FIRST)
     _dress(axes, up)
-    axes.set_xlabel(across, fontfamily=_FONT, fontsize=10.5, color=MUTED)
+    axes.set_xlabel(across, fontfamily=FONT, fontsize=10.5, color=MUTED)
     return figure
 
 

@@ -14,12 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vitral.atomic import write_text
-from vitral.digest import with_digest
 from vitral.evaluation import figures
 from vitral.evaluation.metrics import ENOUGH_IMAGES, ClassScore, Evaluation
 from vitral.evaluation.page_numbers import compact, duration, percent
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished, write_page
 from vitral.evaluation.sections import Headline, Section
 from vitral.wording import count
 
@@ -115,10 +113,7 @@ class ReportContent:
 
 def write_report(path: Path, content: ReportContent) -> None:
     """Write the page atomically."""
-    path = Path(path)
-    # File names may contain undecodable bytes (surrogates); replace them rather than fail.
-    page = render(content, run=content.run or str(path.parent)).encode("utf-8", errors="replace")
-    write_text(path, with_digest(page, "\n<!-- ", " -->\n").decode())
+    write_page(Path(path), render(content, run=content.run or str(Path(path).parent)))
 
 
 def render(content: ReportContent, run: str) -> str:
@@ -162,7 +157,7 @@ def render(content: ReportContent, run: str) -> str:
         version=(result.get("versions") or {}).get("vitral", ""),
         run=shlex.quote(run),
     )
-    return without_control_characters(text)
+    return finished(text)
 
 
 def _subtitle(evaluation: Evaluation | None, result: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from vitral.errors import UsageError
 from vitral.model import ViT
+from vitral.model.edited import edited
 from vitral.model.vit import Observer
 from vitral.weights.in_memory import replaced_product
 
@@ -182,8 +183,17 @@ def check_product(attention: nn.Module, *, any_backend: bool = False) -> None:
     `any_backend`: allow a backend of the user's.
     """
     if changed := replaced_product(attention, any_backend=any_backend):
-        hint = "methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise"
-        raise UsageError("cannot look into this attention", why=f"{changed}, so it is not softmax(q kᵀ)", hint=hint)
+        why = f"{changed}, so it is not softmax(q kᵀ)"
+        raise UsageError("cannot look into this attention", why=why, hint=_ANY_NETWORK)
+
+
+def check_unedited(part: str) -> None:
+    """Raise `UsageError` if a part of vit.py was edited, of which a method has a form of its own."""
+    if changed := edited(part):
+        raise UsageError("cannot explain this network", why=f"{changed}, which this method replaces", hint=_ANY_NETWORK)
+
+
+_ANY_NETWORK = "methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise"
 
 
 def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:

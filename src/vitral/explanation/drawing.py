@@ -7,25 +7,23 @@ are gray. Output is deterministic.
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 from vitral import fonts
 from vitral.atomic import replacing
+from vitral.drawing import png, svg
 from vitral.errors import UsageError
+from vitral.explanation.attribution import Attribution
 from vitral.explanation.methods import method_named
 
 SUFFIXES = (".png", ".svg", ".json")
@@ -44,43 +42,10 @@ _PANEL, GAP, _BAR, _HEAD, MARGIN = 2.3, 0.12, 0.62, 0.62, 0.2
 LINE = 0.185
 
 
-class Drawable(Protocol):
-    """Interface of heat maps for drawing, as `vitral.explanation.heatmap.Heatmap`."""
-
-    @property
-    def values(self) -> np.ndarray: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def image(self) -> np.ndarray: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def checks(self) -> dict[str, Any]: ...
-
-    @property
-    def against(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def note(self) -> str: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
 # One overlay ---------------------------------------------------------------------------------------------------------
 
 
-def overlay(heatmap: Drawable, size: int | None = None, *, smooth: bool = True) -> Image.Image:
+def overlay(heatmap: Attribution, size: int | None = None, *, smooth: bool = True) -> Image.Image:
     """Gray image with the map over it, RGB. Strong patches are opaque, weak ones transparent.
 
     `size` is the longer side in pixels, by default that of the image, at least 448. Without `smooth` each patch is one
@@ -137,12 +102,12 @@ def enlarged(pixels: np.ndarray, size: int | None = None) -> Image.Image:
     return image.resize(shape, Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS).convert("RGB")
 
 
-def _signed(heatmap: Drawable) -> bool:
+def _signed(heatmap: Attribution) -> bool:
     """True if the map needs signed colors: for negative values, and for all maps of a signed method."""
     return method_named(heatmap.method).signed or bool((heatmap.values < 0).any())
 
 
-def _limits(heatmap: Drawable) -> tuple[float, float]:
+def _limits(heatmap: Attribution) -> tuple[float, float]:
     """Values at the ends of the color bar."""
     low, high = float(heatmap.values.min()), float(heatmap.values.max())
     if not np.isfinite([low, high]).all():
@@ -150,20 +115,20 @@ def _limits(heatmap: Drawable) -> tuple[float, float]:
     return (-max(-low, high), max(-low, high)) if _signed(heatmap) else (low, high)
 
 
-def _scaled(heatmap: Drawable) -> np.ndarray:
+def _scaled(heatmap: Attribution) -> np.ndarray:
     """Values scaled to 0 … 1, or −1 … 1 if signed; a constant map is 0."""
     low, high = _limits(heatmap)
     base = 0.0 if _signed(heatmap) else low
     return np.asarray((heatmap.values - base) / max(high - base, float(np.finfo(np.float32).tiny)))
 
 
-def _colors(heatmap: Drawable) -> str:
+def _colors(heatmap: Attribution) -> str:
     if heatmap.checks.get("believable") is False:
         return "gray"
     return _COLORS[_signed(heatmap)]
 
 
-def _position(heatmap: Drawable, strength: np.ndarray) -> np.ndarray:
+def _position(heatmap: Attribution, strength: np.ndarray) -> np.ndarray:
     """Position of a scaled value on the color map, 0 … 1."""
     return (strength + 1) / 2 if _signed(heatmap) else strength
 
@@ -199,7 +164,7 @@ def check_suffix(path: str | Path) -> Path:
     return path
 
 
-def save(heatmaps: Sequence[Drawable], path: str | Path, *, recommended: str = "") -> Path:
+def save(heatmaps: Sequence[Attribution], path: str | Path, *, recommended: str = "") -> Path:
     """Write heat maps to one page: each image once, next to its maps with overlay and color bar. Of several methods the
     `recommended` one is marked.
 
@@ -214,10 +179,13 @@ def save(heatmaps: Sequence[Drawable], path: str | Path, *, recommended: str = "
     return write(_page(heatmaps, recommended), path)
 
 
-def contact_sheet(heatmaps: Sequence[Drawable], path: str | Path, *, left_out: int = 0) -> Path:
+def contact_sheet(
+    heatmaps: Sequence[Attribution], path: str | Path, *, left_out: int = 0, classes: Collection[str] = ()
+) -> Path:
     """Write the overlays of many images as one grid, each with class and probability: .png, .svg or .json.
 
-    At most 200 are drawn. The number of others, including `left_out` that were not passed, is written below.
+    At most 200 are drawn. The number of others, including `left_out` that were not passed, is written below. An image
+    whose folder is another one of `classes` is marked: the prediction is wrong.
     """
     path = check_suffix(path)
     if path.suffix.lower() == ".json" or not heatmaps:
@@ -225,21 +193,25 @@ def contact_sheet(heatmaps: Sequence[Drawable], path: str | Path, *, left_out: i
     drawn = heatmaps[:SHEET_IMAGES]
     columns = min(len(drawn), 8, max(3, round(len(drawn) ** 0.5 * 1.3)))
     rows, cell, text = -(-len(drawn) // columns), 1.7, 3 * LINE
+    wrong = [Path(one.name).parent.name in {*classes} - {one.label} for one in drawn]
     foot = _foot(drawn, len(heatmaps) - len(drawn) + left_out)
+    if any(wrong):
+        foot.insert(1, f"✗ wrong: {sum(wrong)}; the folder of the image names another class")
     width = max(columns * (cell + GAP) - GAP, 3.6) + 2 * MARGIN
     sheet = Sheet(width, rows * (cell + text + GAP) + 2 * MARGIN + LINE * len(foot))
     for number, one in enumerate(drawn):
         left = MARGIN + number % columns * (cell + GAP)
         top = MARGIN + number // columns * (cell + text + GAP)
         sheet.image(left, top, cell, np.asarray(overlay(one, 320)))
-        sheet.text(left, top + cell + 0.04, fit_title(one, cell, 8.5), 8.5, weight="bold")
-        sheet.text(left, top + cell + 0.04 + LINE, fit("/".join(Path(one.name).parts[-2:]), cell, 7), 7, MUTED)
+        title = f"{'✗ ' if wrong[number] else ''}{fit_title(one, cell - 0.2, 8.5)}"
+        sheet.text(left, top + cell + 0.04, title, 8.5, WARNING if wrong[number] else _INK, weight="bold")
+        sheet.text(left, top + cell + 0.04 + LINE, fit("/".join(Path(one.name).parts[-2:]), cell - 0.06, 7), 7, MUTED)
     for number, line in enumerate(foot):
         sheet.text(MARGIN, sheet.height - MARGIN - (len(foot) - number) * LINE, line, 8, MUTED)
     return write(sheet.figure, path)
 
 
-def _foot(heatmaps: Sequence[Drawable], left_out: int) -> list[str]:
+def _foot(heatmaps: Sequence[Attribution], left_out: int) -> list[str]:
     methods = list(dict.fromkeys(one.method for one in heatmaps))
     lines = ["Method: " + ", ".join(method_named(name).title for name in methods)]
     if any(map(_signed, heatmaps)):
@@ -250,9 +222,9 @@ def _foot(heatmaps: Sequence[Drawable], left_out: int) -> list[str]:
     return lines + ([f"and {left_out:,} more images"] if left_out else [])
 
 
-def _page(heatmaps: Sequence[Drawable], recommended: str) -> Figure:
+def _page(heatmaps: Sequence[Attribution], recommended: str) -> Figure:
     """A block for each image: the image, and next to it the strips of its maps."""
-    blocks: dict[tuple[str, bytes], list[Drawable]] = {}
+    blocks: dict[tuple[str, bytes], list[Attribution]] = {}
     for one in heatmaps:
         blocks.setdefault((one.name, one.image.tobytes()), []).append(one)
     rows = [_rows(own) for own in blocks.values()]
@@ -272,9 +244,9 @@ def _page(heatmaps: Sequence[Drawable], recommended: str) -> Figure:
     return sheet.figure
 
 
-def _rows(maps: Sequence[Drawable]) -> list[list[Drawable]]:
+def _rows(maps: Sequence[Attribution]) -> list[list[Attribution]]:
     """Arrange strips in rows: one method per row if there are several methods and classes, else by number."""
-    of_method: dict[str, list[Drawable]] = {}
+    of_method: dict[str, list[Attribution]] = {}
     for one in maps:
         of_method.setdefault(one.method, []).append(one)
     if len(of_method) > 1 and 1 < max(map(len, of_method.values())) <= 4:
@@ -283,7 +255,7 @@ def _rows(maps: Sequence[Drawable]) -> list[list[Drawable]]:
     return [list(maps[i : i + columns]) for i in range(0, len(maps), columns)]
 
 
-def _panel_height(heatmaps: Sequence[Drawable]) -> float:
+def _panel_height(heatmaps: Sequence[Attribution]) -> float:
     """Height in inches of a panel of these images, of fixed width, and of the color bar beside it."""
     height, width = heatmaps[0].image.shape[:2]
     return max(_PANEL * min(height / width, 2.5), _LOWEST_BAR)
@@ -293,12 +265,12 @@ _LOWEST_BAR = 0.9
 """Height in inches of the color bar beside a very wide image."""
 
 
-def _heading(one: Drawable) -> list[str]:
+def _heading(one: Attribution) -> list[str]:
     height, width = one.image.shape[:2]
     return [Path(one.name).name or "image", f"the network sees {width} × {height}"]
 
 
-def _draw_strip(sheet: Sheet, left: float, top: float, one: Drawable, recommended: bool) -> None:
+def _draw_strip(sheet: Sheet, left: float, top: float, one: Attribution, recommended: bool) -> None:
     """Draw title, method and note, and below them the map, the overlay and the color bar."""
     width, below = 2 * _PANEL + GAP, top + _HEAD
     sheet.text(left, top, fit_title(one, width, 9.5), 9.5, weight="bold")
@@ -314,12 +286,12 @@ def _draw_strip(sheet: Sheet, left: float, top: float, one: Drawable, recommende
     sheet.color_bar(left + 2 * (_PANEL + GAP), below, tall, one)
 
 
-def _method_of(one: Drawable) -> str:
+def _method_of(one: Attribution) -> str:
     """Title of the method, and the checks of the map, if any."""
     return " · ".join([method_named(one.method).title, *checks_text(one)])
 
 
-def checks_text(one: Drawable) -> list[str]:
+def checks_text(one: Attribution) -> list[str]:
     """Checks of a map as text; empty without checks."""
     texts = []
     if isinstance(srg := one.checks.get("srg"), int | float):
@@ -354,7 +326,7 @@ class Sheet:
             fontweight=weight, va="top", parse_math=False,
         )  # fmt: skip
 
-    def color_bar(self, left: float, top: float, tall: float, one: Drawable) -> None:
+    def color_bar(self, left: float, top: float, tall: float, one: Attribution) -> None:
         """Draw the color bar, with values and labels at its ends."""
         tall = max(tall, _LOWEST_BAR)
         low, high = _limits(one)
@@ -376,7 +348,7 @@ class Sheet:
         return axes
 
 
-def fit_title(one: Drawable, inches: float, points: float) -> str:
+def fit_title(one: Attribution, inches: float, points: float) -> str:
     """Fit a title in bold. Of a contrast each name is cut by itself, so that both are seen."""
     between = " rather than "
     if not one.against or fonts.width(one.title, points, bold=True) <= inches:
@@ -394,7 +366,7 @@ def fit(text: str, inches: float, points: float, *, bold: bool = False) -> str:
 def write(figure: Figure, path: Path) -> Path:
     with warnings.catch_warnings(), fonts.quiet():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # characters missing in the font are drawn as boxes
-        data = _svg(figure) if path.suffix.lower() == ".svg" else _png(figure)
+        data = svg(figure).encode() if path.suffix.lower() == ".svg" else png(figure, _DPI)
     return write_bytes(path, data)
 
 
@@ -402,20 +374,3 @@ def write_bytes(path: Path, data: bytes) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(data)
     return path
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _svg(figure: Figure) -> bytes:
-    buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    # matplotlib's ids are random; numbering them makes the file deterministic.
-    ids = {name: f"v{i}" for i, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]*)"', text)))}
-    text = re.sub(r'\bid="([^"]*)"', lambda m: f'id="{ids[m[1]]}"', text)
-    text = re.sub(r'href="#([^"]*)"', lambda m: f'href="#{ids[m[1]]}"', text)
-    return re.sub(r"url\(#([^)]*)\)", lambda m: f"url(#{ids[m[1]]})", text).encode()

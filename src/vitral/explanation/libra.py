@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.explanation.capture import check_product, override, wide
+from vitral.explanation.capture import check_product, check_unedited, override, wide
 from vitral.model import ViT
 from vitral.model.config import Activation
 from vitral.model.vit import MLP, Attention, AttentionPool
@@ -41,6 +41,7 @@ def libra_backward(model: nn.Module) -> Iterator[None]:
             if isinstance(module, nn.LayerNorm | nn.GroupNorm):
                 undo.callback(module.register_forward_hook(_norm, prepend=True).remove)  # before other hooks
             elif isinstance(module, MLP):
+                check_unedited("linear_activation")  # which `_activation` replaces
                 override(undo, module, "backend", _activation)
             elif isinstance(module, Attention | AttentionPool):
                 check_product(module, any_backend=True)  # which runs below, with q and k constant

@@ -21,6 +21,7 @@ from vitral.bounded import parse
 from vitral.data import DataSet
 from vitral.data.dataset import SPLITS
 from vitral.data.images.depth import leveled
+from vitral.data.images.example import example as example_image
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
 from vitral.data.shards.reading import sha256_of
@@ -46,7 +47,6 @@ from vitral.weights import native
 from vitral.weights.read.references import name_of
 from vitral.workflows.evaluate import data_for, in_classes_of, left_out_bad
 
-"""The file that describes an export; a folder without one is never replaced."""
 EXACT = InferenceOptions("cpu", "fp32", "plain")
 """Options of the network that an export must match."""
 CALIBRATION = 256
@@ -82,6 +82,7 @@ def export_model(
     accept: bool = False,
     images: int | None = None,
     runtime: str | Path | None = None,
+    example: str | Path | None = None,
     data_root: str | Path = "data",
     bad_images: str = "error",
     progress: Progress | None = None,
@@ -93,14 +94,15 @@ def export_model(
     of the model's own run, and on the bundled drawings if there are fewer than 64. The limits are `proof.BARS`.
     `accept` keeps an fp16 or int8 export that exceeds them. The export is the folder `out`, by default
     `folder_for(…)`. An existing folder is replaced only if it is an older export and `overwrite` is set. `runtime` is
-    the archive of ONNX Runtime Web for a web page, which is else fetched.
+    the archive of ONNX Runtime Web for a web page, which is else fetched; `example` is an image that the page offers.
 
     Raises `ExportError`, with the `proof`, for an export that fails; its files are removed. Raises `UsageError` for a
     network or a precision that the target does not support; `MissingExtraError` without the target's packages.
     """
     target = _target(to, precision, with_preprocessing, accept)
-    if runtime is not None and to != "web":
-        raise UsageError("--runtime is for --to web", why=f"{target.title} needs none", hint="leave it out")
+    for option, given in {"--runtime": runtime, "--example": example}.items():
+        if given is not None and to != "web":
+            raise UsageError(f"{option} is for --to web", why=f"{target.title} needs none", hint="leave it out")
     count = PROOF[precision] if images is None else images
     if count < LEAST:
         raise UsageError(f"a proof takes at least {LEAST} images", hint=f"--images {LEAST}")
@@ -116,7 +118,8 @@ def export_model(
         options = replace(options, bad_images="skip")
     dataset = _data(predictor, options)
     job = _job(predictor, precision, with_preprocessing, dataset, skip=options.skip)
-    job = replace(job, name=name_of(predictor.source) or "network", runtime=runtime)
+    offered = b"" if example is None else example_image(example)
+    job = replace(job, name=name_of(predictor.source) or "network", runtime=runtime, example=offered)
     images_of_proof = sample(dataset, predictor.output, count, skip=options.skip, levels=predictor.preprocessing.levels)
     with replacing_folder(folder) as made:
         return _write(target, job, images_of_proof, predictor, made, folder, accept, progress)

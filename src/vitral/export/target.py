@@ -39,6 +39,8 @@ class Job:
     """Title of the network: the last part of its reference."""
     runtime: str | Path | None = None
     """File of the package that has the target's runtime, if it is not to be fetched."""
+    example: bytes = b""
+    """PNG that a page offers to try."""
     calibration: list[np.ndarray] = field(default_factory=list)
     """Inputs of the graph to calibrate int8 with, from training images."""
     temperature: float = 1.0

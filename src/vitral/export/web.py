@@ -3,6 +3,7 @@
     index.html, page.css, page.js, …     the page of `vitral serve`, with a worker in place of the server
     model.onnx                           logits, and the evidence for a class, of one image
     model.json, preprocessing.json       name, classes, sizes, colors of the overlay, probabilities of a test image
+    example.png                          an image to try, if one was given
     runtime/                             ONNX Runtime Web: for WebGPU, and for WebAssembly
 
 The page decodes an image, resizes it in whole numbers to the bytes of training (`web/resize.js`), and runs the graph.
@@ -44,23 +45,6 @@ RUNTIME = (
 )
 """Files of the package: the first two for WebAssembly, the others for WebGPU. A visitor loads two of them."""
 
-_LICENSE = """\
-ONNX Runtime Web {version}, MIT License. Copyright (c) Microsoft Corporation.
-
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-persons to whom the Software is furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
-"""
-
 _SERVE = "--to onnx, and vitral serve for a page"
 
 CSP = web.policy({"script-src": "'self' 'wasm-unsafe-eval'", "worker-src": "'self'"})
@@ -89,10 +73,14 @@ class WebTarget:
             target = folder / "runtime" / name
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(content)
-        write_text(folder / "runtime/LICENSE.txt", _LICENSE.format(version=PACKAGE.version))
+        write_text(folder / "runtime/LICENSE.txt", web.text("onnxruntime-license.txt").format(version=PACKAGE.version))
         for path, asset in web.BROWSER.items():
             write_text(folder / path, web.text(asset))
-        write_text(folder / "index.html", web.page(title=f"{job.name} · vitral", served=False, csp=CSP))
+        if job.example:
+            (folder / web.EXAMPLE).write_bytes(job.example)
+        offered = web.EXAMPLE if job.example else ""
+        page = web.page(title=f"{job.name} · vitral", served=False, csp=CSP, example=offered)
+        write_text(folder / "index.html", page)
         write_text(folder / "model.json", json.dumps(_described(job), separators=(",", ":")) + "\n")
         return {**versions, PACKAGE.name: PACKAGE.version}
 

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import io
 import re
+import textwrap
 import tokenize
 
 from vitral.model import vit
@@ -20,10 +21,14 @@ DIGESTS = {
     "LayerScale": "0ea511b7",
     "Block": "ad7ffd26",
     "AttentionPool": "006b5062",
-    "ViT": "5ef09abf",
+    "ViT": "ac78e74e",
+    "ViT.forward": "c37682d3",
+    "ViT.answer": "98e386d7",
+    "ViT.embed": "48228331",
+    "ViT.transform": "097f1b2d",
 }
-"""Parts of `vit.py` that `inference.engines` and `explanation.capture` repeat → digests of their code. Who changes that
-code changes them, too, and then the digest.
+"""Parts of `vit.py` that `inference.engines` and `explanation.capture` repeat, or that `model.packing` does otherwise →
+digests of their code. Who changes that code changes them, too, and then the digest.
 """
 
 
@@ -37,13 +42,18 @@ def edited(*names: str) -> str:
 
 @functools.cache
 def digests() -> dict[str, str]:
-    """Return the digest of each class and function of `vit.py`; nothing if there is no source."""
+    """Return the digest of each class, method and function of `vit.py`; nothing if there is no source."""
     try:
         lines = inspect.getsource(vit).splitlines(keepends=True)
     except OSError:
         return {}
-    nodes = [n for n in ast.parse("".join(lines)).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
-    return {node.name: digest_of("".join(lines[node.lineno - 1 : node.end_lineno])) for node in nodes}
+    found = dict[str, str]()
+    for node in ast.parse("".join(lines)).body:
+        for part in (node, *getattr(node, "body", ())):
+            if isinstance(part, ast.ClassDef | ast.FunctionDef):
+                name = part.name if part is node else f"{getattr(node, 'name', '')}.{part.name}"
+                found[name] = digest_of(textwrap.dedent("".join(lines[part.lineno - 1 : part.end_lineno])))
+    return found
 
 
 def digest_of(source: str) -> str:

@@ -15,10 +15,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError, type_of
 from vitral.kernels import random
+from vitral.model.edited import edited
 from vitral.model.masks import check_images
 from vitral.model.position import Grid, Rotation
 from vitral.model.vit import ViT
@@ -60,11 +60,6 @@ class Packing:
         """
         return (self.owners[:, :, None] == self.owners[:, None, :])[:, None]
 
-    @property
-    def filled(self) -> float:
-        """Share of the sequences that is not padding."""
-        return sum(self.lengths) / (self.sequences * self.length)
-
 
 def pack(lengths: Sequence[int], budget: int | None = None) -> Packing:
     """Pack images with these numbers of tokens into sequences of at most `budget`, by default of the longest image.
@@ -93,6 +88,9 @@ def check_packable(network: nn.Module, training: bool = False) -> None:
     """Refuse networks that cannot compute packed images, and in `training` options that mix or drop whole sequences."""
     if not isinstance(network, ViT):
         raise UsageError("packed images need a ViT", why=f"this network is {type_of(network)}")
+    if changed := edited("ViT.forward", "ViT.answer", "ViT.embed", "ViT.transform"):
+        why = f"{changed}, and packed images are computed without it"
+        raise UsageError("this network cannot compute packed images", why=why)
     config = network.config
     options = {"a stem": config.hybrid, "drop path": config.drop_path > 0, "patch dropout": config.patch_dropout > 0}
     if training and (bad := [name for name, on in options.items() if on]):
@@ -118,7 +116,7 @@ def packed_logits(model: ViT, images: Sequence[Tensor], budget: int | None = Non
     x = torch.cat(tokens)
     places = packing.places.to(x.device)
     x = _spread(x, places, packing).view(packing.sequences, packing.length, -1)
-    x = _blocks(model, x, packing.mask.to(x.device), _rotations(model, grids, kept, places, packing))
+    x = model.run_blocks(x, packing.mask.to(x.device), _rotations(model, grids, kept, places, packing))
     return model.classify(_pool(model, x, packing))
 
 
@@ -170,16 +168,6 @@ def _rotations(
         return spread.transpose(1, 2)
 
     return [first and (packed(0, block), packed(1, block)) for block, first in enumerate(every[0])]
-
-
-def _blocks(model: ViT, x: Tensor, mask: Tensor, rotations: Sequence[Rotation | None]) -> Tensor:
-    for number, block in enumerate(model.blocks):
-        rotation = rotations[number % len(rotations)]
-        if model.checkpointing and model.training:
-            x = checkpoint(block, x, mask, rotation, use_reentrant=False)
-        else:
-            x = block(x, mask, rotation)
-    return x
 
 
 def _pool(model: ViT, x: Tensor, packing: Packing) -> Tensor:

@@ -12,7 +12,7 @@ function as its `backend`, which can be replaced. An `observer` records attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -398,6 +398,12 @@ class ViT(nn.Module):
                 raise UsageError("patch dropout goes with no mask", why="it could leave an image without a patch")
             x = tokens_at(x, places)
             rotations = [rotation and rotation_at(rotation, places) for rotation in rotations]
+        return self.run_blocks(x, keys, rotations, num_queries)
+
+    def run_blocks(
+        self, x: Tensor, keys: Tensor | None, rotations: Sequence[Rotation | None], num_queries: int | None = None
+    ) -> Tensor:
+        """Run the blocks on tokens (B, T, D) that attend to the `keys`, with rotations of their places."""
         for number, block in enumerate(self.blocks):
             queries = num_queries if block is self.blocks[-1] else None
             rotation = rotations[number % len(rotations)]

@@ -1,6 +1,6 @@
-"""Training from scratch on little data: the default of `vitral train DATA`.
+"""Training from scratch on little data: the default of `vitral train DATA` where no trained network fits.
 
-    vitral train photos/
+    vitral train photos/ --init none
 
 Image size, patch size and epochs follow from the images and the machine. The experiments behind the values are in
 docs/log/accuracy.md, accuracies and times in benchmarks/RESULTS.md.

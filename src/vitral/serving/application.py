@@ -25,7 +25,7 @@ from vitral.serving.bodies import Question
 from vitral.serving.guard import Guard
 from vitral.serving.metrics import CONTENT_TYPE
 from vitral.serving.openapi import openapi
-from vitral.serving.page import ASSETS, asset, docs
+from vitral.serving.page import ASSETS, EXAMPLE, asset, docs
 from vitral.serving.problems import Problem
 from vitral.serving.service import Service
 
@@ -52,7 +52,8 @@ def build(service: Service) -> Starlette:
             await service.stop()
 
     routes = [
-        *(Route(path, asset(path)) for path in ("/", *ASSETS)),
+        *(Route(path, asset(path, service.example)) for path in ("/", *ASSETS)),
+        *([Route(EXAMPLE, asset(EXAMPLE, service.example))] if service.example else []),
         Route("/v1/predict", answering(predict), methods=["POST"]),
         Route("/v1/embed", answering(embed), methods=["POST"]),
         Route("/v1/models", models),

@@ -17,9 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitral.serving.logs import LOGGER, log, request_id
 from vitral.serving.problems import Problem
 from vitral.serving.service import Service
-from vitral.web import SERVER
+from vitral.web import EXAMPLE, SERVER
 
-OPEN = frozenset(("/", *(f"/{path}" for path in SERVER), "/docs", "/openapi.json", "/healthz", "/readyz"))
+OPEN = frozenset(
+    ("/", f"/{EXAMPLE}", *(f"/{path}" for path in SERVER), "/docs", "/openapi.json", "/healthz", "/readyz")
+)
 """Paths that need no token: they hold nothing of the models."""
 
 SECURITY = {

@@ -21,17 +21,25 @@ from vitral.serving.service import Service
 ASSETS = {f"/{path}": name for path, name in web.SERVER.items()}
 """Path → file of `vitral.web`; the page itself is at `/`."""
 
-_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+EXAMPLE = f"/{web.EXAMPLE}"
+_TYPES = {
+    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+    "png": "image/png",
+}  # fmt: skip
 
 CSP = web.policy({"frame-ancestors": "'none'", "require-trusted-types-for": "'script'"})
 """Of the page: its own files, images in memory, and requests to its own server."""
 
 
-def asset(path: str) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that answers with the page, or one of its files."""
-    content = (web.text(ASSETS[path]) if path in ASSETS else web.page(served=True)).encode()
+def asset(path: str, example: bytes) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with the page, or one of its files; `example` is an image to try, if any."""
+    if path == EXAMPLE:
+        content = example
+    else:
+        page = web.page(served=True, example=web.EXAMPLE if example else "")
+        content = (web.text(ASSETS[path]) if path in ASSETS else page).encode()
     headers = {
-        "Content-Type": _TYPES[path.rpartition(".")[2] if path in ASSETS else "html"],
+        "Content-Type": _TYPES.get(path.rpartition(".")[2], _TYPES["html"]),
         "Content-Security-Policy": CSP,
         "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
         "Cache-Control": "no-cache",

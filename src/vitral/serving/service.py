@@ -36,12 +36,14 @@ class Service:
 
     def __init__(
         self, sources: Mapping[str, Reference], access: Access, limits: Limits,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None, example: bytes = b"",
     ):  # fmt: skip
-        """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`."""
+        """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`. The page
+        offers `example`, a PNG.
+        """
         torchvision()  # decodes JPEGs faster than Pillow, and takes seconds to import
         self.sources, self.access, self.limits, self.options = dict(sources), access, limits, dict(options or {})
-        self.metrics = Metrics()
+        self.metrics, self.example = Metrics(), example
         self.decode = Decoder(cores(), limits, self.metrics)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="vitral-service")
         self.bodies = Places(limits.bodies, self._bodies_full)

@@ -149,7 +149,7 @@ def _front(results: Results) -> Iterator[str]:
 
 
 def _best(results: Results) -> Iterator[str]:
-    """Name the best combination, and the values of each option that make a difference."""
+    """Name the best combination, and for each pair of values of an option if a difference can be claimed."""
     ranked = sorted((g for g in results.groups if g.accuracy), key=lambda g: -g.accuracy.value)  # type: ignore[union-attr]
     if not ranked or ranked[0].accuracy is None:
         return

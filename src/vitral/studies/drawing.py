@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from vitral.drawing import FONT, dress, png, svg
 from vitral.evaluation import figures
 from vitral.evaluation.figures import INK, LINE, MUTED, Plot
 from vitral.evaluation.page_numbers import compact
@@ -43,10 +41,10 @@ def on_page(results: Results) -> list[Plot]:
     """Draw the figure for the page, in its colors; nothing without a finished run."""
     if not any(group.done for group in results.groups):
         return []
-    svg = figures._inline(_draw(results), "study")
+    text = figures.inline(_draw(results), "study")
     for number, color in enumerate(_ON_PAGE):
-        svg = svg.replace(color, f"var(--series-{number})")
-    return [Plot("", svg, _in_words(results))]
+        text = text.replace(color, f"var(--series-{number})")
+    return [Plot("", text, _in_words(results))]
 
 
 def in_print(results: Results) -> tuple[bytes, bytes] | None:
@@ -55,16 +53,12 @@ def in_print(results: Results) -> tuple[bytes, bytes] | None:
         return None
     drawn = _draw(results)
     drawn.set_layout_engine("constrained")
-    svg, png = io.StringIO(), io.BytesIO()
-    FigureCanvasSVG(drawn).print_svg(svg, metadata={"Date": None})
-    text = svg.getvalue()
+    text = svg(drawn)
     for placeholder, color in _IN_PRINT.items():
         text = text.replace(placeholder, color)
     printed = _draw(results, _IN_PRINT.__getitem__)
     printed.set_layout_engine("constrained")
-    printed.set_dpi(_DPI)
-    FigureCanvasAgg(printed).print_png(png)
-    return png.getvalue(), text.encode()
+    return png(printed, _DPI), text.encode()
 
 
 def _draw(results: Results, color: Callable[[str], str] = lambda name: name) -> Figure:
@@ -112,8 +106,9 @@ def _draw_over(axes: Axes, results: Results, x: str, title: str, color: Callable
             places, [mean.value for mean in means], color=shade, marker=one.marker, markersize=6, linewidth=2,
             linestyle=one.dash, label=one.label,
         )  # fmt: skip
-    _dress(axes, "accuracy", color)
-    axes.set_xlabel(title, fontfamily=figures._FONT, fontsize=10.5, color=color(MUTED))
+    dress(axes, "accuracy", color(MUTED), color(LINE))
+    axes.tick_params(axis="x", length=3)
+    axes.set_xlabel(title, fontfamily=FONT, fontsize=10.5, color=color(MUTED))
     places = sorted({group.mean(x) or 0.0 for group in results.groups if group.accuracy and group.mean(x)})
     axes.set_xscale("log")
     images = x == "train_images"
@@ -146,12 +141,13 @@ def _draw_options(results: Results, color: Callable[[str], str]) -> Figure:
         seeds = [one.accuracy or 0.0 for one in group.done]
         axes.plot(seeds, [row] * len(seeds), color=shade, marker="o", markersize=4, linestyle="", alpha=0.5)
         axes.plot([accuracy.value], [row], color=shade, marker="D", markersize=7, linestyle="")
-    _dress(axes, "", color)
+    dress(axes, "", color(MUTED), color(LINE))
+    axes.tick_params(axis="x", length=3)
     axes.grid(visible=True, axis="x", color=color(LINE), linewidth=0.8)
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(ranked)), [group.label() for group in ranked], color=color(INK))
     axes.set_ylim(-0.6, len(ranked) - 0.4)
-    axes.set_xlabel("accuracy", fontfamily=figures._FONT, fontsize=10.5, color=color(MUTED))
+    axes.set_xlabel("accuracy", fontfamily=FONT, fontsize=10.5, color=color(MUTED))
     axes.xaxis.set_major_formatter(FuncFormatter(figures._percent))
     return drawn
 
@@ -200,8 +196,9 @@ def _points(axes: Axes, points: Sequence[tuple[float, Outcome]], color: Callable
 
 
 def _label(axes: Axes, name: str, color: Callable[[str], str]) -> None:
-    _dress(axes, "accuracy", color)
-    axes.set_xlabel(name, fontfamily=figures._FONT, fontsize=10.5, color=color(MUTED))
+    dress(axes, "accuracy", color(MUTED), color(LINE))
+    axes.tick_params(axis="x", length=3)
+    axes.set_xlabel(name, fontfamily=FONT, fontsize=10.5, color=color(MUTED))
     axes.yaxis.set_major_formatter(FuncFormatter(figures._percent))
 
 
@@ -209,19 +206,8 @@ def _mean(group: Group) -> float:
     return group.accuracy.value if group.accuracy else 0.0
 
 
-def _dress(axes: Axes, ylabel: str, color: Callable[[str], str]) -> None:
-    figures._dress(axes, ylabel)
-    axes.grid(visible=True, axis="y", color=color(LINE), linewidth=0.8, linestyle="solid")
-    for spine in axes.spines.values():
-        spine.set_color(color(MUTED))
-    axes.tick_params(which="both", colors=color(MUTED))
-    axes.yaxis.label.set_color(color(MUTED))
-
-
 def _legend(axes: Axes, color: Callable[[str], str]) -> None:
-    axes.legend(
-        loc="best", frameon=False, labelcolor=color(INK), prop={"family": figures._FONT, "size": 10}, handlelength=2.4
-    )
+    axes.legend(loc="best", frameon=False, labelcolor=color(INK), prop={"family": FONT, "size": 10}, handlelength=2.4)
 
 
 def _in_words(results: Results) -> str:

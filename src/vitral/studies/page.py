@@ -9,11 +9,10 @@ from typing import Any
 
 from jinja2 import Template
 
-from vitral.atomic import replacing, write_text
+from vitral.atomic import replacing
 from vitral.data.dataset import spread
-from vitral.digest import with_digest
 from vitral.evaluation import figures
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished, write_page
 from vitral.pretraining.methods import command
 from vitral.studies.comparison import Comparison
 from vitral.studies.conclusions import conclusions
@@ -76,8 +75,7 @@ def _template(name: str) -> Template:
 
 
 def _write(path: Path, text: str) -> None:
-    encoded = without_control_characters(text).encode("utf-8", errors="replace")
-    write_text(path, with_digest(encoded, "\n<!-- ", " -->\n").decode())
+    write_page(path, finished(text))
 
 
 def points(difference: float) -> str:

@@ -72,7 +72,7 @@ class _Following(Callback):
         self.epochs = f" of {start.options['epochs']}"
 
     def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
-        activity.tell(f"{self.name}: epoch {epoch + 1}{self.epochs}")
+        activity.tell(f"{self.name}: epoch {epoch + 1}{self.epochs}", passing=True)
 
 
 def _check_images(study: Study, place: StudyFolder) -> None:

@@ -1,6 +1,6 @@
 """The training loop, in one file.
 
-The progress of a run is a `State`. All random numbers are a function of (seed, epoch, step), so a run resumed from a
+The progress of a run is a `State`. All random numbers are a function of (seed, epoch, batch), so a run resumed from a
 state saved at any step reproduces the bits of an uninterrupted run. On a GPU it does so approximately: some kernels add
 in nondeterministic order.
 """
@@ -129,10 +129,10 @@ def fit(
     torch's compiler has taken so far, which `images_per_second` leaves out. `ranks` train together: each calls this
     function with its own part of the batches.
 
-    `save(state, best, must)` is called after each epoch, and when the user stops the run (`must`), which then raises
-    `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it reaches the weights
-    (on a GPU one step later, before anything is saved), with the names of the batch's files, and for weights that the
-    last steps of an epoch made non-finite.
+    `save(state, best, must)` is called after each epoch, with `must` when its plan changed or the user stops the run,
+    which then raises `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it
+    reaches the weights (on a GPU one step later, before anything is saved), with the names of the batch's files, and
+    for weights that the last steps of an epoch made non-finite.
     """
     step = step or Step(state.model, state.optimizer, objective, machine, run)
     with stop_requested(listener.on_stop) as requested:

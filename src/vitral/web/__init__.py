@@ -20,6 +20,8 @@ BROWSER: Mapping[str, str] = {
 }
 """File beside the page → its asset."""
 
+EXAMPLE = "example.png"  # beside the page: an image to try, if one was given
+
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -42,11 +44,12 @@ def text(name: str) -> str:
 
 
 @cache
-def page(*, title: str = "vitral", served: bool, csp: str = "") -> str:
+def page(*, title: str = "vitral", served: bool, csp: str = "", example: str = "") -> str:
     """The page as HTML. `served` by a server it can ask for a token and links the API; `csp` is its policy if no header
-    has it.
+    has it; `example` is a file beside it to try.
     """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    return environment.from_string(text("page.html.jinja")).render(title=title, served=served, csp=csp)
+    template = environment.from_string(text("page.html.jinja"))
+    return template.render(title=title, served=served, csp=csp, example=example)

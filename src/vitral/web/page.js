@@ -11,6 +11,7 @@ const at = (id) => document.getElementById(id);
 const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers show
 const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
+const GRAY = 0.7; // share of color that an image loses under a map, whose red does not show on a red flower
 const UNSURE = 0.5; // a class below this probability is marked
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
 
@@ -118,6 +119,17 @@ async function take(files) {
     }
     const name = file.name || "pasted image";
     await question({ name, file, url: URL.createObjectURL(file), model: model().name, target: "" });
+  }
+}
+
+async function tryExample() {
+  const name = at("example").value;
+  try {
+    const answer = await fetch(name);
+    if (!answer.ok) throw new Refusal({ title: "The example is gone", detail: `${answer.status}`, try: "choose an image" });
+    await take([new File([await answer.blob()], name, { type: "image/png" })]);
+  } catch (error) {
+    refuse(name, error);
   }
 }
 
@@ -230,6 +242,7 @@ function showImage(entry) {
   at("overlay").hidden = at("opacity-row").hidden = !found;
   at("legend").hidden = true;
   if (!found) {
+    at("image").style.filter = "";
     at("caption").textContent = "";
     return;
   }
@@ -283,6 +296,7 @@ function drawn({ values, grid }, [height, width], style) {
 function fade() {
   const value = at("opacity").value;
   at("overlay").style.opacity = value / 100;
+  at("image").style.filter = `grayscale(${value * GRAY}%)`;
   at("opacity").setAttribute("aria-valuetext", `${value} percent`);
   at("opacity-value").textContent = `${value}\u202f%`;
 }
@@ -408,6 +422,7 @@ async function photograph() {
 
 if (navigator.mediaDevices?.getUserMedia) at("camera").hidden = false; // only in a secure context
 at("camera").addEventListener("click", openCamera);
+at("example")?.addEventListener("click", tryExample);
 at("camera-dialog").addEventListener("close", closeCamera);
 at("camera-cancel").addEventListener("click", () => at("camera-dialog").close());
 at("camera-view").addEventListener("playing", () => {

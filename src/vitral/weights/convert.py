@@ -15,6 +15,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import DEFAULT_TASK
 from vitral.errors import UsageError, WeightsError, unknown
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
+from vitral.model.edited import edited
 from vitral.model.position import POSITIONS
 from vitral.weights import native
 from vitral.weights.formats import FORMATS, huggingface_code, huggingface_writing
@@ -45,6 +46,7 @@ def _for_transformers(weights: Weights, path: Path) -> Sequence[Path]:
 _WRITERS = {
     **{name: one.write for name, one in FORMATS.items() if one.write is not None},
     "hf": _for_transformers,
+    "hf" + _BIT: _for_transformers,
 }
 TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 """Formats that can be written."""
@@ -59,6 +61,8 @@ def convert(source: str | Path | nn.Module, target: str | Path, to: str, **optio
     loaded = read(source, **options)
     loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
     loaded.account.notes += lost(loaded.weights, to)
+    if to != "native" and (changed := edited()):
+        loaded.account.notes.append(Alarm(f"WARNING for {to}: {changed}, and its network computes without that"))
     if any(path.endswith(huggingface_code.MODELING) for path in loaded.account.written):
         loaded.account.notes.append(_CUSTOM)
     return loaded.account
@@ -163,7 +167,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint="--to native")
     writer = _WRITERS.get(to + _BIT if isinstance(weights.config, BiTConfig) else to)
     if writer is None:
-        raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such format")
+        raise WeightsError(f"a BiT cannot be written for {to}", why="vitral knows no such format", hint="--to hf")
     if getattr(weights.config, "conv_stem", None) is not None and to != "hf":
         why = "it has a convolutional stem, which other libraries do not support"
         hint = "--to hf, with a modeling file; or a network of patches alone: vitral train … --model Ti/16"

@@ -351,18 +351,7 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, account: LoadReport
     """Check that every parameter has a tensor of the right shape; return the network on the meta device."""
     with torch.device("meta"):
         empty = network(config)
-    own = empty.state_dict()
-    missing = [name for name in own if name not in state]
-    left = [name for name in state if name not in own]
-    wrong = [
-        f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if missing or left or wrong:
-        problems = [f"{n} is missing" for n in missing] + [f"{n} is unexpected" for n in left] + wrong
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        why = "; ".join(problems[:3]) + more
+    if why := native.misfit(empty, state):
         raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
     return empty
 

@@ -136,19 +136,6 @@ def _check(weights: Weights, path: Path) -> None:
             raise WeightsError("damaged header in weights file", where=path, why=why)
 
 
-def in_16_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Halve the size of the tensors: floats as fp16 or bf16, whichever is closer to the values. `build` converts back
-    to fp32.
-    """
-
-    def error(dtype: torch.dtype) -> float:
-        return sum(float((one.to(dtype).double() - one.double()).square().sum()) for one in floats.values())
-
-    floats = {name: one for name, one in state.items() if one.is_floating_point()}
-    dtype = min((torch.float16, torch.bfloat16), key=error)  # values beyond fp16 become infinite, and so the error
-    return {name: one.to(dtype) if name in floats else one for name, one in state.items()}
-
-
 def digest(state: Mapping[str, Tensor]) -> str:
     """Hash the tensors: names, dtypes, shapes and every byte."""
     hashed = hashlib.sha256()
@@ -187,8 +174,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path | None 
     model.load_state_dict(dict(state))
 
 
-def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None) -> None:
-    own = dict(model.state_dict())
+def misfit(model: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """Name the first parameters that are missing, unexpected or of another shape; "" if the tensors fit."""
+    own = model.state_dict()
     problems = [f"{name} is missing" for name in own if name not in state]
     problems += [f"{name} is unexpected" for name in state if name not in own]
     problems += [
@@ -196,9 +184,12 @@ def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None)
         for name in own
         if name in state and own[name].shape != state[name].shape
     ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        why, hint = "; ".join(problems[:3]) + more, None
+    return "; ".join(problems[:3]) + (f" and {len(problems) - 3} more" if len(problems) > 3 else "")
+
+
+def _check_fit(model: nn.Module, state: Mapping[str, Tensor], path: Path | None) -> None:
+    if why := misfit(model, state):
+        hint = None
         if isinstance(model, Foreign):
             built, source = model.config.version, model.config.source
             now = version_of(source) or "the code as it is now"

@@ -1,9 +1,9 @@
 """Decide what tensors do not determine: stated by a config, known from a published architecture, or refused.
 
 What a file states is honored or refused. If it states nothing, the tensors' names and widths are looked up among
-published architectures. A single match is taken. Of several, the plain ViT or DeiT of that size is taken and the others
-are listed. Otherwise the load is refused, with the candidates and the flag that selects one. A choice made this way is
-reported as an assumption.
+published architectures. A single match is taken. Of several, or of none in timm's layout, the plain ViT or DeiT of that
+size is taken and the others are listed. Otherwise the load is refused, with the candidates and the flag that selects
+one. A choice made this way is reported as an assumption.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from vitral.data.options import DataOptions
 from vitral.device import choose, plain_modes, seeded
 from vitral.errors import DataError, ImageError, UsageError, VitralError
 from vitral.evaluation import figures
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished
 from vitral.explanation.inspect.attention_distance import Prefix
 from vitral.explanation.inspect.drawing import Theme
 from vitral.explanation.inspect.panels import Inspection, Panel, inspect_network, worked_example
@@ -247,12 +247,12 @@ def render(inspection: Inspection, command: str) -> str:
         title=inspection.name, source=inspection.source, facts=inspection.facts, notes=inspection.notes, panels=panels,
         example=worked_example(), command=command, version=__version__,
     )  # fmt: skip
-    return without_control_characters(text)
+    return finished(text)
 
 
 def _on_page(panel: Panel) -> dict[str, Any]:
     """Return the template variables of a panel; `width` in pixels, so that all panels have the same font size."""
     figure = panel.draw(_ON_PAGE)
     width = 100 * figure.get_figwidth()
-    svg = figures._inline(figure, panel.name)
+    svg = figures.inline(figure, panel.name)
     return {"name": panel.name, "title": panel.title, "caption": panel.caption, "svg": svg, "width": round(width)}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vitral.atomic import replacing, write_text
-from vitral.digest import with_digest
+from vitral.drawing import FONT, dress, png
 from vitral.errors import RunError
 from vitral.evaluation import figures
 from vitral.evaluation.figures import FIRST, INK, LINE, MUTED, SECOND, Plot
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished, write_page
 from vitral.workflows.learning_rates import RULE, RangeTest
 
 PAGE, PNG, JSON = "learning-rate.html", "learning-rate.png", "learning-rate.json"
@@ -39,15 +37,11 @@ def write(folder: Path, test: RangeTest, command: str) -> None:
     page = environment(__package__).get_template("learning_rates.html.jinja").render(
         test=test, rule=RULE, figure=_plot(test), command=command
     )  # fmt: skip
-    encoded = without_control_characters(page).encode("utf-8", errors="replace")
-    write_text(folder / PAGE, with_digest(encoded, "\n<!-- ", " -->\n").decode())
+    write_page(folder / PAGE, finished(page))
     drawn = _draw(test, printed=True)
     drawn.set_layout_engine("constrained")
-    drawn.set_dpi(200)
-    content = io.BytesIO()
-    FigureCanvasAgg(drawn).print_png(content)
     with replacing(folder / PNG) as temporary:
-        temporary.write_bytes(content.getvalue())
+        temporary.write_bytes(png(drawn, 200))
     write_text(folder / JSON, json.dumps(test.to_json(), indent=2) + "\n")
 
 
@@ -77,7 +71,7 @@ def on_terminal(test: RangeTest) -> list[str]:
 
 def _plot(test: RangeTest) -> Plot:
     alt = f"Loss over {len(test.rates)} learning rates, from {test.averaged[0]:.3g}, lowest {test.averaged.min():.3g}."
-    return Plot("Loss over learning rates", figures._inline(_draw(test), "rate"), f"{alt} {in_words(test)}")
+    return Plot("Loss over learning rates", figures.inline(_draw(test), "rate"), f"{alt} {in_words(test)}")
 
 
 def _draw(test: RangeTest, printed: bool = False) -> Figure:
@@ -95,15 +89,13 @@ def _draw(test: RangeTest, printed: bool = False) -> Figure:
 
 
 def _dress(axes: Axes, test: RangeTest, color: Callable[[str], str]) -> None:
-    figures._dress(axes, "loss")
-    axes.grid(visible=True, axis="y", color=color(LINE), linewidth=0.8)
-    axes.tick_params(which="both", colors=color(MUTED))
-    axes.yaxis.label.set_color(color(MUTED))
+    dress(axes, "loss", color(MUTED), color(LINE))
+    axes.tick_params(axis="x", length=3)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("learning rate", fontfamily=figures._FONT, fontsize=10.5, color=color(MUTED))
+    axes.set_xlabel("learning rate", fontfamily=FONT, fontsize=10.5, color=color(MUTED))
     low, start = float(test.averaged.min()), float(max(test.averaged[0], test.losses[0]))
     axes.set_ylim(low - 0.15 * (start - low), start + 0.5 * (start - low))
-    axes.legend(loc="best", frameon=False, labelcolor=color(INK), prop={"family": figures._FONT, "size": 10})
+    axes.legend(loc="best", frameon=False, labelcolor=color(INK), prop={"family": FONT, "size": 10})

@@ -85,7 +85,8 @@ class Replayed:
         """The text below an image of a contact sheet: label, prediction, loss and file."""
         predicted, confidence = self.predicted(index)
         loss = float(self.losses[index])
-        return f"{self.label(index)}\npredicted {predicted} {confidence:.0%}\nloss {loss:.3f}\n{self.names[index]}"
+        verdict = "predicted" if self.probabilities[index].argmax() == self.targets[index].argmax() else "wrong:"
+        return f"{self.label(index)}\n{verdict} {predicted} {confidence:.0%}\nloss {loss:.3f}\n{self.names[index]}"
 
     def to_json(self) -> dict[str, Any]:
         rows = [

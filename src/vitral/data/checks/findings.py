@@ -18,7 +18,6 @@ SMALL_CLASS = 10
 """Train images below which a class is reported as small."""
 IMBALANCE = 10.0
 """Ratio of the largest to the smallest class in train from which imbalance is reported."""
-"""Hint for unreadable images."""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ class _Reading:
 
     def _split_tops(self) -> dict[str, str]:
         """Top folders that are splits → split: by name, with class folders inside, and with more images in them than
-        in folders of other names. So a class called "train" (the vehicle) among other classes stays a class.
+        in folders of other names. So a class called "train" (the vehicle) among other classes stays a class. Refuses
+        folders that look like splits without a name of one.
         """
         tree = self.tree
         named = {top: split for top in tree.tops if (split := split_name(top))}
@@ -119,7 +120,7 @@ class _Reading:
         return splits
 
     def _refuse_unnamed_splits(self, containers: Sequence[str]) -> None:
-        """Refuse top folders that hold the same sub-folders, unless their names say that they are splits."""
+        """Refuse top folders that share half of their sub-folders, unless their names say that they are splits."""
         tree = self.tree
         nested = [top for top in tree.tops if tree.is_nested(top)]
         unnamed = [top for top in nested if top not in containers]

@@ -7,7 +7,6 @@ safe and readable in gray.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vitral.atomic import replacing
+from vitral.drawing import FONT, dress, png, svg
 from vitral.explanation.capture import INPUT, POOL
 from vitral.explanation.inspect.attention_distance import AttentionDistance
 from vitral.explanation.inspect.cka import Likeness
@@ -51,7 +49,6 @@ MAX_TILES = 14
 MAX_HEADS, MAX_LAYERS = 12, 4
 """Heads and layers whose maps are drawn; all values are in the JSON."""
 
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 _KERNELS = (8, 16)  # rows and columns of raw kernels
 _GAP = 0.12  # of a tile
 _DOTS = 400  # largest outliers of a layer that are drawn
@@ -64,24 +61,10 @@ def save(figure: Figure, *paths: Path) -> None:
     figure.set_layout_engine("constrained")
     figure.patch.set(facecolor="white", alpha=1)
     for path in paths:
-        drawn = _svg(figure) if path.suffix == ".svg" else _png(figure)
+        drawn = svg(figure).encode() if path.suffix == ".svg" else png(figure, _DPI)
         figure.set_layout_engine("none")  # keep the layout
         with replacing(path) as temporary:
             temporary.write_bytes(drawn)
-
-
-def _svg(figure: Figure) -> bytes:
-    text = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return text.getvalue().encode("utf-8")
-
-
-def _png(figure: Figure) -> bytes:
-    figure.set_dpi(_DPI)
-    canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
-    canvas.draw()
-    Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).save(buffer, "PNG", dpi=(_DPI, _DPI))
-    return buffer.getvalue()
 
 
 # Tiles ----------------------------------------------------------------------------------------------------------------
@@ -170,8 +153,8 @@ def positions(found: PositionSimilarity, theme: Theme = PAPER) -> Figure:
     image.set(cmap="viridis", clim=(low, 1))  # for the color bar, since the canvas has RGB values
     axes.yaxis.set_ticks(tiles.middles(0), [str(n) for n in at_rows])
     axes.xaxis.set_ticks(tiles.middles(1), [str(n) for n in at_columns])
-    axes.set_xlabel("column of the patch", fontfamily=_FONT, fontsize=10.5, color=theme.muted)
-    axes.set_ylabel("row of the patch", fontfamily=_FONT, fontsize=10.5, color=theme.muted)
+    axes.set_xlabel("column of the patch", fontfamily=FONT, fontsize=10.5, color=theme.muted)
+    axes.set_ylabel("row of the patch", fontfamily=FONT, fontsize=10.5, color=theme.muted)
     _remove_frame(axes, 9, theme)
     _bar(figure, axes, image, "similarity", theme)
     return figure
@@ -212,7 +195,7 @@ def _scatter(
         axes.axhline(height, color=theme.second, linewidth=1.4, linestyle=(0, (5, 3)), zorder=1)
         axes.annotate(
             text, (1, height), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
-            ha="left", va="center", fontfamily=_FONT, fontsize=9.5, color=theme.second,
+            ha="left", va="center", fontfamily=FONT, fontsize=9.5, color=theme.second,
         )  # fmt: skip
     for place, heads in enumerate(values):
         axes.plot([place] * len(heads), heads, linestyle="", marker="o", markersize=6.5, color=theme.first, alpha=0.6,
@@ -220,7 +203,7 @@ def _scatter(
     highest = max([height for height, _ in lines] + [float(v) for v in values[np.isfinite(values)]])
     axes.set_ylim(0, 1.1 * highest if highest > 0 else 1)
     _layer_axis(axes, layers, theme)
-    _style(axes, label, theme)
+    dress(axes, label, theme.muted, theme.line)
     return figure
 
 
@@ -249,10 +232,10 @@ def norms(found: TokenNorms, theme: Theme = PAPER) -> Figure:
     else:
         axes.set_ylim(0, 1.06 * float(top) or 1)
     _layer_axis(axes, found.layers, theme)
-    _style(axes, "norm of a token", theme)
+    dress(axes, "norm of a token", theme.muted, theme.line)
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, labelcolor=theme.ink, borderaxespad=0.2,
-        handletextpad=0.5, columnspacing=1.4, prop={"family": _FONT, "size": 9.5},
+        handletextpad=0.5, columnspacing=1.4, prop={"family": FONT, "size": 9.5},
     )  # fmt: skip
     return figure
 
@@ -277,7 +260,7 @@ def likeness(found: Likeness, theme: Theme = PAPER) -> Figure:
     step = -(-len(names) // 14)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(range(0, len(names), step), names[::step])
-        axis.set_label_text("layer", fontfamily=_FONT, fontsize=10.5, color=theme.muted)
+        axis.set_label_text("layer", fontfamily=FONT, fontsize=10.5, color=theme.muted)
     _remove_frame(axes, 9.5, theme)
     _bar(figure, axes, image, "CKA", theme)
     return figure
@@ -333,31 +316,21 @@ def _over(image: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _layer_axis(axes: Axes, layers: Sequence[int], theme: Theme) -> None:
     count = len(layers)
     axes.set_xlim(-0.6, count - 0.4)
-    axes.set_xlabel("layer", fontfamily=_FONT, fontsize=10.5, color=theme.muted)
+    axes.set_xlabel("layer", fontfamily=FONT, fontsize=10.5, color=theme.muted)
     step = -(-count // 16)
     axes.set_xticks(range(0, count, step), [str(layer) for layer in layers[::step]])
 
 
 def _remove_frame(axes: Axes, labelsize: float, theme: Theme) -> None:
-    axes.tick_params(colors=theme.muted, labelsize=labelsize, labelfontfamily=_FONT, length=0)
+    axes.tick_params(colors=theme.muted, labelsize=labelsize, labelfontfamily=FONT, length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _style(axes: Axes, label: str, theme: Theme) -> None:
-    axes.set_facecolor("none")
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, axis="y", color=theme.line, linewidth=0.8, linestyle="solid")
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=theme.muted, linewidth=0.8)
-    axes.tick_params(which="both", colors=theme.muted, labelsize=10, labelfontfamily=_FONT, length=0, pad=5)
-    axes.set_ylabel(label, fontfamily=_FONT, fontsize=10.5, color=theme.muted)
 
 
 def _bar(figure: Figure, axes: Axes, image: Any, label: str, theme: Theme) -> None:
     # Inset axes keep the bar next to the image, even if the image is narrower than its axes.
     bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.03, 1)))
     bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=theme.muted, labelsize=9.5, labelfontfamily=_FONT, length=0)
+    bar.ax.tick_params(colors=theme.muted, labelsize=9.5, labelfontfamily=FONT, length=0)
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
-    bar.set_label(label, fontfamily=_FONT, fontsize=10.5, color=theme.muted)
+    bar.set_label(label, fontfamily=FONT, fontsize=10.5, color=theme.muted)

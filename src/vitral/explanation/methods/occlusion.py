@@ -9,15 +9,13 @@ patches are filled with 0 after standardization, the mean color of its training 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from vitral.errors import UsageError
 from vitral.explanation.methods.method import Maps, Method, grid_of, target_logits
 from vitral.model import ViT
-from vitral.model.position import Rotation, rotation_at
+from vitral.model.position import rotation_at
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 262_144}
 """Tokens per batch, by device. More do not fit the caches of a CPU (docs/log/explanation.md)."""
@@ -68,23 +66,15 @@ def _with_fewer_tokens(network: ViT, images: Tensor, kept: Tensor, targets: Tens
     chosen = torch.cat([prefix, chosen], dim=1)
     tokens, grid = network.embed(images)
     rotations = network.rotations(grid, images.device)
+    num_queries = config.num_queries if network.prune_last_block else None
     image, mask = _pairs(len(images), len(kept), images.device)
     batch_size = max(1, TOKENS_PER_BATCH.get(images.device.type, 4096) // chosen.shape[1])
     parts = []
     for one, which in zip(image.split(batch_size), mask.split(batch_size), strict=True):
-        logits = _blocks(network, tokens[one[:, None], chosen[which]], rotations, chosen[which])
-        parts.append(target_logits(logits, targets[one]))
+        own = [rotation and rotation_at(rotation, chosen[which]) for rotation in rotations]
+        x = network.run_blocks(tokens[one[:, None], chosen[which]], None, own, num_queries)
+        parts.append(target_logits(network.classify(network.pool(x)), targets[one]))
     return torch.cat(parts).unflatten(0, (len(images), len(kept)))
-
-
-def _blocks(network: ViT, x: Tensor, rotations: Sequence[Rotation | None], places: Tensor) -> Tensor:
-    """Logits (b, K) of tokens (b, n, D) with indices `places` (b, n) before the others were removed."""
-    num_queries = network.config.num_queries if network.prune_last_block else None
-    own = [rotation and rotation_at(rotation, places) for rotation in rotations]  # for each image
-    last = len(network.blocks) - 1
-    for number, block in enumerate(network.blocks):
-        x = block(x, None, own[number % len(own)], num_queries if number == last else None)
-    return network.classify(network.pool(x))
 
 
 def _with_filled_cells(network: nn.Module, images: Tensor, kept: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from vitral.atomic import replacing
 from vitral.errors import WeightsError
-from vitral.weights.formats.format import Format, translated
+from vitral.weights.formats.format import Format, check_square, translated
 from vitral.weights.native import Weights
 
 ENCODER: Mapping[str, Sequence[Any]] = {
@@ -29,12 +29,7 @@ def write_checkpoint(kind: Format, weights: Weights, path: Path, key: str) -> Se
         why = f"its head reads the mean of normalized patches; {kind.name}'s reads the class token"
         hint = "a network trained with --pool cls, or --to timm"
         raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
-    for name in ("image", "patch"):
-        height, width = getattr(config, name, (0, 0))
-        if height != width:
-            why = f"its {name} size is {height}×{width}; {kind.name} supports squares only"
-            hint = f"--image-size {height} resizes the positions, or --to timm" if name == "image" else "--to timm"
-            raise WeightsError(f"this network cannot be written for {kind.name}", why=why, hint=hint)
+    check_square(config, kind.name)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in translated(kind, weights).items()}
     file = path if path.suffix else path / "checkpoint.pth"
     file.parent.mkdir(parents=True, exist_ok=True)

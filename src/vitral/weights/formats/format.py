@@ -113,6 +113,16 @@ _TRAINED_SO = {
 """Field of the configuration → the words to type for a network that can be written."""
 
 
+def check_square(config: object, program: str) -> None:
+    """Raise `WeightsError` if image or patches are not square, for programs that support squares only."""
+    for name in ("image", "patch"):
+        height, width = getattr(config, name, (0, 0))
+        if height != width:
+            why = f"its {name} size is {height}×{width}; {program} supports squares only"
+            hint = f"--image-size {height} resizes the positions, or --to timm" if name == "image" else "--to timm"
+            raise WeightsError(f"this network cannot be written for {program}", why=why, hint=hint)
+
+
 def translated(kind: Format, weights: Weights) -> dict[str, Tensor]:
     """Translate weights to the names and layout of `kind`.
 

@@ -1,5 +1,8 @@
 """A network that transformers lacks, for transformers: with a modeling file of its own, plain PyTorch that holds the
-parts of this network alone (`modeling_vitral.py.jinja`), which `trust_remote_code=True` runs.
+parts of this network alone (`modeling_*.py.jinja`), which `trust_remote_code=True` runs.
+
+BiT is such a network: transformers' Bit has timm's epsilons and padding alone, with which BiT of the authors and of
+big_vision answered up to 1 % apart at random weights.
 
 The weights are vitral's own file, which names tensors as the modeling file does: both programs read it.
 """
@@ -10,12 +13,12 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from vitral.atomic import write_text
 from vitral.errors import WeightsError
-from vitral.model import ViTConfig
+from vitral.model import BiTConfig, ViTConfig
+from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, ROOT, stem_width
 from vitral.weights import native
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import to_huggingface
@@ -26,10 +29,11 @@ _MODULE, _CLASS = MODELING.removesuffix(".py"), "VitralForImageClassification"
 
 def write(weights: Weights, path: Path, why: str) -> Sequence[Path]:
     """Write code, configuration and weights into a folder. Raises `WeightsError` with `why`, transformers' own reason,
-    for a network that the code cannot compute either.
+    for a network without classes: the code is that of a classifier.
     """
     config, preprocessing = weights.config, weights.preprocessing
-    if not isinstance(config, ViTConfig) or config.stem is not None or not config.classes:
+    if not isinstance(config, ViTConfig | BiTConfig) or not config.classes:
+        why += "; a modeling file is for networks with classes, and this one has none"
         raise WeightsError("transformers has no such network", why=why)
     if config.channels == 1:  # pipelines supply color images, of which the code computes the gray
         mean, std = preprocessing.mean * 3, preprocessing.std * 3
@@ -50,18 +54,14 @@ def write(weights: Weights, path: Path, why: str) -> Sequence[Path]:
     return [path / name for name in ("config.json", "model.safetensors", MODELING, "preprocessor_config.json")]
 
 
-def code(config: ViTConfig) -> str:
+def code(config: ViTConfig | BiTConfig) -> str:
     """Return the modeling file of a network."""
-    from jinja2 import Environment
+    from jinja2 import Environment, PackageLoader
 
-    text = resources.files(__package__).joinpath(f"{MODELING}.jinja").read_text("utf-8")
-    present = {
-        "self.cls_token": config.cls_token, "self.dist_token": config.dist_token,
-        "self.reg_token": config.register_position,
-    }  # fmt: skip
-    made: str = Environment(keep_trailing_newline=True).from_string(text).render(
-        c=config, prefix=", ".join(name for name, there in present.items() if there),
-        rotary=config.rope is not None or config.position == "rotary",
-        mixed=config.rope is not None and config.rope.kind == "mixed",
-    )  # fmt: skip
+    if isinstance(config, BiTConfig):
+        name, numerics = "modeling_bit.py.jinja", BIT_NUMERICS[config.numerics]
+    else:
+        name, numerics = "modeling_vit.py.jinja", HYBRID_NUMERICS[config.stem_numerics]
+    environment = Environment(loader=PackageLoader(__package__, ""), keep_trailing_newline=True)
+    made = environment.get_template(name).render(c=config, numerics=numerics, root=ROOT, stem_width=stem_width)
     return re.sub(r"\n{4,}", "\n\n\n", made)

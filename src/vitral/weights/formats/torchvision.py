@@ -12,7 +12,7 @@ from vitral.errors import WeightsError
 from vitral.model import ViTConfig
 from vitral.weights import class_names
 from vitral.weights.files import write_plain
-from vitral.weights.formats.format import Format, translated
+from vitral.weights.formats.format import Format, check_square, translated
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import DEFAULTS
 from vitral.weights.read.source import Source
@@ -71,13 +71,7 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
         why, hint = "its networks always have one", "--classes N --new-head adds one of zeros"
         raise WeightsError("a network without a head cannot be written for torchvision", why=why, hint=hint)
     tensors: dict[str, Tensor] = translated(TORCHVISION, weights)
-    config = weights.config
-    for name in ("image", "patch"):
-        height, width = getattr(config, name, (0, 0))
-        if height != width:
-            why = f"its {name} size is {height}×{width}; torchvision supports squares only"
-            hint = f"--image-size {height} resizes the positions, or --to timm" if name == "image" else "--to timm"
-            raise WeightsError("this network cannot be written for torchvision", why=why, hint=hint)
+    check_square(weights.config, "torchvision")
     file = path if path.suffix else path / "model.safetensors"
     write_plain(file, tensors)
     return [file]

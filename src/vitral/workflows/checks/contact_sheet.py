@@ -16,7 +16,7 @@ from vitral.errors import UsageError
 from vitral.wording import shown
 
 _CELL, _GAP, _LINE, _COLUMNS = 200, 12, 16, 6
-_INK = (26, 26, 26)
+_INK, _WRONG = (26, 26, 26), (163, 59, 0)
 
 
 def check_png(path: str | Path, option: str = "--out") -> Path:
@@ -30,7 +30,7 @@ def check_png(path: str | Path, option: str = "--out") -> Path:
 
 
 def contact_sheet(cells: Sequence[tuple[np.ndarray, str]], path: Path) -> None:
-    """Write uint8 images (H, W, C) with their texts, row by row. Long lines are truncated at the start."""
+    """Write uint8 images (H, W, C) with their texts, row by row. Lines that begin with "wrong" are red."""
     from vitral.explanation.drawing import enlarged  # imports matplotlib, for which errors of a command do not wait
 
     columns = min(len(cells), _COLUMNS)
@@ -44,18 +44,19 @@ def contact_sheet(cells: Sequence[tuple[np.ndarray, str]], path: Path) -> None:
         sheet.paste(image, (left + (_CELL - image.width) // 2, top + _CELL - image.height))
         for row, line in enumerate(text.split("\n")):
             font = fonts.pillow_font(line, 12)
-            draw.text((left, top + _CELL + 2 + row * _LINE), _fitted(draw, shown(line), font), _INK, font)
+            color = _WRONG if line.startswith("wrong") else _INK
+            draw.text((left, top + _CELL + 2 + row * _LINE), _fitted(draw, shown(line), font), color, font)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
 
 
 def _fitted(draw: ImageDraw.ImageDraw, line: str, font: ImageFont.FreeTypeFont) -> str:
-    """Truncate a line at the start: the end of a path identifies the file."""
-    if draw.textlength(line, font) <= _CELL:
-        return line
-    while line and draw.textlength(f"…{line}", font) > _CELL:
-        line = line[max(1, len(line) // 20) :]
-    return f"…{line}"
+    """Shorten a line in its middle; of a path that is too long, file and folder are left, which often is the class."""
+
+    def fits(cut: str) -> bool:
+        return draw.textlength(cut, font) <= _CELL
+
+    return fonts.shortened(line if fits(line) else "/".join(line.split("/")[-2:]), fits)
 
 
 MOST_PAIRS = 60

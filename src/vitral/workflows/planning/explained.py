@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from vitral.atomic import write_text
-from vitral.digest import with_digest
 from vitral.errors import VitralError
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished, write_page
 from vitral.model import config as model_config
 from vitral.model import summarize
 from vitral.model.config_base import kinds_of
@@ -149,5 +147,4 @@ def write_plan(path: Path, job: Job, command: str) -> None:
         command=command,
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    encoded = without_control_characters(text).encode("utf-8", errors="replace")
-    write_text(path, with_digest(encoded, "\n<!-- ", " -->\n").decode())
+    write_page(path, finished(text))

@@ -123,5 +123,5 @@ def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot]
         note = f"Attention distance is averaged over {len(images)} of these images."
     inspection = Inspection("", {}, patch_filters(network), position_similarity(network, 32), attention)
     panels = [panel for panel in inspection.panels() if panel.name in _PANELS]
-    drawn = [(one, figures._inline(one.draw(_ON_PAGE), f"inside-{one.name}")) for one in panels]
+    drawn = [(one, figures.inline(one.draw(_ON_PAGE), f"inside-{one.name}")) for one in panels]
     return [Plot(one.title, svg, one.caption) for one, svg in drawn], note

@@ -76,7 +76,7 @@ def finish(running: Running) -> None:
 
 
 def _write(running: Running, model: Any) -> None:
-    from vitral.workflows.running.pretraining_page import write_page  # matplotlib takes a second to import
+    from vitral.workflows.running.pretraining_page import write_report  # matplotlib takes a second to import
 
     folder, state = running.folder, running.state
     weights = native.read(folder.weights)
@@ -89,7 +89,7 @@ def _write(running: Running, model: Any) -> None:
     }
     cells = draw_samples(running, model)
     contact_sheet(cells, folder.path / SHEET)
-    write_page(running, result, cells)
+    write_report(running, result, cells)
     write_result(running, result)
 
 

@@ -6,11 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vitral.atomic import write_text
-from vitral.digest import with_digest
 from vitral.evaluation.figures import Spec, curves, embedded
 from vitral.evaluation.page_numbers import duration
-from vitral.evaluation.pages import environment, without_control_characters
+from vitral.evaluation.pages import environment, finished, write_page
 from vitral.pretraining.monitor import SAMPLED
 from vitral.workflows.running.pretraining_samples import Cells
 from vitral.workflows.running.running import Running
@@ -37,7 +35,7 @@ EXPLAINED: Mapping[str, str] = {
 """Method → a sentence below its samples."""
 
 
-def write_page(running: Running, result: Mapping[str, Any], cells: Cells) -> None:
+def write_report(running: Running, result: Mapping[str, Any], cells: Cells) -> None:
     """Write report.html, atomically."""
     job, history, run = running.job, running.state.history, shlex.quote(str(running.folder.path))
     text = environment(__package__).get_template("pretraining.html.jinja").render(
@@ -48,8 +46,7 @@ def write_page(running: Running, result: Mapping[str, Any], cells: Cells) -> Non
         samples=[(embedded(pixels, _SIDE), what) for pixels, what in cells], explained=EXPLAINED[job.run.recipe],
         plots=curves(history, None, SPECS), plan=job.plan.choices, command=running.command, run=run,
     )  # fmt: skip
-    encoded = without_control_characters(text).encode("utf-8", errors="replace")
-    write_text(running.folder.report, with_digest(encoded, "\n<!-- ", " -->\n").decode())
+    write_page(running.folder.report, finished(text))
 
 
 NAMES = {"probe_accuracy": "linear probe", "knn_accuracy": "k nearest neighbors"}

@@ -34,7 +34,7 @@ class Saving:
         self._behind = False
 
     def __call__(self, state: State, best: bool, must: bool = False) -> None:
-        """Save after an epoch if there is time, or in any case with `must`, as when the user stops the run."""
+        """Save after an epoch if there is time; with `must`, as at a stop or a new number of epochs, in any case."""
         self._behind = True
         gathered, ranks = self.running.strategy.gathered, self.running.ranks
         weights = gathered(state.evaluated.state_dict()) if best else {}
