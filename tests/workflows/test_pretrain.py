@@ -49,10 +49,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def ignore_collapse(monkeypatch: pytest.MonkeyPatch, page: bool = False) -> None:
     monkeypatch.setattr(monitor, "LEAST_SPREAD", 0.0)
     monkeypatch.setattr(monitor, "LEAST_RANK", 0.0)
-    monkeypatch.setattr(pretraining_page, "write_page", write_page if page else lambda running, result, cells: None)
+    monkeypatch.setattr(pretraining_page, "write_report", write_report if page else lambda running, result, cells: None)
 
 
-write_page = pretraining_page.write_page
+write_report = pretraining_page.write_report
 
 
 def pretrain(data: object, out: Path, method: str = "mae", **options: Any) -> vitral.TrainedRun:
