@@ -8,8 +8,6 @@ START = "docs/index"
 
 NAVIGATION = {
     "Start": {
-        "docs/index.ko": "한국어",
-        "docs/index.ja": "日本語",
         "README": "All at a glance",
         "docs/coming-from": "",
         "docs/demo": "",
@@ -42,6 +40,8 @@ NAVIGATION = {
         "CONTRIBUTING": "",
         "CHANGELOG": "",
         "SECURITY": "",
+        "docs/index.ko": "한국어",
+        "docs/index.ja": "日本語",
     },
     "Reasons": {"docs/decisions/README": "", "docs/log/README": ""},
 }
