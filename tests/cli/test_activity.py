@@ -60,7 +60,7 @@ def test_a_log_has_a_line_for_each_thing_that_takes_long(make_images: MakeImages
 
 @pytest.mark.slow
 def test_commands_that_answer_at_once_add_nothing_to_a_log(make_images: MakeImages, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "vitral", "data", "check", str(make_images({"cat": 3, "dog": 3}))]
+    words = [sys.executable, "-m", "vitral", "predict", "demo", str(make_images({"cat": 3, "dog": 3}))]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "starting" not in done.stdout + done.stderr
 

@@ -15,8 +15,10 @@ from running import mostly_slow, train
 from vitral import create
 from vitral.distributed.ranks import current, joined
 from vitral.distributed.strategies import STRATEGIES
-from vitral.distributed.tensors import is_sharded
+from vitral.distributed.tensors import is_sharded, like, whole
 from vitral.training.loop import Averaged
+from vitral.training.optimizers import OptimizerSet
+from vitral.training.options import Run
 from vitral.workflows.planning import ranks as plan_ranks
 from vitral.workflows.planning import throughput
 
@@ -60,7 +62,7 @@ def photos(tmp_path_factory) -> Path:
 
 SHARDED = (
     "accumulation, uneven rows, a last step of one micro-batch", "mixup", "sgd", "recomputed blocks",
-    "batch norms over all ranks, averaged weights", "dropout of every kind",
+    "batch norms over all ranks, averaged weights", "dropout of every kind", "muon, no clipping",
 )  # fmt: skip
 """Cases for parameters that are shared out, too."""
 
@@ -93,6 +95,34 @@ def test_averaged_weights_are_in_parts_after_validation():
     assert on_ranks(2, work) == [0, 0]
 
 
+def test_muon_of_parts_is_that_of_whole_matrices(monkeypatch):
+    """Also of kernels, and of rows that three ranks cannot share out equally."""
+    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: False)  # exact enough to be compared
+
+    def made() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return create("C+mu/4", dim=8, depth=2, heads=2, mlp_dim=10, image_size=8, classes=2)
+
+    def stepped(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        optimizer = OptimizerSet(model, Run(optimizer="muon", lr=0.1))
+        for seed in range(2):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.grad = like(torch.randn(parameter.shape, generator=generator), parameter)
+            optimizer.step()
+        return {name: whole(parameter) for name, parameter in model.named_parameters()}
+
+    def work() -> int:
+        with joined("cpu") as ranks:
+            wanted, model = stepped(made()), made()
+            STRATEGIES["fsdp"](model, ranks)
+            found = stepped(model)
+            assert any(parameter.ndim == 4 for parameter in found.values())
+            return int(any(not torch.allclose(found[name], one, atol=1e-5) for name, one in wanted.items()))
+
+    assert on_ranks(3, work) == [0, 0, 0]
+
+
 FOUR = {"ddp": {}, "hsdp": {"LOCAL_WORLD_SIZE": "2"}, "offload": {}}
 """Strategies of four ranks, and their environment: for hsdp of two machines, which make a mesh of 2 × 2."""
 
@@ -100,7 +130,14 @@ FOUR = {"ddp": {}, "hsdp": {"LOCAL_WORLD_SIZE": "2"}, "offload": {}}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    [("ddp", "mixup"), ("hsdp", "mixup"), ("hsdp", SHARDED[0]), ("offload", SHARDED[0])],
+    [
+        ("ddp", "mixup"),
+        ("hsdp", "mixup"),
+        ("hsdp", SHARDED[0]),
+        ("offload", SHARDED[0]),
+        ("hsdp", "muon, no clipping"),
+        ("offload", "muon, no clipping"),
+    ],
 )
 def test_losses_of_four_ranks(strategy, name, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_ranks, "_refusal", lambda *_: "")  # offloading needs no GPU to be right

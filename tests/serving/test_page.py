@@ -87,7 +87,7 @@ def test_the_example_is_an_image_without_metadata(visit, predictor, drawings):
     visit.page.get_by_role("button", name="Try the example").click()
     visit.page.wait_for_function("() => document.getElementById('label').textContent === 'ship'")
     assert visit.text("confidence") == percent(predictor(drawings["ship.png"]).confidence)
-    assert visit.page.locator("#image").evaluate("(image) => getComputedStyle(image).filter") == "grayscale(0.7)"
+    assert visit.page.locator("#image").evaluate("(image) => getComputedStyle(image).filter") == "grayscale(1)"
 
 
 def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):

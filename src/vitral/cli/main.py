@@ -95,8 +95,8 @@ _TRAINING = {"train", "pretrain", "study", "tune", "reproduce"}
 """First words of commands that save what they have trained when they are stopped."""
 
 
-_LOGGED = {*_TRAINING, "demo", "evaluate", "compare", "explain", "inspect", "embed", "export", "quantize", "bench"}
-"""First words of commands that say in a log, too, what they are doing; a line of `predict` is a result or a failure."""
+_AT_ONCE = {"predict", "summary", "models", "convert", "completion"}
+"""First words of commands that say in a log nothing but results and failures, unless they write with --out."""
 
 
 def run() -> NoReturn:
@@ -184,7 +184,7 @@ def _dispatch(words: list[str], debug: bool, logged: bool) -> int:
         raise _unknown_command(words)
     command = COMMANDS[name]
     if not (is_follower() or name in _SILENT or {"--quiet", "-h", "--help"} & {*rest}):
-        activity.begin(f"vitral {name}: starting", logged=logged and words[0] in _LOGGED)
+        activity.begin(f"vitral {name}: starting", logged=logged and (words[0] not in _AT_ONCE or "--out" in rest))
     options = _options(command)
     if not {"-h", "--help"}.isdisjoint(rest):
         stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)

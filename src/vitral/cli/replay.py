@@ -36,7 +36,8 @@ def replay(
         print_json({**found.to_json(), "sheet": str(path)})
     else:
         print_text(
-            f"epoch {found.epoch}, batch {found.batch}, step {found.step}: loss {float(found.losses.mean()):.4f}"
+            f"epoch {found.epoch}, batch {found.batch}, step {found.step}: loss {float(found.losses.mean()):.4f} "
+            f"by the weights {'before this step' if exact else 'of the best epoch; --exact: before this step'}"
         )
         rows = table()
         for heading in ("image", "label", "predicted", "loss"):

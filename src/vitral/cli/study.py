@@ -210,11 +210,8 @@ def _study(choices: dict[str, Any], out: str | None, format: str) -> int:
         raise UsageError(f"vitral study {command} needs {flag(needed)}", hint=f"{flag(needed)} {example}")
     from vitral.studies.study import Study
 
-    return carry_out(Study.from_json(choices), out or _default_folder(choices["data"], choices["kind"]), format)
-
-
-def _default_folder(data: str, kind: str) -> str:
-    return os.path.join("studies", f"{Path(data).stem or 'data'}-{kind}")
+    default = os.path.join("studies", f"{Path(choices['data']).stem or 'data'}-{choices['kind']}")
+    return carry_out(Study.from_json(choices), out or default, format)
 
 
 def carry_out(study: Study, folder: str, format: str) -> int:

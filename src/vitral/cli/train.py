@@ -31,6 +31,8 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
         return plan_only.print_only(given, planning["report"], format)
     if find_lr:
         return _find_lr(format, given)
+    if given.get("data") is None and not (given.get("resume") or is_follower()):
+        say("note: no DATA is given: training on the handwritten digits of scikit-learn")
     from vitral.workflows.train import train as run_training
 
     run = run_training(began=began, **given)

@@ -33,6 +33,20 @@ def whole(tensor: Tensor) -> Tensor:
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
+def whole_of(part: Tensor, other: Tensor) -> Tensor:
+    """Return the whole tensor of which each rank has a `part` as of `other`, on the ranks' device; a plain `part` as it
+    is. All ranks have to call this.
+    """
+    if not is_sharded(other):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = other
+    moved, mesh = part.to(sharded.device_mesh.device_type), sharded.device_mesh
+    parts = DTensor.from_local(moved, mesh, sharded.placements, shape=other.shape, stride=other.stride())
+    return parts.full_tensor()
+
+
 def like(tensor: Tensor, other: Tensor) -> Tensor:
     """Return a whole tensor, the same on every rank, on the device of `other`; of the same shape, with its parts."""
     moved = tensor.to(other.device)

@@ -142,8 +142,8 @@ def render(content: ReportContent, run: str) -> str:
         several=evaluation is not None and not evaluation.one_class,
         first_classes=_FIRST_CLASSES,
         failures=_failures(evaluation, content.mistakes),
-        gallery=_gallery(content.mistakes),
-        mistakes_left_out=max(0, len(content.mistakes) - GALLERY_IMAGES),
+        gallery=_embedded(_most_confident(content.mistakes)[:GALLERY_IMAGES], _GALLERY_SIDE),
+        wrong=0 if evaluation is None else round(evaluation.images * (1 - evaluation.accuracy)),
         reliability=figures.reliability(evaluation.calibration, evaluation.ece) if evaluation else None,
         samples=[(figures.embedded(image, _GALLERY_SIDE), label) for image, label in content.samples[:SAMPLES]],
         explained=[_explained(one) for one in content.explained],
@@ -214,7 +214,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         compiling = f"{duration(result['compile_seconds'])} of it compiling" if known("compile_seconds") else ""
         facts.append(("training time", duration(result["seconds"]), ", ".join(filter(None, (epochs, compiling)))))
     if known("images_per_second"):
-        facts.append(("speed", compact(result["images_per_second"]), "images per second"))
+        facts.append(("training speed", compact(result["images_per_second"]), "images per second"))
     if result.get("device"):
         facts.append(("device", str(result["device"]), str(result.get("precision") or "")))
     return facts
@@ -252,7 +252,7 @@ def _findings(
         if after:
             sentence = f"Epoch {best_epoch} was the best; the {count(after, 'epoch')} after it did not improve."
         else:
-            sentence = f"The last epoch, {best_epoch}, was the best: more epochs may improve further."
+            sentence = f"The last epoch, {best_epoch}, was the best."
         findings.append(("Length of training", sentence))
     return findings
 
@@ -376,10 +376,6 @@ def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dic
 def _section(section: Section) -> dict[str, Any]:
     examples = [(figures.embedded(one.image, _GALLERY_SIDE), one.caption, one.name) for one in section.examples]
     return {**vars(section), "examples": examples}
-
-
-def _gallery(mistakes: Sequence[Mistake]) -> list[dict[str, Any]]:
-    return _embedded(_most_confident(mistakes)[:GALLERY_IMAGES], _GALLERY_SIDE)
 
 
 def _most_confident(mistakes: Sequence[Mistake]) -> list[Mistake]:

@@ -183,7 +183,8 @@ def _target(to: str, precision: str, with_preprocessing: bool, accept: bool) -> 
     if precision not in target.precisions:
         others = ", ".join(f"--to {one.name}" for one in TARGETS.values() if precision in one.precisions)
         hint = f"{others} --precision {precision}, or --to {to} --precision {target.precisions[0]}"
-        raise UsageError(f"{target.title} does not support {precision}", why=_precisions(target), hint=hint)
+        why = f"it supports {', '.join(target.precisions)}"
+        raise UsageError(f"{target.title} does not support {precision}", why=why, hint=hint)
     if with_preprocessing and not target.preprocesses:
         others = ", ".join(f"--to {one.name}" for one in TARGETS.values() if one.preprocesses)
         why = "preprocessing.json describes it instead"
@@ -192,10 +193,6 @@ def _target(to: str, precision: str, with_preprocessing: bool, accept: bool) -> 
         why = "an fp32 export must match its network"
         raise UsageError("--accept is for fp16 and int8", why=why, hint="leave it out")
     return target
-
-
-def _precisions(target: Target) -> str:
-    return f"it supports {', '.join(target.precisions)}"
 
 
 def _check_network(predictor: Predictor) -> None:

@@ -57,7 +57,8 @@ class ONNXTarget:
         if isinstance(job.network, EncoderDecoder):
             self._write_text(job, folder)
             return versions
-        program = converted(job, _traced(job), [job.input_name], [job.output_name], _axes(job))
+        axes = ("height", "width") if job.with_preprocessing else ("batch",)
+        program = converted(job, _traced(job), [job.input_name], [job.output_name], axes)
         external = _is_large(job.network)
         if job.precision == "int8":
             with tempfile.TemporaryDirectory(dir=folder) as exact:
@@ -129,10 +130,6 @@ def session_for(file: Path) -> tuple[Any, str]:
 def _traced(job: Job) -> ExportedProgram:
     network = exportable(job.network)
     return traced(job, HalfPrecision(network) if job.precision == "fp16" else network)
-
-
-def _axes(job: Job) -> tuple[str, ...]:
-    return ("height", "width") if job.with_preprocessing else ("batch",)
 
 
 def converted(

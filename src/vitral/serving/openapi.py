@@ -77,6 +77,7 @@ def _with_images(limits: Limits, schema: str, problems: tuple[str, ...], paramet
     files = {"type": "array", "items": file, "minItems": 1, "maxItems": limits.images}
     fields = {name: schema for name, (schema, _) in parameters.items() if name != "timeout"}
     parts = _closed({"image": files, "images": files, **fields}, "anyOf")
+    images = {name: _ref(name) for name in ("image", "images")}
     return {
         "description": f"At most {limits.images} images and {limits.body:,} bytes; {limits.pixels:,} pixels an image.",
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in parameters],
@@ -88,7 +89,7 @@ def _with_images(limits: Limits, schema: str, problems: tuple[str, ...], paramet
                     "schema": parts,
                     "encoding": {name: {"contentType": "image/*"} for name in ("image", "images")},
                 },
-                "application/json": {"schema": _closed({**_refs("image", "images"), **fields}, "oneOf")},
+                "application/json": {"schema": _closed({**images, **fields}, "oneOf")},
             },
         },
         "responses": {"200": _answer(schema), **_problems(problems)},
@@ -115,10 +116,6 @@ def _problems(names: tuple[str, ...]) -> dict[str, Any]:
 
 def _ref(schema: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{schema}"}
-
-
-def _refs(*schemas: str) -> dict[str, Any]:
-    return {name: _ref(name) for name in schemas}
 
 
 def _closed(properties: dict[str, Any], which: str) -> dict[str, Any]:

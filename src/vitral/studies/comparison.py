@@ -145,8 +145,12 @@ def compare(
     for one in found:
         require_classes(one.predictor.output, "vitral compare", "vitral evaluate RUN, for each of them")
     chosen = _common(found, names)
-    evaluations = [_reduced(one, numbers) for one, numbers in zip(found, chosen, strict=True)]
-    rates, latencies = _speeds([_as_used(one, options) for one in models], found[0].images)
+    evaluations = [
+        measure(one.probabilities[numbers], one.images.labels[numbers], one.predictor.classes)
+        for one, numbers in zip(found, chosen, strict=True)
+    ]
+    used = [one if isinstance(one, Predictor) else options.load(one) for one in models]  # as `vitral predict` does
+    rates, latencies = _speeds(used, found[0].images)
     contenders = list[Contender]()
     for name, one, numbers, evaluation, rate, latency in zip(
         names, found, chosen, evaluations, rates, latencies, strict=True
@@ -216,15 +220,6 @@ def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray
             why = f"it is “{labels[0][index]}” to {names[0]} and “{other[index]}” to {name}"
             raise UsageError("the networks know an image by different classes", where=shared[index], why=why)
     return chosen
-
-
-def _reduced(one: Evaluated, numbers: np.ndarray) -> Evaluation:
-    return measure(one.probabilities[numbers], one.images.labels[numbers], one.predictor.classes)
-
-
-def _as_used(model: str | Path | Predictor, options: InferenceOptions) -> Predictor:
-    """Return the predictor of `vitral predict`, to measure the speed that a user gets."""
-    return model if isinstance(model, Predictor) else options.load(model)
 
 
 def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float], list[float]]:

@@ -222,10 +222,13 @@ def _shortened(outcomes: Sequence[Outcome]) -> list[str]:
     return [*names, *([f"{len(outcomes) - 4} more"] if len(outcomes) > 4 else [])]
 
 
+FROM_NOTHING = "Every run starts from random weights, since trained ones do not fit every network; --set init=backbone."
+
+
 def _limits(results: Results) -> Iterator[str]:
     """State what the figures leave open."""
     if results.study.start:
-        yield "Every run starts from random weights, because trained ones do not fit every network; --set init=NAME."
+        yield FROM_NOTHING
     failed = [one for one in results.outcomes if one.status == "failed"]
     if failed:
         names = listed([one.cell.name for one in failed])

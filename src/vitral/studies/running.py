@@ -15,6 +15,7 @@ from vitral.data import load
 from vitral.data.targets import require_one_class
 from vitral.digest import sealed_json
 from vitral.errors import Interrupted, RunError, TrainingError
+from vitral.studies.conclusions import FROM_NOTHING
 from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results, check_held_out, read_outcome
 from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
@@ -46,9 +47,9 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
         dataset = load(study.data, tasks=tuple(TASKS))
         require_one_class(dataset.targets, study.data, "a study")  # other tasks have no accuracy
     if left:
-        share = left[0].options.get("minutes")
-        each = f" of {duration(60 * share)} each, without planning and measuring" if share else ""
-        tell(f"{count(len(left), 'run')} to train{each}")
+        tell(f"{count(len(left), 'run')} to train{_each(study, len(study.cells))}")
+        if study.start:
+            tell(FROM_NOTHING)
     for done, cell in enumerate(left):
         number, began = f"{study.cells.index(cell) + 1}/{len(study.cells)}", time.perf_counter()
         outcome = _run(cell, place, partial(_numbered, tell, number), (_Following(f"{number} {cell.name}"),))
@@ -59,6 +60,12 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
             tell(f"about {duration(rest)} left for {len(left) - 1} more")
         write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
     return write_results(Results(study, tuple(outcomes[one.name] for one in study.cells)), place)
+
+
+def _each(study: Study, runs: int) -> str:
+    """Describe the time of each run."""
+    share = duration(60 * (study.minutes or 0) / runs)
+    return f" of {share} each, and some 10 to 30 s more to plan, measure and report it" if study.minutes else ""
 
 
 class _Following(Callback):
@@ -101,6 +108,7 @@ def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:
     def save(results: Results) -> None:
         write_results(results, place)
 
+    tell(f"at most {count(study.trials, 'trial')}{_each(study, study.trials)}")
     return write_results(search(study, place, trained, save, tell), place)
 
 

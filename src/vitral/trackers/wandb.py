@@ -31,7 +31,8 @@ class Tracker(EpochOnce):
             id=self.noted.run, resume="allow", config=dict(run.options), settings=wandb.Settings(console="off"),
         )  # fmt: skip
         if not self.noted.epoch and (samples := run.samples(_SAMPLES)):
-            images = [wandb.Image(_squeezed(image), caption=label) for image, label in samples]
+            gray = samples[0][0].shape[-1] == 1  # then wandb wants (H, W)
+            images = [wandb.Image(image[..., 0] if gray else image, caption=label) for image, label in samples]
             self.run.log({"training images": images}, step=0)
         self.catch_up(run)
 
@@ -42,8 +43,3 @@ class Tracker(EpochOnce):
 
     def log(self, line: Epoch) -> None:
         self.run.log(scalars(line), step=line["epoch"])
-
-
-def _squeezed(image: Any) -> Any:
-    """Drop the axis of a single channel: wandb wants gray images as (H, W)."""
-    return image[..., 0] if image.shape[-1] == 1 else image

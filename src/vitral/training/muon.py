@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitral.device import has_bf16
+from vitral.distributed.tensors import is_sharded, like, local, whole_of
 
 
 class Muon(torch.optim.Muon):
     """torch's Muon with Nesterov momentum, with updates scaled to AdamW's RMS ("match_rms_adamw", arXiv 2502.16982).
 
-    A step allocates its updates in fp32, and several copies of all matrices of a shape in `dtype`.
+    A step allocates its updates in fp32, and several copies of all matrices of a shape in `dtype`. Where ranks hold
+    parts of matrices, one after the other is gathered, and each rank orthogonalizes all of them.
     """
 
     def __init__(self, params: Iterable[Any], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
@@ -40,15 +42,18 @@ class Muon(torch.optim.Muon):
             matrices = [p for p in group["params"] if p.grad is not None]
             if not matrices:
                 continue
-            gradients = [p.grad for p in matrices]
-            momenta = [self._momentum(p) for p in matrices]
+            parts = [local(p) for p in matrices]
+            gradients = [local(p.grad) for p in matrices]
+            momenta = [local(self._momentum(p)) for p in matrices]
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
-            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-            for shape, places in _by_shape(matrices).items():
-                stacked = torch.stack([updates[i].to(self.dtype) for i in places])
-                directions = newton_schulz(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                _move([matrices[i] for i in places], directions.float(), group["lr"], 0.2 * math.sqrt(max(shape)))
+            torch._foreach_mul_(parts, 1 - group["lr"] * group["weight_decay"])
+            for shape, places in _by_shape(matrices):
+                stacked = torch.stack([whole_of(updates[i].to(self.dtype), matrices[i]) for i in places])
+                directions = newton_schulz(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"]).float()
+                if is_sharded(matrices[places[0]]):
+                    directions = local(like(directions[0], matrices[places[0]]))[None]
+                _move([parts[i] for i in places], directions, group["lr"], 0.2 * math.sqrt(max(shape)))
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
@@ -65,11 +70,12 @@ def _move(matrices: list[Tensor], directions: Tensor, lr: float | Tensor, size: 
         torch._foreach_add_(matrices, directions.unbind(), alpha=-(lr * size))
 
 
-def _by_shape(matrices: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
-    places = defaultdict(list)
+def _by_shape(matrices: Sequence[Tensor]) -> Iterator[tuple[torch.Size, list[int]]]:
+    """Yield a shape and the places of its matrices, or of each one of which ranks hold parts."""
+    places = defaultdict[tuple[torch.Size, int], list[int]](list)
     for place, matrix in enumerate(matrices):
-        places[matrix.shape].append(place)
-    return places
+        places[matrix.shape, place if is_sharded(matrix) else -1].append(place)
+    yield from ((shape, found) for (shape, _), found in places.items())
 
 
 def newton_schulz(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -229,7 +229,8 @@ class Run:
         for allowed, names in _LIMITS.items():
             for name in names:
                 value = getattr(self, name)
-                if value is not None and any(one not in allowed for one in _numbers(value)):
+                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+                if any(one not in allowed for one in numbers):
                     raise UsageError(f"{flag(name)} must be {allowed}, not {_as_typed(value)}", hint=_example(name))
 
         if self.channels not in (1, 3):
@@ -335,10 +336,6 @@ _EXAMPLES = {
     "pack_drop": (0.5, 0.0), "patch_sizes": (8, 16, 32), "max_bad": 100,
 }  # fmt: skip
 """Example values for fields without a default."""
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _example(name: str) -> str:

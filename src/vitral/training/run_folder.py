@@ -164,7 +164,7 @@ class RunFolder:
         """Read config.json; `RunError` if it is missing, changed or damaged."""
         if not self.config.is_file():
             why = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
-            raise RunError("not a run folder", where=self.path, why=why, hint="ls runs")
+            raise RunError("not a run folder", where=self.path, why=why, hint="vitral train makes runs, in runs/")
         try:
             return dict(bounded.parse(self.manifest.read(self.config)))
         except (ValueError, TypeError) as error:

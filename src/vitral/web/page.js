@@ -11,7 +11,7 @@ const at = (id) => document.getElementById(id);
 const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers show
 const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
-const GRAY = 0.7; // share of color that an image loses under a map, whose red does not show on a red flower
+const GRAY = 1; // share of color that an image loses under a map, whose red does not show on a red flower
 const UNSURE = 0.5; // a class below this probability is marked
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
 
@@ -240,17 +240,19 @@ function showImage(entry) {
   else if (image.complete) image.onload(); // the same picture again, with another map
   image.alt = name;
   at("overlay").hidden = at("opacity-row").hidden = !found;
-  at("legend").hidden = true;
+  at("legend").hidden = at("brightness").hidden = true;
   if (!found) {
     at("image").style.filter = "";
     at("caption").textContent = "";
     return;
   }
-  const subject = prediction.text === undefined ? `the evidence for ${found.label}` : `the attention for ${found.label}`;
+  const signed = one.methods.find((each) => each.name === found.method)?.signed;
+  const subject = `the ${signed && prediction.text === undefined ? "evidence" : "attention"} for ${found.label}`;
   at("overlay").alt = `heat map of ${subject}`;
   const method = one.methods.find((each) => each.name === found.method);
   const title = method?.title || found.method;
-  at("legend").hidden = !method?.signed;
+  at("legend").hidden = !signed;
+  at("brightness").hidden = signed;
   const note = found.note ? `: ${found.note}` : "";
   const what = subject.replace(/^the (.)/, (_, first) => first.toUpperCase());
   at("caption").textContent = `${what}, by ${title}${note}. The network sees ${one.image_size.join("\u202f×\u202f")} pixels.`;

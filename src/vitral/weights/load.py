@@ -192,7 +192,7 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
         return weights, [], text
     if path.is_dir() and not holds_weights(path):
-        raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="ls runs")
+        raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="RUN comes first")
     if not path.exists():
         raise WeightsError("no such run or weights", where=path, why=_nearest(path), hint=_KINDS)
     return path, [], text

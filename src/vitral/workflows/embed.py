@@ -97,17 +97,14 @@ def most_similar(query: np.ndarray, features: Features, count: int, leave_out: s
     """
     cosines = _unit(features.values) @ _unit(query[None])[0]
     order = np.lexsort((np.arange(len(cosines)), -cosines))
-    kept = (int(i) for i in order if not (leave_out and _same_file(features.names[i], leave_out)))
+    own = os.path.realpath(leave_out) if leave_out else ""
+    kept = (int(i) for i in order if not own or os.path.realpath(features.names[i]) != own)
     return [Similar(features.names[i], float(cosines[i])) for i, _ in zip(kept, range(count), strict=False)]
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
     """Normalize rows to length 1; zero rows are left unchanged."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-
-
-def _same_file(a: str, b: str) -> bool:
-    return os.path.realpath(a) == os.path.realpath(b)
 
 
 def images_of(sources: Sequence[Source], names: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -367,7 +367,8 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
         number = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
         what = f"the data have {number} that the model does not have: {few}"
         why = f"the model has {', '.join(predictor.classes[:6])}{' …' if len(predictor.classes) > 6 else ''}"
-        hint = f"rename the folders, or train on this data: {_train_command(dataset.source, predictor.source)}"
+        start = ["--init", predictor.source] if is_weights(predictor.source) else []
+        hint = f"rename the folders, or train on this data: {shlex.join(['vitral', 'train', dataset.source, *start])}"
         raise DataError(what, where=dataset.source, why=why, hint=hint)
     moved, count = dataset.targets.renumbered, len(predictor.classes)
     splits = {name: dataclasses.replace(s, labels=moved(s.labels, place, count)) for name, s in dataset.splits.items()}
@@ -389,7 +390,3 @@ def _name_outputs(predictor: Predictor, dataset: DataSet) -> None:
         )  # fmt: skip
     predictor.classes = in_order(classes, account.class_order)
     predictor.output = output_of(predictor.classes, predictor.output.to_json())
-
-
-def _train_command(data: str, weights: str) -> str:
-    return shlex.join(["vitral", "train", data, *(["--init", weights] if is_weights(weights) else [])])

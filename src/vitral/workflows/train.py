@@ -85,12 +85,14 @@ def _start(
     callbacks = [*_trackers(given.get("log", ()), console), *callbacks] if ranks.main else []
     jobs: list[Job] = []
 
-    def planned() -> Plan:
-        job = plan_run(given, began)
-        folder = RunFolder(job.run.out or "")
-        if folder.exists():
+    def check(path: str, run: Run | None = None) -> None:
+        if (folder := RunFolder(path)).exists():
             folder.check_unlocked()
-            check_overwrite(folder, overwrite, job.run)
+            check_overwrite(folder, overwrite, run)
+
+    def planned() -> Plan:
+        job = plan_run(given, began, check)
+        check(job.run.out or "", job.run)
         if job.unreadable:
             console.print(left_out(job.unreadable), highlight=False, soft_wrap=True, markup=False)
         print_plan(console, job.plan)

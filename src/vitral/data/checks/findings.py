@@ -214,7 +214,7 @@ class DataCheck:
             rows.add_row("near-duplicates", self.near_note)
         for heading, sentence in self.findings():
             rows.add_row(Text(heading, style="yellow"), Text(sentence))
-        if self.is_sound:
+        if self.is_sound and not any(pair.leaks for pair in self.near):
             equal = " with equal pixels" if self.near else ""
             sentence = f"every image is readable, none{equal} is in two splits or classes"
             rows.add_row(Text("sound", style="green"), sentence)

@@ -9,8 +9,7 @@ from PIL import Image
 
 from vitral.data.images.decode import read_image
 
-_LONGEST = 1024
-"""Pixels of its longer side at most."""
+_LONGEST = 1024  # pixels of its longer side at most
 
 
 def example(path: str | os.PathLike[str]) -> bytes:

@@ -81,20 +81,16 @@ def write_shards(
     }  # fmt: skip
     _open(folder, settings)
     preload(sum(map(len, dataset.splits.values())))
-    writers = {
-        split: _SplitWriter(folder, split, dataset, shard_bytes, _order(len(images), seed, number), skip, progress)
-        for number, (split, images) in enumerate(dataset.splits.items())
-    }
+    writers = {}
+    for number, (split, images) in enumerate(dataset.splits.items()):
+        order = np.random.default_rng((seed, number)).permutation(len(images))
+        writers[split] = _SplitWriter(folder, split, dataset, shard_bytes, order, skip, progress)
     indices = {split: writer.write() for split, writer in writers.items()}
     Manifest(dataset.name, dataset.classes, indices).save(folder)
     shutil.rmtree(folder / _UNFINISHED)
     splits = {s: (len(one.shards), len(one), sum(shard.bytes for shard in one.shards)) for s, one in indices.items()}
     left_out = (*dataset.left_out, *(name for writer in writers.values() for name in writer.left_out))
     return Written(folder, splits, sum(writer.kept for writer in writers.values()), left_out)
-
-
-def _order(count: int, seed: int, number: int) -> np.ndarray:
-    return np.random.default_rng((seed, number)).permutation(count)
 
 
 def _open(folder: Path, settings: dict[str, Any]) -> None:

@@ -120,10 +120,6 @@ def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> Non
 _SHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
-def _is_data(path: Path) -> bool:
-    return path.is_dir() or path.name.lower().endswith((".csv", ".tar", ".zip", ".tar.gz"))
-
-
 def _refusal(data: str) -> VitralError:
     """The error for an argument that no source accepts."""
     if os.path.exists(data) and data.lower().endswith(_SHEETS):
@@ -152,6 +148,8 @@ def _refusal(data: str) -> VitralError:
 def _data_in(folder: Path) -> list[str]:
     """Names of possible data in a folder."""
     try:
-        return sorted(one.name for one in folder.iterdir() if not one.name.startswith(".") and _is_data(one))
+        found = [one for one in folder.iterdir() if not one.name.startswith(".")]
+        kinds = (".csv", ".tar", ".zip", ".tar.gz")
+        return sorted(one.name for one in found if one.is_dir() or one.name.lower().endswith(kinds))
     except OSError:
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vitral.data.dataset import DataSet, split_name
@@ -240,8 +240,9 @@ class _Reading:
                 self._add("train", path, self._class_of(parts))
         self._note_unused([path for path, parts in tree.folders.items() if not parts])
         if odd := [top for top in tree.tops if split_name(top) or top.lower() in UNLABELED]:
+            names = some([f"'{shown(name)}'" for name in odd])
             self.notes.append(
-                f"{_quoted(odd)} {'is' if len(odd) == 1 else 'are'} taken for a class, since most images are in "
+                f"{names} {'is' if len(odd) == 1 else 'are'} taken for a class, since most images are in "
                 "folders beside it: move it away if it holds a split, or images without labels"
             )
         leaves = {parts for parts in tree.folders.values() if parts}
@@ -262,10 +263,6 @@ class _Reading:
 
 UNLABELED = ("pred", "prediction", "predictions", "predict", "unlabeled", "unlabelled", "seg_pred")
 """Names of folders, in lower case, that usually hold images without labels."""
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return some([f"'{shown(name)}'" for name in names])
 
 
 _SYNSET = re.compile(r"(?:.*/)?(n\d{8})[_.].*")

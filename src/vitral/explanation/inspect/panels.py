@@ -189,11 +189,13 @@ def _filters(found: PatchFilters) -> Panel | None:
         return None
     share, count = found.explained.sum(), len(found.components)
     what = f"of the {found.source}" if _convolved(found) else "that every patch is compared with"
+    size = found.kernels[0].size
+    random = (1 + (size / len(found.kernels)) ** 0.5) ** 2 / size  # Marchenko and Pastur 1967
+    verdict = "they have learned" if found.explained[0] > 1.5 * random else "they have hardly learned yet"
     caption = (
-        f"These {count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels"
-        f" {what}, the first one alone {found.explained[0]:.0%}. Mid-gray is zero; each"
-        " component is scaled on its own. A trained network has smooth shapes here, from plain brightness and color to"
-        " stripes and checks, much like the waves of a Fourier or cosine basis; an untrained one has noise."
+        f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}, the first"
+        f" one alone {found.explained[0]:.0%}, of random kernels {random:.0%}: {verdict}. Mid-gray is zero; each"
+        " component is scaled on its own. Trained patches have smooth shapes, from brightness and color to stripes."
     )
     title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
     return Panel("filters", title, caption, lambda t: drawing.filters(found, t))
@@ -222,7 +224,7 @@ def _positions(found: PositionSimilarity) -> Panel | None:
     kinds = {
         "learned": "The network was not given the positions of its patches: it learned a vector for each. A bright area"
         " around each map's own position means that it learned which patches are neighbors; a bright cross, that it"
-        " learned rows and columns. Just after initialization only the own position is bright.",
+        " learned rows and columns.",
         "sincos": "These positions are computed, not learned, so this image is the same for every network of this"
         " grid and width: neighbors are similar, and so are patches of the same row or column.",
         "rotary": "These positions rotate queries and keys instead of being added, so this image is computed and the"
@@ -233,6 +235,10 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         "One small map for each patch of the image, at the position of the patch. Colors show the similarity of that"
         f" patch's position to all others ({found.measure}; 1 is equal). {kinds[found.kind]}"
     )
+    if found.kind == "learned" and min(found.values.shape[2:]) > 1:
+        more = found.of_neighbors
+        verdict = "positions have been learned" if more > 0.1 else "positions have hardly been learned yet"
+        caption += f" Neighbors are more similar than others by {more:.2f}: {verdict}."
     return Panel("positions", "Similarity of positions", caption, lambda t: drawing.positions(found, t))
 
 

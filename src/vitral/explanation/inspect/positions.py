@@ -29,6 +29,16 @@ class PositionSimilarity(PlainData):
     patch: tuple[int, int]
     """Height and width of a patch in pixels."""
 
+    @property
+    def of_neighbors(self) -> float:
+        """Mean similarity of positions side by side, less that of all that are further apart."""
+        assert self.values is not None
+        height, width = self.values.shape[2:]
+        rows = np.abs(np.arange(height) - np.array(self.at_rows)[:, None])
+        columns = np.abs(np.arange(width) - np.array(self.at_columns)[:, None])
+        distance = rows[:, None, :, None] + columns[None, :, None, :]
+        return float(self.values[distance == 1].mean() - self.values[distance > 1].mean())
+
 
 def position_similarity(model: nn.Module, most: int | None = None) -> PositionSimilarity:
     """Similarity of each position with all others (ViT paper, 4.5 and Figure 7 center), for the network's own grid.

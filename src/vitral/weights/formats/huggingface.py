@@ -325,7 +325,8 @@ def facts_of(*types: str, **always: Any) -> Callable[[Source], ConfigFields]:
 
     def facts(source: Source) -> ConfigFields:
         kind, config = _model(source, types)
-        defaults, gated = _DEFAULTS[kind], _is_gated(source)
+        defaults = _DEFAULTS[kind]
+        gated = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in source.tensors)
         found: ConfigFields = {"norm_eps": defaults.norm_eps, **always}
         act = defaults.activation
         if config is not None:
@@ -343,10 +344,6 @@ def facts_of(*types: str, **always: Any) -> Callable[[Source], ConfigFields]:
         return found
 
     return facts
-
-
-def _is_gated(source: Source) -> bool:
-    return any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in source.tensors)
 
 
 def _preprocessing(*types: str) -> Callable[[Source, ViTConfig], tuple[Preprocessing, str]]:

@@ -127,7 +127,8 @@ def check(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> 
         dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
         wanted["head_dim"] = (dim / heads,) if type(dim) is int and type(heads) is int and heads else ()
     if kind == "dinov3_vit":
-        wanted |= {f"{name}_bias": (_any_ends(source, f".{name[0]}_proj.bias"),) for name in ("query", "key", "value")}
+        ends = {".".join(name.split(".")[-2:]) for name in source.tensors}
+        wanted |= {f"{name}_bias": (f"{name[0]}_proj.bias" in ends,) for name in ("query", "key", "value")}
     stated = {**{name: value for name, value in (source.config or {}).items() if name in EVERY}, **config}
     check_fields(wanted, stated, source)
     if kind == "dinov3_vit" and gated and "hidden_act" not in config:
@@ -161,10 +162,6 @@ _HEADS = {
 
 def _has(source: Source, name: str) -> bool:
     return name in source.tensors
-
-
-def _any_ends(source: Source, end: str) -> bool:
-    return any(name.endswith(end) for name in source.tensors)
 
 
 def sizes(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> ConfigFields:

@@ -228,8 +228,7 @@ _FLEXIBLE = (
 
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
     """Write a folder for `timm.create_model("local-dir:PATH")` and transformers' pipelines (by its timm wrapper)."""
-    if not isinstance(weights.config, ViTConfig):
-        raise WeightsError("this network cannot be written for timm", why="a BiT ResNet is written by --to jax only")
+    assert isinstance(weights.config, ViTConfig)  # `convert.write` has another writer for BiT
     kind = TIMM_EVA if weights.config.position == "rotary" else TIMM
     if weights.config.stem is not None and weights.config.stem_numerics != "timm":
         why = "its ResNet has the numerics (epsilon, padding) of the authors' code, not those of timm"

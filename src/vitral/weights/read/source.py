@@ -38,6 +38,8 @@ FOREIGN = (
     (b"version https://git-lfs", "a pointer of git-lfs, not the file; run git lfs pull"),
     (b"<!", "a web page; the download went wrong"),
     (b"<html", "a web page; the download went wrong"),
+    (b"\xff\xd8\xff", "a JPEG image; the run or weights come first, then images"),
+    (b"\x89PNG", "a PNG image; the run or weights come first, then images"),
 )
 """First bytes of files mistaken for weights, and their kind."""
 

@@ -63,16 +63,21 @@ from vitral.workflows.planning.throughput import epochs_within
 from vitral.workflows.tasks import TASKS
 
 
-def plan_run(options: dict[str, Any], began: float | None = None) -> Job:
+def plan_run(
+    options: dict[str, Any], began: float | None = None, check: Callable[[str], None] = lambda folder: None
+) -> Job:
     """Plan a run with the given `options` (fields of `Run`) for its data and this machine. Its minutes count from
     `began`, of `time.monotonic()`, with planning and report; by default they are for training and validation alone.
+    `check` is called with the run folder before anything is measured.
     """
     activity.tell("looking at the images")
     given = check_given(options)
     machine = choose(given.get("device", "auto"))
     labeled = given.get("recipe") not in METHODS
     skip, most = given.get("bad_images") == "skip", given.get("max_bad")
-    dataset, unreadable = check_images(load_given(given, machine), skip, labeled, most)
+    loaded = load_given(given, machine)
+    check(given.get("out") or default_folder(given, loaded))
+    dataset, unreadable = check_images(loaded, skip, labeled, most)
     draft = draft_run(given, dataset, machine)
     job = resolve(draft)
     activity.tell("timing trial steps")

@@ -29,10 +29,6 @@ def choose_strategy(draft: Draft) -> Draft:
         raise UsageError("--strategy is for several ranks", why="this is one process", hint="--nproc 2, or torchrun")
     if not together:
         return draft
-    if run.strategy not in ("auto", "ddp") and run.optimizer == "muon" and "optimizer" not in draft.given:
-        lr, why = draft.given.get("lr", 1e-3), "muon orthogonalizes whole matrices, and ranks hold parts of them"
-        draft = draft.change(Choice("optimizer", f"adamw, {lr:g}", why), optimizer="adamw", lr=lr)
-    run = draft.run
     check_strategy(run, draft.machine)
     held, available = training_bytes(run, draft.config, draft.machine)[0], rank_bytes(draft.machine)
     needs = f"weights, gradients and moments take {_mib(held)} of a rank's {_mib(available)}"
@@ -51,8 +47,6 @@ def check_strategy(run: Run, machine: Machine) -> None:
     """Raise `UsageError` for a strategy that is not possible here, or that the run does not allow."""
     if why := _refusal(run, machine):
         hint = "--strategy fsdp" if run.strategy == "hsdp" and not _unsharded(run) else "--strategy ddp"
-        if run.optimizer == "muon" and not _unsharded(dataclasses.replace(run, optimizer="adamw")):
-            hint += ", or --optimizer adamw"
         raise UsageError(f"--strategy {run.strategy} does not go with this run", why=why, hint=hint)
 
 
@@ -93,8 +87,6 @@ def _refusal(run: Run, machine: Machine) -> str:
 
 def _unsharded(run: Run) -> str:
     """Return the reason that a run's tensors cannot be shared out; "" if they can."""
-    if run.optimizer == "muon":
-        return "Muon orthogonalizes whole matrices"
     if targets_of(run.task).sequence:
         return "not tested with a decoder of text"
     if run.pack or run.patch_sizes:

@@ -96,7 +96,7 @@ def finished(folder: RunFolder, console: Console) -> TrainedRun:
     return TrainedRun(folder.path, folder.read_result())
 
 
-def check_overwrite(folder: RunFolder, overwrite: bool, run: Run) -> None:
+def check_overwrite(folder: RunFolder, overwrite: bool, run: Run | None) -> None:
     if not overwrite:
         free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
         hint = f"--resume, --out {shlex.quote(free)} or --overwrite (in Python resume=True, out=…, overwrite=True)"
@@ -105,7 +105,7 @@ def check_overwrite(folder: RunFolder, overwrite: bool, run: Run) -> None:
         why = "it is not a run folder"
         raise RunError("refusing to overwrite this folder", where=folder.path, why=why, hint="another --out")
     for name in ("data", "init", "teacher"):
-        needed = os.path.expanduser(getattr(run, name) or "")
+        needed = os.path.expanduser(getattr(run, name, None) or "")
         if os.path.exists(needed) and Path(needed).resolve().is_relative_to(folder.path.resolve()):
             why = f"it contains {'the training data' if name == 'data' else flag(name)}, {needed}"
             raise RunError("refusing to overwrite this folder", where=folder.path, why=why, hint="another --out")
