@@ -168,5 +168,6 @@ def test_the_launcher_starts_the_ranks(run, photos, capfd):
     assert main(predict(run, "--out", "one.csv")) == 1
     alone = capfd.readouterr().err
     assert main([*predict(run, "--out", "many.csv"), "--nproc", "2"]) == 1
-    assert capfd.readouterr().err.replace("many", "one") == alone
+    together = capfd.readouterr().err.replace("many", "one")
+    assert together.removeprefix("vitral predict: starting\n") == alone  # which a process of its own says in a log
     assert Path("many.csv").read_bytes() == Path("one.csv").read_bytes()
