@@ -11,7 +11,6 @@ const at = (id) => document.getElementById(id);
 const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers show
 const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
-const GRAY = 1; // share of color that an image loses under a map, whose red does not show on a red flower
 const UNSURE = 0.5; // a class below this probability is marked
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
 
@@ -298,7 +297,7 @@ function drawn({ values, grid }, [height, width], style) {
 function fade() {
   const value = at("opacity").value;
   at("overlay").style.opacity = value / 100;
-  at("image").style.filter = `grayscale(${value * GRAY}%)`;
+  at("image").style.filter = `grayscale(${value}%)`; // red evidence does not show on a red flower
   at("opacity").setAttribute("aria-valuetext", `${value} percent`);
   at("opacity-value").textContent = `${value}\u202f%`;
 }

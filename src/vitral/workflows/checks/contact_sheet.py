@@ -30,7 +30,7 @@ def check_png(path: str | Path, option: str = "--out") -> Path:
 
 
 def contact_sheet(cells: Sequence[tuple[np.ndarray, str]], path: Path) -> None:
-    """Write uint8 images (H, W, C) with their texts, row by row. Lines that begin with "wrong" are red."""
+    """Write uint8 images (H, W, C) with their texts, row by row. Lines that begin with "wrong: " are red."""
     from vitral.explanation.drawing import enlarged  # imports matplotlib, for which errors of a command do not wait
 
     columns = min(len(cells), _COLUMNS)
@@ -44,7 +44,7 @@ def contact_sheet(cells: Sequence[tuple[np.ndarray, str]], path: Path) -> None:
         sheet.paste(image, (left + (_CELL - image.width) // 2, top + _CELL - image.height))
         for row, line in enumerate(text.split("\n")):
             font = fonts.pillow_font(line, 12)
-            color = _WRONG if line.startswith("wrong") else _INK
+            color = _WRONG if line.startswith("wrong: ") else _INK
             draw.text((left, top + _CELL + 2 + row * _LINE), _fitted(draw, shown(line), font), color, font)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
