@@ -9,6 +9,7 @@ from __future__ import annotations
 PROGRAMS: dict[str, str] = {
     "write_up_loop": "MNIST by the write-up's own loop and by ours",
     "peers": "Vision Transformers beside timm, transformers, torchvision and vit-pytorch",
+    "streaming": "Photographs decoded again in every epoch",
     "sharded_reading": "Images in shards beside images in files; opening an index",
     "predicting": "From files to a table of predictions",
     "serving": "Predictions over HTTP beside other servers",
@@ -20,6 +21,7 @@ PROGRAMS: dict[str, str] = {
     "tasks": "Several labels, a number, networks of other libraries",
     "scaling": "Strategies of several ranks: overhead with one rank",
     "kills": "Ranks killed at random times",
+    "gpu": "Figures that a GPU decides, in nine minutes",
     "trust": "Damage: fuzzed inputs, flipped bits, kills, full disks",
 }
 """Name of the module → title in RESULTS.md, in the order of the report."""

@@ -38,6 +38,7 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),  # estimated: an hour of two Zen 5 cores
     "cifar10-60-minutes": ({"data": "cifar10", "minutes": 60}, "cifar10.tar"),  # as many epochs as fit here
     "cifar10-minutes": ({"data": "cifar10", "minutes": 2.5}, "cifar10.tar"),  # for a GPU
+    "tiny-imagenet": ({"data": "tiny-imagenet.tar", "minutes": 10.0, "init": "none"}, "tiny-imagenet.tar"),  # for a GPU
 }
 _SHIFTS: list[dict[str, Any]] = [{"tta": "shifts"}]
 _VIEWS: list[dict[str, Any]] = [{"tta": "mirror"}, {"tta": "both"}]
@@ -70,6 +71,8 @@ def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tup
     """Train one run in its own folder, temporary unless `--keep` is given."""
     if options.quick:
         given = {**given, "epochs": 1, "minutes": None}
+    if given["data"].endswith(".tar"):
+        given = {**given, "data": str(options.data_root / given["data"])}
     with tempfile.TemporaryDirectory() as folder:
         out = (options.keep or Path(folder)) / f"{name}-{seed}"
         run = vitral.train(

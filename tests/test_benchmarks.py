@@ -221,7 +221,7 @@ def test_absent_data_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     options = Options("", ("mnist",), data_root=tmp_path)
     assert importlib.import_module("benchmarks.accuracy").run(options) == []
     assert "left out: there is no mnist" in capsys.readouterr().out
-    assert all(needs is None or needs.startswith(("mnist", "cifar10")) for _, needs in RUNS.values())
+    assert all(needs is None or needs.startswith(("mnist", "cifar10", "tiny-imagenet")) for _, needs in RUNS.values())
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,12 +148,27 @@ def test_a_stopped_run_resumes_on_a_gpu(photos, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-3)
 
 
+STRATEGY_OF_ONE = """
+import sys
+from vitral.cli.main import main
+from vitral.distributed.strategies import STRATEGIES
+from vitral.workflows.running import execute
+execute.strategy_of = lambda model, ranks, name: STRATEGIES[name](model, ranks)
+sys.exit(main(sys.argv[1:]))
+"""
+"""vitral with the strategy that is named also for one rank, which otherwise trains as one process."""
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "offload"])
 def test_one_rank_over_nccl_learns_alike(strategy, photos, tmp_path):
     alone = trained(photos, tmp_path / "alone", device="cuda", accumulate=2)
     options = {**TINY, "device": "cuda", "accumulate": 2, "strategy": strategy, "out": tmp_path / "rank"}
-    words = [sys.executable, "-m", "vitral", "train", str(photos), *as_words(options), "--nproc", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    words = [sys.executable, "-c", STRATEGY_OF_ONE, "train", str(photos), *as_words(options)]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, **rank})
     assert done.returncode == 0, done.stderr
     wanted, found = ([row["train_loss"] for row in recorded(one)] for one in (alone.folder, tmp_path / "rank"))
     np.testing.assert_allclose(found, wanted, rtol=1e-3)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-from vitral.wording import count, some
+from vitral.wording import count, flag, some
 
 
 class VitralError(Exception):
@@ -134,6 +134,13 @@ def unknown(
     reasons = [f"nearest: {', '.join(near)}"] if near else []
     reasons += [listed] if len(near) < len(names) <= _FEW or not near else []
     return UsageError(f"unknown {kind} '{name}'", why="; ".join(reasons), hint=hint)
+
+
+def check_positive(**options: tuple[int, int]) -> None:
+    """Refuse an option below 1; each is given as its value and one to type instead."""
+    for name, (value, example) in options.items():
+        if value < 1:
+            raise UsageError(f"{flag(name)} must be at least 1, not {value}", hint=f"{flag(name)} {example}")
 
 
 def type_of(value: object) -> str:

@@ -14,7 +14,7 @@ from together import on_ranks
 from running import mostly_slow, train
 from vitral import create
 from vitral.distributed.ranks import current, joined
-from vitral.distributed.strategies import STRATEGIES
+from vitral.distributed.strategies import STRATEGIES, Offloaded, Strategy, strategy_of
 from vitral.distributed.tensors import is_sharded, like, whole
 from vitral.training.loop import Averaged
 from vitral.training.optimizers import OptimizerSet
@@ -76,6 +76,19 @@ def test_losses_do_not_depend_on_the_number_of_ranks(name, photos, tmp_path, mon
 def test_losses_do_not_depend_on_the_strategy(name, photos, tmp_path, monkeypatch):
     counts = {"mixup": (1, 2), SHARDED[0]: (1, 2, 3)}.get(name, (2,))
     compared(CASES[name], counts, photos, tmp_path, monkeypatch, strategy="fsdp")
+
+
+def test_one_rank_has_nothing_to_exchange():
+    """It trains as one process does, without the time that a strategy takes; offloading is no exchange."""
+
+    def work() -> int:
+        with joined("cpu") as ranks:
+            network = create("mu/4", dim=8, depth=2, heads=2, mlp_dim=8, image_size=8, classes=2)
+            kinds = {name: type(strategy_of(network, ranks, name)) for name in ("auto", "ddp", "fsdp", "hsdp")}
+            offloaded = strategy_of(network, ranks, "offload")
+            return 0 if set(kinds.values()) == {Strategy} and type(offloaded) is Offloaded else 1
+
+    assert on_ranks(1, work) == [0]
 
 
 def test_averaged_weights_are_in_parts_after_validation():

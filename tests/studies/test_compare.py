@@ -53,14 +53,17 @@ def test_figures_are_those_of_evaluate(runs):
     assert pair.interval[0] < pair.difference < pair.interval[1]
 
 
-def test_starts_that_differ_are_named(runs):
+def test_starts_and_lengths_of_training_that_differ_are_named(runs):
     good, poor, _ = runs
     found = compare([poor, good], device="cpu")
     assert {one.start for one in found.contenders} == {"random weights"}
-    assert not any("start" in note for note in found.notes())
-    warm = dataclasses.replace(found.contenders[0], start="backbone")
+    same = "which may explain differences of accuracy"
+    assert found.notes()[-1] == f"the lengths of training differ, {same}: good 8 epochs, poor 1 epoch"
+    assert not any("starts" in note for note in found.notes())
+    warm = dataclasses.replace(found.contenders[0], start="backbone", length="1 epoch")
     notes = dataclasses.replace(found, contenders=(warm, found.contenders[1])).notes()
-    assert notes[-1] == "the 2 starts differ, and with them the differences: good backbone, poor random weights"
+    assert notes[-1] == f"the starts differ, {same}: good backbone, poor random weights"
+    assert not any("lengths" in note for note in notes)
 
 
 def test_images_that_only_one_names_right_are_just_these(runs):

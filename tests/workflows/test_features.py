@@ -281,9 +281,12 @@ def test_the_command(trained, colors, tmp_path, capsys):
     assert [entry["shots"] for entry in found["few_shot"]] == [1, 5]
     assert len(found["few_shot"][0]["accuracies"]) == 3
     assert (found["knn"]["neighbors"], found["knn"]["images"], found["classes"]) == (3, 18, 3)
+    assert not any("trained these features" in note for note in found["notes"])
     own = ["evaluate", str(trained.folder), "--knn", "1", "--format", "json"]  # the run's own data
     assert main(own) == 0
-    assert json.loads(capsys.readouterr().out)["knn"]["accuracy"] == 1.0
+    found = json.loads(capsys.readouterr().out)
+    assert found["knn"]["accuracy"] == 1.0
+    assert any("the run trained these features on all of these training images" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("words", [["--few-shot", "one"], ["--few-shot", "0"], ["--few-shot", ""], ["--knn", "0"],

@@ -13,7 +13,7 @@ from vitral.bench.models import ModelUnderTest, model_under_test
 from vitral.bench.report import VITRAL, Report, Row
 from vitral.data import load as load_data
 from vitral.device import choose
-from vitral.errors import UsageError, unknown
+from vitral.errors import UsageError, check_positive, unknown
 from vitral.system import keep_freed_memory
 
 BATCHES = {"inference": (1, 32), "training": (32,), "jpeg": (32,)}
@@ -51,13 +51,11 @@ class BenchOptions:
             raise unknown("thing to measure", bad[0], WHAT)
         if not self.models or not self.what:
             raise UsageError("nothing to measure", hint="vitral bench S/16 --what inference")
-        for flag, values in (
-            ("--batch", self.batches),
-            ("--image-size", self.image_sizes),
-            ("--rounds", [self.rounds]),
-        ):
-            if bad_number := [value for value in values if value < 1]:
-                raise UsageError(f"{flag} must be at least 1, not {bad_number[0]}")
+        check_positive(
+            batch=(min(self.batches, default=1), 32),
+            image_size=(min(self.image_sizes, default=1), 224),
+            rounds=(self.rounds, 5),
+        )
         if "jpeg" in self.what and not self.data:
             raise UsageError("--what jpeg needs image files", why="no --data is given", hint="--data photos/")
         if self.data and "jpeg" not in self.what:

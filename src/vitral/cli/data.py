@@ -12,7 +12,7 @@ from rich.text import Text
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
 from vitral.console import command_line, counting, stderr, stdout, table
-from vitral.errors import Interrupted, UsageError
+from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def data_shard(
     from vitral.data.splits import with_validation
     from vitral.data.targets import Labeling
 
-    if shard_mb < 1:
-        raise UsageError("--shard-mb must be at least 1")
+    check_positive(shard_mb=(shard_mb, 256))
     dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
     dataset = drop_unopened(dataset) if bad_images == "skip" else dataset
     if val_fraction and "val" not in dataset.splits:

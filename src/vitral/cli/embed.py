@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from vitral.cli.options import Device, Format, Help
 from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say, unread
 from vitral.console import counting, stderr
-from vitral.errors import Interrupted, UsageError
+from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
 
 Precision = Annotated[str, Help("auto, bf16 or fp32")]
@@ -74,8 +74,7 @@ def similar(
     from vitral.workflows.checks.contact_sheet import check_png
     from vitral.workflows.embed import features_of, most_similar
 
-    if top < 1:
-        raise UsageError("--top must be at least 1")
+    check_positive(top=(top, 10))
     if out is not None:
         check_png(out)
     predictor, sources = _loaded(run, images, "similar", batch_size, device, precision)
@@ -102,8 +101,7 @@ def _loaded(
     from vitral.inference.predictor import load
     from vitral.inference.sources import find, notes
 
-    if batch_size < 1:
-        raise UsageError("--batch-size must be at least 1")
+    check_positive(batch_size=(batch_size, 32))
     if precision == "int8":
         raise UsageError("features are not computed in int8", hint="--precision auto")
     sources = find(images, command)

@@ -37,6 +37,7 @@ def explain(
     format: Format = "text",
 ) -> int:
     """Explain predictions with heat maps over images, and measure how faithful the maps are."""
+    from vitral.device import choose
     from vitral.explanation.files import explain_files, explain_options, files_for
     from vitral.inference.options import InferenceOptions
     from vitral.inference.sources import find_images
@@ -54,6 +55,9 @@ def explain(
     paths = find_images(inputs, "explain")
     predictor = options.load(run).cast()
     print_predictor_notes(predictor)
+    machine = predictor.machine
+    if (usual := choose(device, dim=predictor.model.config.dim).precision) != machine.precision:
+        say(f"note: computed in {machine.precision}; vitral predict takes {usual}, and probabilities differ a little")
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
     results, failures, sheet = _draw_heatmaps(explain_files(request, paths), files, format)

@@ -8,7 +8,7 @@ from vitral.cli.options import Beams, ClassOrder, Device, Engine, Format, Help, 
 from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
 from vitral.cli.ranks import AGAIN
 from vitral.console import counting, stderr
-from vitral.errors import Interrupted, UsageError
+from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
 
 
@@ -45,8 +45,7 @@ def predict(
     from vitral.inference.sources import find, notes
     from vitral.workflows.tables.formats import format_of
 
-    if top < 1 or batch_size < 1:
-        raise UsageError("--top and --batch-size must be at least 1")
+    check_positive(top=(top, 3), batch_size=(batch_size, 32))
     if out is None and (all or resume):
         raise UsageError(f"{'--all' if all else '--resume'} goes with --out", hint="--out predictions.csv")
     if out is not None:

@@ -49,14 +49,13 @@ def serve(
     from vitral.serving.service import Service
 
     limits = Limits(
-        body=max_body << 20, bodies=max(max_body << 20, Limits.bodies), images=max_images,
-        pixels=max_pixels * 1_000_000, timeout=timeout, queue=queue, batch_size=batch_size,
-        batch_wait=batch_wait / 1000, passes=max_passes,
+        body=max_body << 20, images=max_images, pixels=max_pixels * 1_000_000, timeout=timeout, queue=queue,
+        batch_size=batch_size, batch_wait=batch_wait / 1000, passes=max_passes,
     )  # fmt: skip
     if not 0 <= port <= 65535:  # the system takes the rest of a division
         raise UsageError(f"there is no port {port}", hint="--port 8000; 0 takes a free one")
     if not grace > 0:
-        raise UsageError("--grace must be above 0")
+        raise UsageError(f"--grace must be above 0, not {grace:g}", hint="--grace 30")
     sources, tokens = named(runs), read_tokens(token_file)
     check_binding(host, tokens, no_auth=no_auth)
     access = Access(tokens, local=is_loopback(host) and not no_auth)

@@ -110,8 +110,7 @@ class Split:
         except (ImageError, MemoryError):
             raise
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise ImageError(self.names[index], why) from error
+            raise ImageError(self.names[index], getattr(error, "strerror", None) or str(error)) from error
         except Exception as error:
             raise ImageError(self.names[index], f"its reader failed: {type(error).__name__}: {error}") from error
 

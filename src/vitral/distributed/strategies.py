@@ -178,5 +178,10 @@ def parts_of(name: str, ranks: Ranks) -> int:
 
 
 def strategy_of(model: nn.Module, ranks: Ranks, name: str) -> Strategy:
-    """Return the strategy of a run: the named one ("auto": ddp), or none for one process."""
+    """Return the strategy of a run: the named one ("auto": ddp), or none for one process.
+
+    A group of one rank has nothing to cut or exchange, so that only `offload` differs from one process.
+    """
+    if ranks.count == 1 and name != "offload":
+        return Strategy(model, ranks)
     return STRATEGIES["ddp" if name == "auto" else name](model, ranks) if ranks.together else Strategy(model)

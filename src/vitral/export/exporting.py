@@ -325,17 +325,14 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
     """Return the content of `preprocessing.json`: steps from an image to the input, and classes of the output."""
     levels = predictor.preprocessing.levels
     scaled = [f"values of 16 bits: {levels[0]} becomes 0 and {levels[1]} becomes 255"] if levels else []
+    texts = {"generation": parse(job.metadata[METADATA])} if METADATA in job.metadata else {}
     return {
         "input": {"name": job.input_name, "layout": "batch, channels, height, width", "dtype": "float32"},
         "steps": [*scaled, "resize and crop as below", "pixel / 255", "(pixel - mean) / std, for each channel"],
         "preprocessing": predictor.preprocessing.to_json(),
-        "output": {"name": job.output_name, **predictor.output.meaning(), **_text_facts(job)},
+        "output": {"name": job.output_name, **predictor.output.meaning(), **texts},
         "classes": list(predictor.classes),
     }
-
-
-def _text_facts(job: Job) -> dict[str, Any]:
-    return {"generation": parse(job.metadata[METADATA])} if METADATA in job.metadata else {}
 
 
 def _remedy(precision: Precision) -> str:

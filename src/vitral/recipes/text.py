@@ -27,15 +27,15 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
     """Choose a complete run for these lines and this machine, with a reason for each choice."""
     height, width = stats.size
     wide = min(_WIDEST, max(_PATCH, -(-round(width * _HEIGHT / height) // _PATCH) * _PATCH))
-    size = _HEIGHT, wide
-    size_name = "Micro" if stats.channels == 3 or machine.device.type == "cuda" else "Femto"
-    images = 600_000 * (10 if machine.device.type == "cuda" else 1)
+    size, gpu = (_HEIGHT, wide), machine.device.type == "cuda"
+    size_name = "Micro" if stats.channels == 3 or gpu else "Femto"
+    images = 600_000 * (10 if gpu else 1)
     epochs = max(5, min(100, round(images / stats.images))) if stats.epochs is None else stats.epochs
     run = Run(
         recipe="text", model=f"C+{size_name}/{_PATCH}", image_size=size, channels=stats.channels, pool="mean",
-        resize="letterbox", epochs=epochs, batch_size=stats.batch(32 if stats.images < 5_000 else 64),
+        resize="letterbox", epochs=epochs, batch_size=stats.batch(64 if gpu else 16),
         optimizer="muon", lr=3e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.0, ema=0.998, crop="none", flip=False,
+        warmup=min(1.0, epochs / 10), clip=1.0, label_smoothing=0.0, ema=0.998, crop="none", flip=False,
         decoder_depth=2,
     )  # fmt: skip
     same = "" if stats.uniform else f" (median of {stats.sampled} samples)"
@@ -48,7 +48,7 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("model", run.model, "convolutions before the tokens train faster than patches"),
             Choice("decoder", f"{run.decoder_depth} blocks", "as wide as the encoder; --decoder-depth, --decoder-dim"),
             Choice("epochs", str(run.epochs), "--minutes limits the time instead"),
-            Choice("batch", str(run.batch_size), "images per step"),
+            Choice("batch", str(run.batch_size), "lines per step" if gpu else "small: minutes are for many steps"),
             Choice("optimizer", f"muon, {run.lr:g}", "for the blocks of both networks, AdamW for the rest"),
             Choice("mirror", "no", _MIRRORED),
         ),

@@ -54,13 +54,15 @@ class Contender:
     caution: str
     start: str = ""
     """The weights that its run started from; empty if it is no run."""
+    length: str = ""
+    """The epochs of its run; empty if it is no run."""
 
     def to_json(self) -> dict[str, Any]:
         about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
         return {**about, "seconds_per_image": self.seconds_per_image, "caution": self.caution, "start": self.start,
-                "accuracy": self.evaluation.accuracy, "accuracy_interval": self.evaluation.accuracy_interval,
-                "loss": self.evaluation.loss, "ece": self.evaluation.ece,
-                "macro_f1": self.evaluation.macro_f1}  # fmt: skip
+                "length": self.length, "accuracy": self.evaluation.accuracy,
+                "accuracy_interval": self.evaluation.accuracy_interval, "loss": self.evaluation.loss,
+                "ece": self.evaluation.ece, "macro_f1": self.evaluation.macro_f1}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +94,14 @@ class Comparison:
         return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
 
     def notes(self) -> list[str]:
-        """Return what a reader of the figures has to know: the caution of each, and starts that differ."""
+        """Return what a reader of the figures has to know: the caution of each, starts and lengths that differ."""
         found = [f"{one.name}: {one.caution}" for one in self.contenders if one.caution]
-        if len(starts := {one.start for one in self.contenders if one.start}) > 1:
-            each = ", ".join(f"{one.name} {one.start}" for one in self.contenders if one.start)
-            found.append(f"the {len(starts)} starts differ, and with them the differences: {each}")
+        starts = {one.name: one.start for one in self.contenders if one.start}
+        lengths = {one.name: one.length for one in self.contenders if one.length}
+        for differing, each in (("starts", starts), ("lengths of training", lengths)):
+            if len(set(each.values())) > 1:
+                stated = ", ".join(f"{name} {value}" for name, value in each.items())
+                found.append(f"the {differing} differ, which may explain differences of accuracy: {stated}")
         return found
 
     @property
@@ -161,7 +166,7 @@ def compare(
             Contender(
                 name, evaluation, answers == one.images.labels[numbers],
                 tuple(one.predictor.classes[answer] for answer in answers), summary.parameters, summary.flops,
-                one.predictor.preprocessing.image_size, rate, latency, one.caution, _start(one.predictor.source),
+                one.predictor.preprocessing.image_size, rate, latency, one.caution, *_training(one.predictor.source),
             )
         )  # fmt: skip
     first = found[0]
@@ -172,9 +177,13 @@ def compare(
     return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked))
 
 
-def _start(source: str) -> str:
-    """Name the weights that a run started from; empty for other weights."""
-    return (RunFolder(source).read_plan().run.init or "random weights") if is_run(Path(source)) else ""
+def _training(source: str) -> tuple[str, str]:
+    """The weights that a run started from and the epochs that it trained; empty for other weights."""
+    if not is_run(Path(source)):
+        return "", ""
+    folder = RunFolder(source)
+    epochs = folder.epochs()
+    return folder.read_plan().run.init or "random weights", count(epochs, "epoch") if epochs else ""
 
 
 def differences(contenders: Sequence[Contender]) -> tuple[Difference, ...]:

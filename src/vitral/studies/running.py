@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from vitral import activity
@@ -52,7 +52,8 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
             tell(FROM_NOTHING)
     for done, cell in enumerate(left):
         number, began = f"{study.cells.index(cell) + 1}/{len(study.cells)}", time.perf_counter()
-        outcome = _run(cell, place, partial(_numbered, tell, number), (_Following(f"{number} {cell.name}"),))
+        numbered = functools.partial(lambda number, line: tell(f"{number} {line}"), number)
+        outcome = _run(cell, place, numbered, (_Following(f"{number} {cell.name}"),))
         outcomes[cell.name] = outcome
         _refresh(outcomes, place)
         check_held_out(list(outcomes.values()))
@@ -110,10 +111,6 @@ def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:
 
     tell(f"at most {count(study.trials, 'trial')}{_each(study, study.trials)}")
     return write_results(search(study, place, trained, save, tell), place)
-
-
-def _numbered(tell: Tell, number: str, line: str) -> None:
-    tell(f"{number} {line}")
 
 
 def write_results(results: Results, place: StudyFolder) -> Results:

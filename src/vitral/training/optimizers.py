@@ -124,10 +124,6 @@ def _fused(groups: Groups) -> bool:
     return all(p.device.type in ("cpu", "cuda", "mps") for g in groups for p in g["params"])
 
 
-def _sharded(groups: Groups) -> bool:
-    return any(is_sharded(p) for g in groups for p in g["params"])
-
-
 def adamw(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
     """AdamW: decoupled weight decay (arXiv 1711.05101)."""
     return [torch.optim.AdamW(groups, lr=run.peak_lr, betas=(run.momentum, run.beta2), fused=_fused(groups))]
@@ -140,9 +136,8 @@ def adam(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
 
 def sgd(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
     """SGD with momentum, as the paper fine-tunes (Table 4)."""
-    return [
-        torch.optim.SGD(groups, lr=run.peak_lr, momentum=run.momentum, fused=_fused(groups) and not _sharded(groups))
-    ]
+    fused = _fused(groups) and not any(is_sharded(p) for g in groups for p in g["params"])
+    return [torch.optim.SGD(groups, lr=run.peak_lr, momentum=run.momentum, fused=fused)]
 
 
 def muon(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:

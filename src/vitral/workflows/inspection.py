@@ -22,7 +22,7 @@ from vitral.data.images.depth import leveled
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.options import DataOptions
 from vitral.device import choose, plain_modes, seeded
-from vitral.errors import DataError, ImageError, UsageError, VitralError
+from vitral.errors import DataError, ImageError, UsageError, VitralError, check_positive
 from vitral.evaluation import figures
 from vitral.evaluation.pages import environment, finished
 from vitral.explanation.inspect.attention_distance import Prefix
@@ -70,8 +70,7 @@ def inspect(
     `prefix` and `components` are those of `attention_distance` and `patch_filters`. Raises `UsageError` for a network
     without attention and for unknown layers, `DataError` if no image can be read.
     """
-    if images < 1:
-        raise UsageError(f"--images must be at least 1, not {images}", hint="--images 128")
+    check_positive(images=(images, 128))
     subject = _subject(model, InferenceOptions(device, precision))
     seen = _images(subject, data if isinstance(data, Tensor) else DataOptions(data, split, data_root), images)
     inspection = inspect_network(

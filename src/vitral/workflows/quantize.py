@@ -21,7 +21,7 @@ from vitral.data.dataset import SPLITS
 from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
-from vitral.errors import UsageError
+from vitral.errors import UsageError, check_positive
 from vitral.inference.engines.int8 import observe
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, write_ranges
 from vitral.inference.options import InferenceOptions
@@ -119,8 +119,7 @@ def quantize(
     if is_included(model):
         hint = f"vitral convert {model} COPY, then vitral quantize COPY DATA"
         raise UsageError("cannot write ranges next to weights in the package", where=model, hint=hint)
-    if images < 1 or judged < 1:
-        raise UsageError("--images and --judged must be at least 1")
+    check_positive(images=(images, 256), judged=(judged, 1000))
     if data.split is not None:
         raise UsageError("int8 is calibrated on one split and compared on another", hint="leave out the split")
     exact, plain = (InferenceOptions("cpu", precision).load(model) for precision in ("fp32", "auto"))

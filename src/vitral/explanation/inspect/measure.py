@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,7 +147,8 @@ def _pass(
 
     weight = next(network.parameters())
     with torch.no_grad(), quiet(network):
-        for batch in _batches(images, batch_size):
+        # Batches are nearly equal, so that the last one is not too small for an estimate.
+        for batch in images.tensor_split(-(-len(images) // batch_size)):
             reduce = update if needs_attention else None
             with capture(network, layers, attention=False, tokens=needs_tokens, reduce=reduce) as captured:
                 network(batch.to(weight.device, weight.dtype))
@@ -156,11 +157,6 @@ def _pass(
             if progress is not None:
                 progress(len(batch))
     return captured.layers
-
-
-def _batches(images: Tensor, size: int) -> Iterator[Tensor]:
-    """Split into nearly equal batches of at most `size`, so that the last one is not too small for an estimate."""
-    yield from images.tensor_split(-(-len(images) // size))
 
 
 def _fitting(network: ViT, grid: tuple[int, int]) -> int:

@@ -84,7 +84,7 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
             done += f" and kept in {file.parent}" if _keep(file, model) else f"; cannot write to {file.parent}"
     precision = "int8" if ranges is not None else settings["INFERENCE_PRECISION_HINT"]
     seconds = time.perf_counter() - started
-    return Compiled(model, f"OpenVINO {_version(ov)}, {precision}, {done} in {seconds:.1f} s")
+    return Compiled(model, f"OpenVINO {str(ov.__version__).partition('-')[0]}, {precision}, {done} in {seconds:.1f} s")
 
 
 def _compile(core: Any, model: Any, settings: dict[str, Any]) -> Any:
@@ -183,10 +183,6 @@ def shared_core() -> Any:
     if why := limitation():
         raise UsageError("OpenVINO is not available", why=why, hint="unset ONEDNN_MAX_CPU_ISA, or another engine")
     return package().Core()
-
-
-def _version(ov: Any) -> str:
-    return str(ov.__version__).partition("-")[0]
 
 
 def _settings(core: Any, machine: Machine) -> dict[str, Any]:

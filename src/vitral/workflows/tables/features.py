@@ -42,6 +42,7 @@ from vitral.inference.options import AUTO, InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 from vitral.model import Network
+from vitral.training.run_folder import RunFolder
 from vitral.weights.files import read_tensors, write_tensors
 from vitral.weights.native import hash_state
 from vitral.workflows.planning.memory import eval_batch_size
@@ -273,7 +274,9 @@ def evaluate_features(
     skip = data.skip or (own is not None and left_out_bad(predictor))
     train, train_labels = _side(predictor, machine, dataset["train"], feature_cache, skip, progress)
     test, test_labels = _side(predictor, machine, dataset[measured], feature_cache, skip, progress)
-    notes = [*cut_notes, *filter(None, (changed, feature_cache.failure, left_out(dataset.left_out)))]
+    trained = own is not None and RunFolder(predictor.source).read_plan().run.recipe != "linear-probe"
+    seen = "the run trained these features on all of these training images; those of new images need more labels"
+    notes = [*cut_notes, *filter(None, (seen * trained, changed, feature_cache.failure, left_out(dataset.left_out)))]
     shots: list[FewShot] = []
     if few_shot:
         shots = fewshot.few_shot(train, train_labels, test, test_labels, len(dataset.classes), few_shot)

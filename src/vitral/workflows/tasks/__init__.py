@@ -1,6 +1,6 @@
 """Tasks: what a network learns from the labels of its images. One file each, and one line in `TASKS`.
 
-A run, its plan, its report and the evaluation of its weights ask one object: they know no task by name.
+A run, its plan, its report and the evaluation of its weights ask one object instead of comparing its name.
 """
 
 from __future__ import annotations
