@@ -13,6 +13,7 @@ from PIL import Image
 import vitral
 from images import noise
 from vitral.cli.main import main
+from vitral.device import Machine
 from vitral.explanation.methods import METHODS
 from vitral.model import BiT, BiTConfig
 from vitral.weights import native
@@ -83,6 +84,16 @@ def test_a_folder_gives_a_file_each_and_a_contact_sheet(capsys, weights):
     assert len(out.splitlines()) == 3
     assert "Sheet    maps/contact-sheet-attention.png" in err
     assert "where information was routed" in err
+
+
+def test_another_precision_than_that_of_predict_is_named(capsys, weights, monkeypatch):
+    """Behind the maps: a line before them would end the bar that says how long they take."""
+    for usual in ("bf16", "fp32"):
+        machine = Machine(torch.device("cpu"), usual, "test")
+        monkeypatch.setattr("vitral.device.choose", lambda device, dim=None, machine=machine: machine)
+        _, err = printed(capsys, weights, "shots/a.png")
+        note = "note: computed in fp32; vitral predict takes bf16"
+        assert err.strip().splitlines()[-1].startswith(note) if usual == "bf16" else "computed in" not in err
 
 
 def test_json(capsys, weights):

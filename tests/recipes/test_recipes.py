@@ -53,6 +53,19 @@ def test_a_recipe_is_a_complete_run(name, data, machine):
     assert plan.run.preprocessing.image_size == config.image
 
 
+@pytest.mark.parametrize("name", ["small", "backbone", "text"])
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0.1), (2, 0.2), (10, 1.0), (20, 1.0)])
+def test_a_short_run_warms_up_for_a_tenth_of_it(name, epochs, warmup):
+    """A run of one epoch was all warm-up: it ended at the full rate."""
+    found = RECIPES[name](dataclasses.replace(DATA["mnist"], epochs=epochs), MACHINES["cuda"]).run
+    assert (found.epochs, found.warmup) == (epochs, pytest.approx(warmup))
+
+
+def test_lines_of_text_are_learned_in_many_steps_on_a_cpu():
+    found = {kind: RECIPES["text"](DATA["mnist"], machine).run.batch_size for kind, machine in MACHINES.items()}
+    assert found == {"cpu": 16, "cuda": 64}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_choice_can_be_overridden(name):
     """Each choice has the name of an option or is in `EXPLAINS`; otherwise an override would contradict the plan."""

@@ -55,9 +55,6 @@ def explain(
     paths = find_images(inputs, "explain")
     predictor = options.load(run).cast()
     print_predictor_notes(predictor)
-    machine = predictor.machine
-    if (usual := choose(device, dim=predictor.model.config.dim).precision) != machine.precision:
-        say(f"note: computed in {machine.precision}; vitral predict takes {usual}, and probabilities differ a little")
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
     results, failures, sheet = _draw_heatmaps(explain_files(request, paths), files, format)
@@ -76,6 +73,9 @@ def explain(
     elif routing := [one.title for one in request.used if one.routing]:
         why = request.predictor.output.explained
         say(f"note: {', '.join(routing)}: shows where information was routed, not why this {why}")
+    used = predictor.machine.precision
+    if sheet and format == "text" and (usual := choose(device, dim=predictor.model.config.dim).precision) != used:
+        say(f"note: computed in {used}; vitral predict takes {usual}, and probabilities differ a little")
     return unread(len(failures), len(paths))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from vitral.device import Machine
 from vitral.recipes.finetune import geometry
 from vitral.recipes.small import augmentation
-from vitral.recipes.stats import MIRRORED, DatasetStats
+from vitral.recipes.stats import MIRRORED, DatasetStats, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -34,7 +34,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         recipe="backbone", model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 128 if many else 64),
         optimizer="muon", lr=4e-3 if many else 2e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1, ema=0.998 if many else 0.99,
+        warmup=warmup(epochs), clip=1.0, label_smoothing=0.1, ema=0.998 if many else 0.99,
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vitral.data.images.augmentation import Crop
 from vitral.device import Machine
-from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -28,7 +28,7 @@ def small(stats: DatasetStats, machine: Machine) -> Plan:
     run = Run(
         recipe="small", model=shape.model, image_size=shape.image_size, channels=stats.channels, pool="mean",
         epochs=epochs, batch_size=batch, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, weight_decay=0.05,
-        schedule="cosine", warmup=max(1.0, epochs / 20), clip=1.0, label_smoothing=0.1, ema=0.998, crop=shape.crop,
+        schedule="cosine", warmup=warmup(epochs), clip=1.0, label_smoothing=0.1, ema=0.998, crop=shape.crop,
         crop_area=0.3, flip=stats.channels == 3,
     )  # fmt: skip
     run = replace(run, **_adjustments(stats, gpu, shape.crop, epochs))

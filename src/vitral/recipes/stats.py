@@ -29,6 +29,11 @@ NOT_MIRRORED = "grayscale images may be text, which must not be mirrored"
 """Reasons of several recipes for mirroring training images or not."""
 
 
+def warmup(epochs: int) -> float:
+    """Return epochs of linear warm-up: one, or a twentieth of a long run, and at most a tenth of a short one."""
+    return min(max(1.0, epochs / 20), epochs / 10)
+
+
 @dataclass(frozen=True)
 class DatasetStats:
     """Statistics of a data set; sizes and channels come from a sample of up to 64 training images."""

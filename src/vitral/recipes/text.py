@@ -9,7 +9,7 @@ images of other proportions are fitted inside, so that no character is stretched
 from __future__ import annotations
 
 from vitral.device import Machine
-from vitral.recipes.stats import DatasetStats
+from vitral.recipes.stats import DatasetStats, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -35,7 +35,7 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
         recipe="text", model=f"C+{size_name}/{_PATCH}", image_size=size, channels=stats.channels, pool="mean",
         resize="letterbox", epochs=epochs, batch_size=stats.batch(64 if gpu else 16),
         optimizer="muon", lr=3e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=min(1.0, epochs / 10), clip=1.0, label_smoothing=0.0, ema=0.998, crop="none", flip=False,
+        warmup=warmup(epochs), clip=1.0, label_smoothing=0.0, ema=0.998, crop="none", flip=False,
         decoder_depth=2,
     )  # fmt: skip
     same = "" if stats.uniform else f" (median of {stats.sampled} samples)"

@@ -130,7 +130,8 @@ def _draw_front(axes: Axes, results: Results, cost: str, color: Callable[[str], 
 
 
 def _draw_options(results: Results, color: Callable[[str], str]) -> Figure:
-    ranked = sorted((group for group in results.groups if group.accuracy), key=_mean)
+    measured = [group for group in results.groups if group.accuracy]
+    ranked = sorted(measured, key=lambda group: group.accuracy.value if group.accuracy else 0.0)
     drawn = Figure(figsize=(7.6, 1.1 + 0.36 * len(ranked)))
     axes = drawn.subplots()
     for row, group in enumerate(ranked):
@@ -200,10 +201,6 @@ def _label(axes: Axes, name: str, color: Callable[[str], str]) -> None:
     axes.tick_params(axis="x", length=3)
     axes.set_xlabel(name, fontfamily=FONT, fontsize=10.5, color=color(MUTED))
     axes.yaxis.set_major_formatter(FuncFormatter(figures._percent))
-
-
-def _mean(group: Group) -> float:
-    return group.accuracy.value if group.accuracy else 0.0
 
 
 def _legend(axes: Axes, color: Callable[[str], str]) -> None:
