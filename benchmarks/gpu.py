@@ -16,7 +16,7 @@ LONG = "tiny-imagenet"
 
 
 def run(options: Options) -> list[Table]:
-    """Measure all parts but the long one, or those that are named."""
+    """Measure all parts but the long one, or the long one alone if it is named."""
     if LONG in options.names:
         return accuracy.run(dataclasses.replace(options, names=(LONG,)))
     tables = [*streaming.run(options), *scaling.run(options)]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import vitral
 from images import MakeImages
+from vitral.data import Split
+from vitral.data.gpu_decoding import GpuDecoder
 from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.lazy_torchvision import torchvision
 from vitral.data.images.preprocessing import Preprocessing
-from vitral.data.loader import Batch
+from vitral.data.loader import Batch, Batches
 from vitral.device import choose, seed_everything
 from vitral.inference.predictor import Predictor
 from vitral.kernels import fused, reference_ops
@@ -212,3 +217,40 @@ def test_a_run_on_a_gpu(make_images: MakeImages, tmp_path):
     assert run.predictor(next(photos.rglob("*.png"))).label in ("dark", "light")
     heat = vitral.explain(run.predictor, str(next(photos.rglob("*.png"))))
     assert len(heat) >= 1
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpegs_decoded_by_the_gpu_are_those_of_the_cpu(subsampling, progressive):
+    """Of smooth photographs, since nvJPEG repeats colors where the CPU's decoders interpolate them."""
+
+    def photograph(number: int) -> bytes:
+        small = np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)
+        file = io.BytesIO()
+        image = Image.fromarray(small).resize((260 + number, 200), Image.Resampling.BICUBIC)
+        image.save(file, "JPEG", quality=95, subsampling=subsampling, progressive=progressive)
+        return file.getvalue()
+
+    files = [photograph(number) for number in range(80)]
+    files[7], files[9] = files[7][: len(files[7]) // 2], photograph(9)[:2] + photograph(8)[2:]
+    split = Split([f"{i}.jpg" for i in range(80)], np.arange(80) % 3, files.__getitem__)
+    given: dict[str, Any] = {"batch_size": 32, "seed": 3, "augmentation": Augmentation(crop="random-resized")}
+    torchvision()
+
+    def images(device: str, residency: Any, workers: int) -> torch.Tensor:
+        found = Batches(
+            split.select(np.flatnonzero(np.arange(80) != 7)), Preprocessing((96, 96)), device=torch.device(device),
+            residency=residency, workers=workers, **given,
+        )  # fmt: skip
+        assert found.residency.startswith("JPEGs decoded on the GPU") == (device == "cuda"), found.residency
+        parts = [batch.images.cpu() for batch in found.epoch(1)]
+        found.close()
+        return torch.cat(parts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GpuDecoder, "rate", lambda self, images: 1e9)  # whichever is faster
+        on_gpu = images("cuda", "stream", 2)
+    difference = (on_gpu.int() - images("cpu", "memory", 0).int()).abs().float()
+    print("levels that differ, in the mean", float(difference.mean()), "at most", int(difference.max()))
+    assert difference.mean() < 2
+    assert difference.quantile(0.999) < 24

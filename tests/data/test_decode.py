@@ -255,7 +255,7 @@ def test_both_jpeg_decoders_agree(options: dict[str, object], gray: bool, monkey
     monkeypatch.setattr(intake, "loaded", lambda: True)
     image = Image.fromarray(gradient(67, 93))
     data = encoded(image.convert("L") if gray else image, "JPEG", quality=80, **options)
-    assert intake._decode_plain_jpeg(data) is not None
+    assert intake.PlainJpeg.of(data) is not None
     by_pillow = np.asarray(Image.open(io.BytesIO(data)))
     pixels = read_image(data)
     assert np.abs(pixels.astype(int) - by_pillow.reshape(pixels.shape)).max() <= 2
@@ -291,8 +291,8 @@ def test_damaged_jpegs_are_the_same_to_both_decoders(monkeypatch: pytest.MonkeyP
 
 
 def test_a_jpeg_with_exif_or_four_inks_is_not_plain() -> None:
-    assert intake._decode_plain_jpeg(jpeg(exif=exif(6))) is None
-    assert intake._decode_plain_jpeg(encoded(Image.new("CMYK", (8, 8)), "JPEG")) is None
+    assert intake.PlainJpeg.of(jpeg(exif=exif(6))) is None
+    assert intake.PlainJpeg.of(encoded(Image.new("CMYK", (8, 8)), "JPEG")) is None
 
 
 def test_both_decoders_agree_on_real_photographs(shared_data: Path) -> None:

@@ -50,6 +50,12 @@ class Images(Dataset[Tensor]):
         return self.augmentation is not None and self.augmentation.scaled
 
     @property
+    def enough(self) -> tuple[int, int] | None:
+        """Height and width that an image cropped at random is decoded to at least; None decodes it whole."""
+        height, width = self.preprocessing.image_size
+        return (2 * height, 2 * width) if self.scaled else None
+
+    @property
     def shape(self) -> tuple[int, int, int] | None:
         """(C, height, width) of every image; None with per-image geometry."""
         return None if self.cropped else (self.preprocessing.channels, *self.preprocessing.kept_size)
@@ -85,10 +91,8 @@ class Images(Dataset[Tensor]):
         """
         if not self.cropped:
             return channels_first(self.image(index))
-        height, width = self.preprocessing.image_size
-        target = (2 * height, 2 * width)
-        image = channels_first(self.image(index, at_least=target if self.scaled else None))
-        scale = max(n / m for n, m in zip(target, image.shape[-2:], strict=True))
+        image = channels_first(self.image(index, at_least=self.enough))
+        scale = max(2 * n / m for n, m in zip(self.preprocessing.image_size, image.shape[-2:], strict=True))
         if scale >= 1:
             return image
         return self.preprocessing.resized(image, tuple(round(n * scale) for n in image.shape[-2:]))

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
+from vitral.data.gpu_decoding import EncodedImages
 from vitral.data.images.lazy_torchvision import loaded, torchvision
 from vitral.data.pixel_cache import Entry
 from vitral.data.prepared import Images
-from vitral.errors import DataError
+from vitral.errors import DataError, ImageError
+
+_CHECKED = 64  # images that a worker decodes before it says which failed
 
 
 class WorkerPool:
@@ -36,6 +39,7 @@ class WorkerPool:
             worker_init_fn=partial(_init_worker, loaded()),
             persistent_workers=workers > 0,
             pin_memory=pinned,
+            collate_fn=images.collate if isinstance(images, EncodedImages) else None,
             generator=torch.Generator(),  # DataLoader draws an unused seed each epoch: keep that off the global one
         )
         _pools.add(self)
@@ -68,6 +72,33 @@ class WorkerPool:
         if running is not None and self._owner == os.getpid():
             running._shutdown_workers()  # as its `__del__` does, which a suspended generator prevents
             self._loader._iterator = None
+
+
+def undecodable(images: Images, indices: Sequence[int], workers: int) -> Iterator[tuple[int, list[int]]]:
+    """Decode these images in worker processes; yield, some at a time, their number and those that failed."""
+    loader: DataLoader[Any] = DataLoader(
+        _Decodable(images, indices), batch_size=_CHECKED, num_workers=workers, collate_fn=list,
+        worker_init_fn=partial(_init_worker, loaded()), generator=torch.Generator(),
+    )  # fmt: skip
+    for results in loader:
+        yield len(results), [index for index in results if index is not None]
+
+
+class _Decodable(Dataset[int | None]):
+    """The number of each image that cannot be decoded, and None for the others."""
+
+    def __init__(self, images: Images, indices: Sequence[int]):
+        self.images, self.indices = images, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int) -> int | None:
+        try:
+            self.images.decode(self.indices[position])
+        except ImageError:
+            return self.indices[position]
+        return None
 
 
 class _BatchSampler(Iterable[list[tuple[int, int, int]]]):

@@ -204,7 +204,9 @@ class Run:
     plain: bool = option(False, "torch's own operators only, without vitral's kernels: slower, for comparison")
     graphs: bool | None = option(None, "on a GPU, replay steps as a captured CUDA graph (default: if possible)")
     residency: Literal["auto", "memory", "cache", "stream"] = option(
-        "auto", "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits"
+        "auto",
+        "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits, unless a GPU "
+        "decodes JPEGs faster",
     )
     strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = option(
         "auto",

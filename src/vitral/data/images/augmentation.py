@@ -17,6 +17,8 @@ from vitral.data.images.preprocessing import Preprocessing, channels_first
 from vitral.kernels import random
 
 Crop = Literal["none", "shift", "random-resized"]
+Box = tuple[int, int, int, int]
+"""Top, left, height and width of a crop, in pixels."""
 Augment = Literal["none", "affine", "randaugment", "trivialaugment"]
 
 
@@ -50,11 +52,16 @@ class Augmentation:
         if self.crop != "random-resized":
             return preprocessing.geometry(pixels)
         image = channels_first(pixels)
-        area, ratio = [self.crop_area, 1.0], [3 / 4, 4 / 3]
-        top, left, height, width = torchvision().transforms.v2.RandomResizedCrop.get_params(
-            image, scale=area, ratio=ratio
-        )
+        top, left, height, width = self.box(*image.shape[-2:])
         return preprocessing.resized(image[:, top : top + height, left : left + width], preprocessing.image_size)
+
+    def box(self, height: int, width: int) -> Box:
+        """Draw the crop of an image of this size."""
+        image, ratio = torch.empty(3, height, width, device="meta"), [3 / 4, 4 / 3]
+        found: Box = torchvision().transforms.v2.RandomResizedCrop.get_params(
+            image, scale=[self.crop_area, 1.0], ratio=ratio
+        )
+        return found
 
     def pixels(self, images: Tensor) -> Tensor:
         """Shift, flip, then apply `augment` to a batch of uint8 (B, C, H, W), on any device."""

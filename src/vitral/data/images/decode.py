@@ -36,6 +36,7 @@ from PIL import (
 )
 
 from vitral.data.images.file_kinds import kind_of, media_brand
+from vitral.data.images.jpeg_header import MAX_PLAIN, PlainJpeg
 from vitral.data.images.lazy_torchvision import loaded
 from vitral.data.images.pixels import (
     LEVELS,
@@ -61,7 +62,6 @@ MAX_MEMORY = 1 << 30
 1/4 or 1/8 of its size; any other image is refused."""
 
 _SPARE = 64 << 20  # for conversions of a strip and the decoders' own tables
-_PLAIN = 1 << 25  # pixels up to which torchvision decodes, at ten bytes each
 
 
 # Bytes that a decoder holds for each pixel in addition to Pillow's image, measured as the peak of a process (Pillow
@@ -76,10 +76,6 @@ READ = "JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF and PPM"
 """Formats that are read; HEIC with an extra, too."""
 
 
-# JPEG markers (ITU T.81, table B.1).
-_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-_SCAN, _APP1 = 0xDA, 0xE1
-_HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, restart interval, comment, application
 _MODES = {"L": 1, "RGB": 3}  # torchvision's ImageReadMode
 
 
@@ -366,7 +362,8 @@ def _decode(
     at_least: tuple[int, int] | None,
     levels: tuple[int, int] | None,
 ) -> np.ndarray:
-    if (pixels := _decode_plain_jpeg(data, at_least)) is not None:
+    plain_jpeg = PlainJpeg.of(data, at_least) if len(data) <= MAX_BYTES else None
+    if plain_jpeg and (pixels := _decode_jpeg(data, plain_jpeg.mode)) is not None:
         return finish_pixels(pixels, channels)
     image = _open(data, name)
     if image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB"):
@@ -374,7 +371,7 @@ def _decode(
         turn = orientation_of(image)
         if at_least:
             image.draft(None, at_least if turn >= 5 else at_least[::-1])  # Pillow wants (width, height), as stored
-        plain = image.size == full_size and image.width * image.height <= _PLAIN
+        plain = image.size == full_size and image.width * image.height <= MAX_PLAIN
         if plain and (pixels := _decode_jpeg(data, image.mode)) is not None:
             return finish_pixels(turn_upright(pixels, turn), channels)
     if image.format in ("JPEG", "MPO"):
@@ -392,30 +389,6 @@ def _make_smaller(image: Image.Image, name: str, size: int) -> None:
             image.draft(None, (image.width // scale, image.height // scale))
             return
     _check_memory(image, name, size)
-
-
-def _decode_plain_jpeg(data: bytes, at_least: tuple[int, int] | None = None) -> np.ndarray | None:
-    """Decode an ordinary JPEG without EXIF to (H, W, C); None if it needs Pillow, which can also decode at half the
-    size.
-
-    Walks the segments up to the scan (ITU T.81, B.1.1): Pillow's header parser would take a tenth of the decoding time.
-    """
-    mode, at = "", 2
-    if not data.startswith(b"\xff\xd8\xff") or len(data) > MAX_BYTES:
-        return None
-    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
-        kind = data[at + 1]
-        if kind in _FRAMES:
-            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
-            mode = {1: "L", 3: "RGB"}.get(components, "")
-            if bits != 8 or not 0 < height * width <= _PLAIN:
-                return None
-            if at_least and height >= 2 * at_least[0] and width >= 2 * at_least[1]:
-                return None
-        elif kind not in _HARMLESS or (kind == _APP1 and data[at + 4 : at + 8] == b"Exif"):
-            return None
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return _decode_jpeg(data, mode) if mode else None
 
 
 def _decode_jpeg(data: bytes, mode: str) -> np.ndarray | None:

@@ -1,0 +1,185 @@
+"""JPEGs decoded by the device: the CPU's decoder takes the place of nvJPEG, so that pixels are equal to the last bit.
+
+tests/test_gpu.py measures nvJPEG itself.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitral.data import Split
+from vitral.data.gpu_decoding import EncodedImages, GpuDecoder
+from vitral.data.images.augmentation import Augmentation
+from vitral.data.images.jpeg_header import PlainJpeg
+from vitral.data.images.lazy_torchvision import torchvision
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.loader import Batches
+from vitral.errors import ImageError
+
+CPU = torch.device("cpu")
+CROP = Augmentation(crop="random-resized")
+DECODED: list[int] = []
+
+
+def photograph(number: int, kind: str = "JPEG", size: tuple[int, int] = (30, 41), **options) -> bytes:
+    small = np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize(size[::-1], Image.Resampling.BICUBIC).save(file, kind, **options)
+    return file.getvalue()
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return photograph(4, exif=exif.tobytes())
+
+
+def all_kinds() -> list[bytes]:
+    """Plain JPEGs among files that the GPU must leave alone: EXIF, RGB, gray, PNG, and one to be decoded smaller."""
+    plain = [photograph(k, size=(25 + k, 33)) for k in range(8)]
+    others = [
+        turned(), photograph(9, "PNG"), photograph(10, size=(90, 120)), photograph(11, keep_rgb=True, subsampling=0)
+    ]  # fmt: skip
+    file = io.BytesIO()
+    Image.open(io.BytesIO(photograph(12))).convert("L").save(file, "JPEG")
+    return [*plain[:5], *others, file.getvalue(), *plain[5:]]
+
+
+@pytest.fixture
+def a_device_that_decodes(monkeypatch):
+    """Let the CPU serve as the device, and keep count of what it decodes."""
+    torchvision()
+    DECODED.clear()
+
+    def decode(self, files):
+        DECODED.append(len(files))
+        return [torch.ops.image.decode_jpeg(file, 3) for file in files]
+
+    monkeypatch.setattr(GpuDecoder, "serves", staticmethod(lambda images, device: True))
+    monkeypatch.setattr(GpuDecoder, "_by_nvjpeg", decode)
+    monkeypatch.setattr(GpuDecoder, "rate", lambda self, images: 1e9)
+
+
+def batches(files: list[bytes], **options) -> Batches:
+    split = Split([f"{i}.jpg" for i in range(len(files))], np.arange(len(files)) % 3, files.__getitem__)
+    given = {"batch_size": 4, "device": CPU, "workers": 0, "augmentation": CROP, "seed": 5, **options}
+    return Batches(split, Preprocessing((16, 20)), **given)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_crops_are_those_of_the_cpu(workers, a_device_that_decodes):
+    files = all_kinds()
+    there, here = batches(files, workers=workers), batches(files, residency="memory")
+    assert there.residency.startswith("JPEGs decoded on the GPU in every epoch: 1,000,000,000 images/s, all cores ")
+    assert here.residency.endswith("of decoded pixels in memory")
+    for epoch, start in ((0, 0), (1, 1)):
+        for ours, theirs in zip(there.epoch(epoch, start), here.epoch(epoch, start), strict=True):
+            assert np.array_equal(ours.indices, theirs.indices)
+            assert torch.equal(ours.labels, theirs.labels)
+            assert torch.equal(ours.images, theirs.images)
+    there.close()
+
+
+def test_only_plain_files_are_decoded_there(a_device_that_decodes):
+    found = batches(all_kinds(), batch_size=12)
+    DECODED.clear()
+    for _ in range(3):
+        assert len([*found.epoch(0)]) == 1
+    assert sum(DECODED) in range(3 * 7, 3 * 8 + 1), "eight of thirteen are; a batch of twelve leaves one out"
+
+
+def test_a_file_that_the_device_cannot_decode_is_decoded_by_the_cpu(a_device_that_decodes, monkeypatch):
+    def decode(self, files):
+        raise RuntimeError("nvjpegDecode failed: NVJPEG_STATUS_JPEG_NOT_SUPPORTED")
+
+    monkeypatch.setattr(GpuDecoder, "_by_nvjpeg", decode)
+    files = all_kinds()
+    for ours, theirs in zip(batches(files).epoch(), batches(files, residency="memory").epoch(), strict=True):
+        assert torch.equal(ours.images, theirs.images)
+
+
+def test_a_file_damaged_later_is_named(a_device_that_decodes):
+    files = [photograph(k) for k in range(8)]
+    found = batches(files)
+    files[2] = files[2][:300]
+    with pytest.raises(ImageError, match=r"2\.jpg"):
+        [*found.epoch()]
+
+
+def test_unreadable_files_are_collected_before_training(a_device_that_decodes):
+    files = all_kinds()
+    files[2], files[9] = files[2][:300], b"\xff\xd8\xffnot a photograph"
+    assert [index for index, _ in batches(files).unreadable] == [2, 9]
+
+
+def test_a_library_without_nvjpeg_leaves_decoding_to_the_cpu(a_device_that_decodes, monkeypatch):
+    def rate(self, images):
+        raise RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")
+
+    monkeypatch.setattr(GpuDecoder, "rate", rate)
+    assert batches(all_kinds()).residency.endswith("of decoded pixels in memory")
+    assert "streamed by" in batches(all_kinds(), residency="stream").residency
+
+
+def test_the_slower_one_is_not_taken(a_device_that_decodes, monkeypatch):
+    monkeypatch.setattr(GpuDecoder, "rate", lambda self, images: 0.5)
+    assert batches(all_kinds()).residency.endswith("of decoded pixels in memory")
+
+
+def test_the_trial_measures_jpegs(a_device_that_decodes, monkeypatch):
+    monkeypatch.undo()
+
+    def rate(files: list[bytes]) -> float:
+        split = Split([str(i) for i in range(len(files))], np.zeros(len(files), np.int64), files.__getitem__)
+        images = EncodedImages(split, Preprocessing((16, 20)), CROP)
+        return GpuDecoder(CPU, images.preprocessing, lambda all: [torch.ops.image.decode_jpeg(f, 3) for f in all]).rate(
+            images
+        )
+
+    assert rate([photograph(k) for k in range(6)]) > 0
+    assert rate([photograph(k, "PNG") for k in range(6)]) == 0
+
+
+def test_who_is_served():
+    def served(device: str, **options) -> bool:
+        crop = options.pop("crop", "random-resized")
+        images = EncodedImages(
+            Split(["a"], np.zeros(1, np.int64), lambda i: b""),
+            Preprocessing((16, 20), **options),
+            Augmentation(crop=crop),
+        )
+        return GpuDecoder.serves(images, torch.device(device))
+
+    gray = {"channels": 1, "mean": (0.5,), "std": (0.5,)}
+    assert served("cuda")
+    assert served("cuda", interpolation="bicubic")
+    assert not any([served("cpu"), served("cuda", crop="none"), served("cuda", interpolation="lanczos")])
+    assert not served("cuda", **gray)
+
+
+def test_colors_that_only_the_header_explains():
+    """Files whose three components are RGB, by their names or by Adobe's segment."""
+    assert PlainJpeg.of(photograph(0)) == ("RGB", 30, 41, True)
+    kept = photograph(0, keep_rgb=True, subsampling=0)
+    assert PlainJpeg.of(kept) == ("RGB", 30, 41, False)
+    plain = photograph(0)
+    adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"
+    assert PlainJpeg.of(plain[:2] + adobe + plain[2:]) == ("RGB", 30, 41, False)
+
+
+def test_many_cores_check_by_processes(monkeypatch):
+    monkeypatch.setattr("vitral.data.loader.cores", lambda: 16)
+    monkeypatch.setattr("vitral.data.loader._WINDOW", 16)
+    files = [photograph(k % 7) for k in range(150)]
+    files[3], files[140] = b"", files[140][:200]
+    done: list[int] = []
+    found = batches(files, residency="stream", workers=2, progress=done.append)
+    assert [index for index, _ in found.unreadable] == [3, 140]
+    assert "empty file" in str(found.unreadable[0][1])
+    assert sum(done) == 150
+    assert found.decoding_rate > 0
