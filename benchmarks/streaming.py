@@ -160,8 +160,9 @@ def _training(data: Path, folder: Path, options: Options) -> Table:
         first, second = read_history(out / "metrics.jsonl")
         seconds = first["images_seen"] / first["images_per_second"] + first.get("compile_seconds", 0.0)
         rows.append({
-            "name": f"vitral, {residency}", "first": first["images_seen"] / seconds, "second": second["images_per_second"],
-            "waited": first["waited"], "later": second["waited"],
+            "name": f"vitral, {residency}", "first": first["images_seen"] / seconds,
+            "second": second["images_per_second"], "waited": first["waited"],
+            "later": second["waited"],
         })  # fmt: skip
     if PEERS["timm"].is_installed:
         rows.append(_plain(data, theirs, batch, options.device))
