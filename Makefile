@@ -1,9 +1,13 @@
 # Everything a person or CI runs. `make` alone lists the targets.
+SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Of pip's lines those of what takes long: large files, and the installation.
+LONG := { grep --line-buffered -oE 'Downloading .*(GB|[0-9]{3}\.[0-9] MB)\)|Installing collected packages' || true; }
 
 .DEFAULT_GOAL := help
 .PHONY: help env dev train-digits test test-all check format bench docs clean
@@ -14,17 +18,17 @@ help:  ## list the targets
 env: $(STAMP)  ## make .venv with vitral in the tested versions; does nothing when up to date
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): PyTorch and what vitral needs (about 6 GB the first time; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[serve,onnx,tune]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --quiet 'pip>=25.1'
+	@set -o pipefail; $(PIP) --constraint constraints.txt --editable '.[serve,onnx,tune]' | $(LONG)
 	@touch $@
 
 dev: $(DEV)  ## add what the tests, the checks and the site need
 
 $(DEV): $(STAMP)
 	@echo "Adding the libraries of the tests to $(VENV) (about 2 GB the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@set -o pipefail; $(PIP) --constraint constraints.txt --editable . --group dev | $(LONG)
 	@touch $@
 
 train-digits: env  ## train on the embedded digits and show what to do next

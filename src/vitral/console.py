@@ -116,6 +116,15 @@ def expect(progress: Callable[[int], None] | None, images: int) -> None:
         progress.expect(images)
 
 
+def go_on(progress: Callable[[int], None] | None, what: str) -> None:
+    """Report that the images are done, and what comes next, for a time that is not known."""
+    if isinstance(progress, ProgressCounter):
+        progress.bar.remove_task(progress.task)
+        progress.task = progress.bar.add_task(what, total=None)
+        if progress.bar.disable:
+            activity.tell(what)
+
+
 @contextlib.contextmanager
 def counting(console: Console, what: str, total: int | None = None) -> Iterator[ProgressCounter]:
     """Show a bar for work on `total` images (None: as many as are expected later), with images a second and the time

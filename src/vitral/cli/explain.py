@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from vitral import activity
 from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help, Levels
 from vitral.cli.output import print_json, print_predictor_notes, print_text, say, unread
 from vitral.console import counting, stderr, stdout
 from vitral.errors import UsageError, VitralError
+from vitral.wording import count
 
 
 def explain(
@@ -57,7 +59,8 @@ def explain(
     print_predictor_notes(predictor)
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
     files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
-    results, failures, sheet = _draw_heatmaps(explain_files(request, paths), files, format)
+    doing = f"explaining {count(len(paths), 'image')}{', and checking each map' if check else ''}"
+    results, failures, sheet = _draw_heatmaps(_announced(explain_files(request, paths), doing), files, format)
     if sheet and any(map(os.path.isdir, inputs)):
         from vitral.explanation.drawing import contact_sheet
 
@@ -105,6 +108,14 @@ def _benchmark_methods(
     else:
         result.print_table(stdout())
     return 0
+
+
+def _announced(items: Iterable[Any], doing: str) -> Iterator[Any]:
+    """Yield the items, and say what is done until each one comes."""
+    activity.tell(doing)
+    for item in items:
+        yield item
+        activity.tell(doing, passing=True)
 
 
 def _draw_heatmaps(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.console import go_on
 from vitral.data import Split
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
@@ -30,6 +31,8 @@ from vitral.wording import count
 from vitral.workflows.evaluate import Evaluated, evaluate_images
 
 _ROUNDS, _BATCH = 5, 32
+_STEADY = 0.15
+"""Share of a time by which it may vary without a note."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,8 @@ class Comparison:
     """The common images, labeled with the classes of the first contender given."""
     contenders: tuple[Contender, ...]
     differences: tuple[Difference, ...]
+    noise: float = 0.0
+    """Difference of the slowest and the fastest round of one network, as a share of its median: the largest of all."""
 
     def only_right(self, index: int) -> np.ndarray:
         """Indices of the images that only this contender classifies correctly."""
@@ -94,14 +99,20 @@ class Comparison:
         return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
 
     def notes(self) -> list[str]:
-        """Return what a reader of the figures has to know: the caution of each, starts and lengths that differ."""
-        found = [f"{one.name}: {one.caution}" for one in self.contenders if one.caution]
+        """Return what a reader of the figures has to know: cautions, differing starts and lengths, unsteady times."""
+        cautions: dict[str, list[str]] = {}
+        for one in self.contenders:
+            cautions.setdefault(one.caution, []).append(one.name)
+        found = [f"{_listed(names)}: {caution}" for caution, names in cautions.items() if caution]
         starts = {one.name: one.start for one in self.contenders if one.start}
         lengths = {one.name: one.length for one in self.contenders if one.length}
         for differing, each in (("starts", starts), ("lengths of training", lengths)):
             if len(set(each.values())) > 1:
                 stated = ", ".join(f"{name} {value}" for name, value in each.items())
                 found.append(f"the {differing} differ, which may explain differences of accuracy: {stated}")
+        if self.noise > _STEADY:
+            why = "the machine has other work, or shares its cores"
+            found.append(f"times of one network varied by {self.noise:.0%} from round to round: {why}")
         return found
 
     @property
@@ -155,7 +166,8 @@ def compare(
         for one, numbers in zip(found, chosen, strict=True)
     ]
     used = [one if isinstance(one, Predictor) else options.load(one) for one in models]  # as `vitral predict` does
-    rates, latencies = _speeds(used, found[0].images)
+    go_on(progress, "timing the networks")
+    rates, latencies, noise = _speeds(used, found[0].images)
     contenders = list[Contender]()
     for name, one, numbers, evaluation, rate, latency in zip(
         names, found, chosen, evaluations, rates, latencies, strict=True
@@ -174,7 +186,7 @@ def compare(
     order = sorted(range(len(contenders)), key=lambda k: (-contenders[k].evaluation.accuracy, k))
     ranked = tuple(contenders[k] for k in order)
     device_name = first.predictor.machine.name
-    return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked))
+    return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked), noise)
 
 
 def _training(source: str) -> tuple[str, str]:
@@ -231,8 +243,8 @@ def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray
     return chosen
 
 
-def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float], list[float]]:
-    """Images a second in batches of 32, and seconds of one image alone; decoding is not included."""
+def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float], list[float], float]:
+    """Images a second in batches of 32, and seconds of one image alone, without decoding; and the `noise` of both."""
     count = min(_BATCH, len(images))
     raw = [images.image(i) for i in range(count)]
     batches = [
@@ -245,7 +257,7 @@ def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float]
         predictor.logits(batch.to(predictor.machine.device)).cpu()
         return time.perf_counter() - started
 
-    found = []
+    found, noise = [], 0.0
     for size in (_BATCH, 1):
         for predictor, batch in zip(predictors, batches, strict=True):
             seconds(predictor, batch[:size])  # the first call compiles and allocates
@@ -253,5 +265,7 @@ def _speeds(predictors: Sequence[Predictor], images: Split) -> tuple[list[float]
             [seconds(predictor, batch[:size]) for predictor, batch in zip(predictors, batches, strict=True)]
             for _ in range(_ROUNDS)
         ]
-        found.append([statistics.median(column) for column in zip(*rounds, strict=True)])
-    return [_BATCH / one for one in found[0]], found[1]
+        columns = list(zip(*rounds, strict=True))
+        found.append([statistics.median(column) for column in columns])
+        noise = max(noise, *((max(each) - min(each)) / statistics.median(each) for each in columns))
+    return [_BATCH / one for one in found[0]], found[1], noise

@@ -77,7 +77,8 @@ class ConsoleListener(Callback):
             parts.append(f"rank {line['feature_rank']:.1f}")
         if "image_size" in line:
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
-        parts += [f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"]
+        rate, seconds = f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"
+        parts += [rate, seconds]
         compiling = line.get("compile_seconds", 0.0)
         slow = line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _NEGLIGIBLE
         if slow:
@@ -89,6 +90,9 @@ class ConsoleListener(Callback):
             parts.append(f"{duration(left * median(self.epoch_seconds[-5:]))} left")
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
             parts.append("best")
+        for part in (rate, seconds):  # a line that would be wrapped is hard to read; metrics.jsonl has both
+            if draws(self.console) and len("  ".join(parts)) > self.console.width:
+                parts.remove(part)
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
         if slow and not self.warned:
             self.warned = True

@@ -63,7 +63,7 @@ def kind_of(data: bytes) -> tuple[str, str]:
     if start.startswith(b"<svg") or (start.startswith(b"<?xml") and b"<svg" in start):
         return "an SVG drawing", "render it to PNG"
     if _is_text(data[:_SAMPLE]):
-        return "a text", "remove it, or fetch the image again"
+        return "a text", "leave it out, unless a download failed: then fetch the image again"
     if data.startswith(b"MZ"):  # after texts, which may begin with these letters
         return "a program (Windows)", "remove it"
     return "", ""
