@@ -109,10 +109,6 @@ def _dinov3_facts(source: Source) -> ConfigFields:
     return found
 
 
-def _assumed(note: str) -> Callable[[Source], Sequence[str]]:
-    return lambda source: (note,)
-
-
 def _write_dino(weights: Weights, path: Path) -> Sequence[Path]:
     """Write a checkpoint for `--pretrained_weights` of facebookresearch/dino, under its default key."""
     return write_checkpoint(DINO, weights, path, "teacher")
@@ -158,7 +154,7 @@ DINOV3 = Format(
     scheme="bicubic",  # no learned positions
     preprocessing=_preprocessing("dinov3"),
     facts=_dinov3_facts,
-    assumed=_assumed("the head reads the class token, as in DINOv3; norms with epsilon 1e-05"),
+    assumed=lambda source: ("the head reads the class token, as in DINOv3; norms with epsilon 1e-05",),
     ignored={
         **_MASK,
         "rope_embed.periods": "positions are computed",
