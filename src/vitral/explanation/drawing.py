@@ -233,9 +233,11 @@ def _page(heatmaps: Sequence[Attribution], recommended: str) -> Figure:
     height = sum(len(block) * tall for block, tall in zip(rows, heights, strict=True)) + 2 * MARGIN
     sheet, top = Sheet(2 * MARGIN + _PANEL + columns * (strip + 2 * GAP), height), MARGIN
     for block, tall in zip(rows, heights, strict=True):
-        for number, line in enumerate(_heading(block[0][0])):
-            sheet.text(MARGIN, top + number * LINE, fit(line, _PANEL, 9), 9, MUTED if number else _INK)
-        sheet.image(MARGIN, top + _HEAD, _PANEL, np.asarray(enlarged(block[0][0].image)))
+        first = block[0][0]
+        sheet.text(MARGIN, top, fit(Path(first.name).name or "image", _PANEL, 9), 9, _INK)
+        seen = f"the network sees {first.image.shape[1]} × {first.image.shape[0]}"
+        sheet.text(MARGIN, top + LINE, fit(seen, _PANEL, 9), 9, MUTED)
+        sheet.image(MARGIN, top + _HEAD, _PANEL, np.asarray(enlarged(first.image)))
         for row in block:
             for column, one in enumerate(row):
                 left = MARGIN + _PANEL + 2 * GAP + column * (strip + 2 * GAP)
@@ -263,11 +265,6 @@ def _panel_height(heatmaps: Sequence[Attribution]) -> float:
 
 _LOWEST_BAR = 0.9
 """Height in inches of the color bar beside a very wide image."""
-
-
-def _heading(one: Attribution) -> list[str]:
-    height, width = one.image.shape[:2]
-    return [Path(one.name).name or "image", f"the network sees {width} × {height}"]
 
 
 def _draw_strip(sheet: Sheet, left: float, top: float, one: Attribution, recommended: bool) -> None:

@@ -339,15 +339,15 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
     if "test" not in splits:
         test = Evaluation.from_json(result["test"]) if "test" in result else None
         of_trial = {"curve": _curve(run), "test": test}
-    measured, options = result.get(split, {}), run.read_plan().run
+    measured, plan = result.get(split, {}), run.read_plan()
     return Outcome(
         cell, "done", split=split, images=measured.get("images", 0), train_images=result["images"]["train"],
         accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
-        batch_size=options.batch_size * options.accumulate if result["epochs"] else None,
+        batch_size=plan.run.batch_size * plan.run.accumulate if result["epochs"] else None,
         parameters=result["parameters"], flops=_training_flops(run), seconds=result["seconds"],
         images_per_second=result["images_per_second"], at_chance=_at_chance(measured),
-        held_out=_held_out(run, split), **of_trial,
+        held_out=plan.fingerprint.digests.get(split, "") if plan.fingerprint else "", **of_trial,
     )  # fmt: skip
 
 
@@ -361,11 +361,6 @@ def _at_chance(measured: Mapping[str, Any]) -> bool:
 def _curve(run: RunFolder) -> tuple[float, ...]:
     lines = map(bounded.parse, run.manifest.read(run.metrics).splitlines())
     return tuple(line["val_accuracy"] for line in lines if "val_accuracy" in line)
-
-
-def _held_out(run: RunFolder, split: str) -> str:
-    fingerprint = run.read_plan().fingerprint
-    return fingerprint.digests.get(split, "") if fingerprint else ""
 
 
 def _ended(cell: Cell, file: Path) -> Outcome:
