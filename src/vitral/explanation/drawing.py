@@ -128,11 +128,6 @@ def _colors(heatmap: Attribution) -> str:
     return _COLORS[_signed(heatmap)]
 
 
-def _position(heatmap: Attribution, strength: np.ndarray) -> np.ndarray:
-    """Position of a scaled value on the color map, 0 … 1."""
-    return (strength + 1) / 2 if _signed(heatmap) else strength
-
-
 def _resized(values: np.ndarray, size: tuple[int, int], smooth: bool) -> np.ndarray:
     """Resize a map to the pixels of an image of (width, height)."""
     resample = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
@@ -275,7 +270,8 @@ def _draw_strip(sheet: Sheet, left: float, top: float, one: Attribution, recomme
     sheet.text(left, top + LINE, fit(method, width, 8.5), 8.5, _INK if recommended else MUTED)
     if one.note:
         sheet.text(left, top + 2 * LINE, fit(one.note, width, 8.5), 8.5, WARNING)
-    colors = colormaps[_colors(one)](_position(one, _scaled(one)), bytes=True)[..., :3]
+    place = (_scaled(one) + 1) / 2 if _signed(one) else _scaled(one)  # on the color map, 0 … 1
+    colors = colormaps[_colors(one)](place, bytes=True)[..., :3]
     size = enlarged(one.image).size
     tiles = np.asarray(Image.fromarray(np.ascontiguousarray(colors)).resize(size, Image.Resampling.NEAREST))
     sheet.image(left, below, _PANEL, tiles)

@@ -136,7 +136,9 @@ def _write(
     proof = prove(job, target.load(made), images, predictor.output, size, progress)
     if proof.failure and not accept:
         first = f"; first {proof.first}" if proof.first else ""
-        hint = _remedy(job.precision)
+        hint = "--precision fp32, or --accept to keep it anyway"
+        if job.precision == "fp32":
+            hint = "please report it, with vitral summary of the network"
         what = f"the {target.title} export does not match its network"
         raise ExportError(what, where=predictor.source, why=f"{proof.failure}{first}", hint=hint, proof=proof)
     if not job.with_preprocessing:
@@ -333,9 +335,3 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
         "output": {"name": job.output_name, **predictor.output.meaning(), **texts},
         "classes": list(predictor.classes),
     }
-
-
-def _remedy(precision: Precision) -> str:
-    if precision == "fp32":
-        return "please report it, with vitral summary of the network"
-    return "--precision fp32, or --accept to keep it anyway"

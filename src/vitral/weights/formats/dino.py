@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -135,16 +136,12 @@ DINOV2 = Format(
     ignored=_MASK,
     canonical=_without_chunks,
 )
-DINOV2_REGISTERS = Format(
+DINOV2_REGISTERS = replace(
+    DINOV2,
     name="dinov2-registers",
-    heads=DINOV2_HEADS,
     rules=(*DINOV2_RULES, *same({"reg_token": "register_tokens"})),
     required=("register_tokens", "blocks.{i}.ls1.gamma", "pos_embed"),
     scheme="bicubic-antialias",
-    preprocessing=_preprocessing("dinov2"),
-    facts=_dinov2_facts,
-    ignored=_MASK,
-    canonical=_without_chunks,
 )
 DINOV3 = Format(
     name="dinov3",
