@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitral import bounded
 from vitral.data.loader import Progress
-from vitral.digest import check
+from vitral.digest import read_json
 from vitral.errors import RunError, UsageError
 from vitral.evaluation.metrics import Evaluation
 from vitral.model import ModelConfig, summarize
@@ -365,9 +365,7 @@ def _curve(run: RunFolder) -> tuple[float, ...]:
 
 def _ended(cell: Cell, file: Path) -> Outcome:
     try:
-        raw = file.read_bytes()
-        check(raw)
-        record = bounded.parse(raw)
+        record = read_json(file)
         curve = tuple(map(float, record.get("curve", ())))
         return Outcome(
             cell, record["status"], why=record["why"], curve=curve, accuracy=max(curve, default=None),
