@@ -53,6 +53,13 @@ def sealed_json(data: Mapping[str, Any], indent: int | None = None) -> str:
     return sealed((json.dumps({**data, KEY: BLANK}, indent=indent) + "\n").encode()).decode()
 
 
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, such as `sealed_json` writes. Raises `ValueError` if it has changed, and as `bounded.read`."""
+    raw = path.read_bytes()
+    check(raw)
+    return bounded.parse(raw)
+
+
 def with_digest(data: bytes, start: str = "\n", end: str = "\n") -> bytes:
     """Append a last line with the digest to `data`."""
     return sealed(data + f"{start}{KEY}: {BLANK}{end}".encode())

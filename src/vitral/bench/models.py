@@ -45,8 +45,9 @@ def model_under_test(model: str, image_size: int | None = None) -> ModelUnderTes
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     if is_weights(model):
         weights = read(model, **changes).weights
-        build = partial(_from_weights, model, changes)
-        found = ModelUnderTest(model, weights.config, weights.preprocessing, tuple(weights.classes), build)
+        found = ModelUnderTest(
+            model, weights.config, weights.preprocessing, tuple(weights.classes), lambda: read(model, **changes).build()
+        )
     else:
         found = of_config(model, config(model, **changes))
     if not found.config.classes:
@@ -59,7 +60,3 @@ def of_config(name: str, shape: ModelConfig) -> ModelUnderTest:
     half = (0.5,) * shape.channels
     preprocessing = Preprocessing(shape.image, shape.channels, mean=half, std=half)
     return ModelUnderTest(name, shape, preprocessing, tuple(map(str, range(shape.classes))), partial(network, shape))
-
-
-def _from_weights(model: str, changes: dict[str, Any]) -> Network:
-    return read(model, **changes).build()

@@ -96,14 +96,6 @@ def _torchvision(config: ViTConfig) -> nn.Module:
     )  # fmt: skip
 
 
-def _vit_pytorch(config: ViTConfig) -> nn.Module:
-    return _module("vit_pytorch").ViT(**_sizes(config))
-
-
-def _vit_pytorch_flash(config: ViTConfig) -> nn.Module:
-    return _module("vit_pytorch.simple_flash_attn_vit").SimpleViT(**_sizes(config), use_flash=True)
-
-
 def _module(name: str) -> Any:
     return importlib.import_module(name)
 
@@ -119,10 +111,12 @@ PEERS: dict[str, Peer] = {
         "VisionTransformer; nn.MultiheadAttention with its fast path where torch takes it", square=True,
     ),
     "vit-pytorch": Peer(
-        "vit_pytorch", "vit-pytorch", _vit_pytorch, "ViT; attention written out, no bias on queries, keys and values"
+        "vit_pytorch", "vit-pytorch", lambda config: _module("vit_pytorch").ViT(**_sizes(config)),
+        "ViT; attention written out, no bias on queries, keys and values",
     ),
     "vit-pytorch-flash": Peer(
-        "vit_pytorch", "vit-pytorch", _vit_pytorch_flash,
+        "vit_pytorch", "vit-pytorch",
+        lambda config: _module("vit_pytorch.simple_flash_attn_vit").SimpleViT(**_sizes(config), use_flash=True),
         "SimpleViT with use_flash; no such bias and no class token: slightly less work than the others",
     ),
 }  # fmt: skip

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from vitral.cli.options import DataRoot, Device, Format, Help
-from vitral.cli.output import print_json, say
-from vitral.console import stderr, stdout
+from vitral.cli.output import print_notes, print_result, say
+from vitral.console import stderr
 
 
 def bench(
@@ -52,12 +52,8 @@ def bench(
     )  # fmt: skip
     with _bench_progress() as progress:
         result = bench(options, progress)
-    if format == "json":
-        print_json(result.to_json())
-    else:
-        result.print_table(stdout())
-    for note in result.notes:
-        say(f"note: {note}")
+    print_result(result, format)
+    print_notes(result.notes)
     if out:
         write_text(Path(out), json.dumps(result.to_json(), indent=1) + "\n")
         say(f"Figures  {out}")

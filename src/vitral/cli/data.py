@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
-from vitral.cli.output import print_json, say
+from vitral.cli.output import print_json, print_notes, print_result, say
 from vitral.console import command_line, counting, stderr, stdout, table
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
@@ -67,8 +67,7 @@ def data_check(
         print_json(report.to_json() | ({"near_by_features": by_features.to_json()} if by_features else {}))
     else:
         report.print_table(stdout())
-    for note in by_features.notes if by_features else ():
-        say(f"note: {note}")
+    print_notes(by_features.notes if by_features else ())
     if sheet is not None and report.near:
         drawn = draw_near(dataset, report.near, Path(sheet))
         say(f"Sheet    {sheet}: {drawn:,} of {count(len(report.near), 'pair')}")
@@ -95,12 +94,8 @@ def _check_labels(
     with counting(stderr(), "reading the images") as done:
         options = InferenceOptions(device)
         found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
-    if format == "json":
-        print_json(found.to_json())
-    else:
-        found.print_table(stdout())
-    for note in found.notes:
-        say(f"note: {note}")
+    print_result(found, format)
+    print_notes(found.notes)
     if write is not None:
         found.write(Path(write))
         say(f"Table    {write}: {count(len(found.places), 'image')}, {len(found.ranked()):,} with another label")

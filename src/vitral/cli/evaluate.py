@@ -24,7 +24,7 @@ from vitral.cli.options import (
     Precision,
     Tta,
 )
-from vitral.cli.output import print_json, print_predictor_notes, print_text, say
+from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, say
 from vitral.console import command_line, counting, stderr, stdout
 from vitral.distributed.environment import is_follower, launched
 from vitral.errors import UsageError
@@ -116,8 +116,7 @@ def evaluate(
     _print_evaluation(run, result, format, damaged, detection)
     if detection:
         _save_threshold(run, detection)
-    for note in result.notes:
-        say(f"note: {note}")
+    print_notes(result.notes)
     if report:
         used = {**vars(images), **vars(options), "report": report}
         parameters = inspect.signature(evaluate).parameters
@@ -148,8 +147,7 @@ def _save_threshold(run: str, detection: UnknownImages) -> None:
     from vitral.data.checks.validate import left_out
     from vitral.workflows.unknown import save
 
-    for note in filter(None, (*detection.notes, left_out(detection.unreadable))):
-        say(f"note: {note}")
+    print_notes(filter(None, (*detection.notes, left_out(detection.unreadable))))
     if detection.detector is not None:
         save(run, detection.detector)
         say(
@@ -207,6 +205,5 @@ def _evaluate_features(
         measured = "images cut from train" if result.split == "cut from train" else f"{result.split} images"
         print_text(f"features of {run} on the {measured} of {result.source}")
         result.print_table(stdout())
-    for note in result.notes:
-        say(f"note: {note}")
+    print_notes(result.notes)
     return 0

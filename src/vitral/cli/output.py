@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vitral import activity
-from vitral.console import command_line
+from vitral.console import command_line, stdout
 from vitral.wording import printable
 
 
@@ -25,6 +25,14 @@ def print_json(value: Any) -> None:
     """Print a result as JSON."""
     activity.end()
     print(json.dumps(value, indent=2))
+
+
+def print_result(result: Any, format: str, **table: Any) -> None:
+    """Print a result as JSON or as a table, with the options `table` of its `print_table`."""
+    if format == "json":
+        print_json(result.to_json())
+    else:
+        result.print_table(stdout(), **table)
 
 
 def print_prediction(prediction: Any, top: int) -> None:
@@ -57,8 +65,8 @@ def unread(failed: int, total: int, more: str = "") -> int:
     return 1 if failed else 0
 
 
-def print_notes(notes: Sequence[str]) -> None:
-    """Print notes on the images that are read."""
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes on the images or the result to standard error."""
     for note in notes:
         say(f"note: {note}")
 

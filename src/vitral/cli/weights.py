@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitral.cli.options import BadImages, DataRoot, Format, Help, Levels
-from vitral.cli.output import print_json, print_text, say
+from vitral.cli.output import print_json, print_result, print_text, say
 from vitral.console import counting, stderr, stdout, table
 
 
@@ -35,10 +35,7 @@ def summary(
     else:
         shape = config(model, **changes)
     result = summarize(shape, batch=batch, name=model)
-    if format == "json":
-        print_json(result.to_json())
-    else:
-        result.print_table(stdout(), full=full)
+    print_result(result, format, full=full)
     return 0
 
 
@@ -141,10 +138,7 @@ def verify(
     from vitral.workflows.verify import verify
 
     result = verify(run, accept=accept)
-    if format == "json":
-        print_json(result.to_json())
-    else:
-        result.print_table(stdout())
+    print_result(result, format)
     for one in result.damaged:
         say(f"error: {one.file} is damaged\n  why: {one.why}\n  try: {one.hint}")
     return 1 if result.damaged else 0

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral import activity, bounded
+from vitral import activity
 from vitral.atomic import replacing, write_text
 from vitral.demo import IMAGES
-from vitral.digest import check, sealed_json
+from vitral.digest import read_json, sealed_json
 from vitral.errors import UsageError
 from vitral.evaluation.page_numbers import duration
 from vitral.explanation.drawing import contact_sheet, save
@@ -136,8 +136,6 @@ def _open(folder: Path, files: Sequence[Path]) -> None:
 def _written_before(record: Path) -> set[str]:
     """Return the files that an earlier call has written."""
     try:
-        written = record.read_bytes()
-        check(written)
-        return set(bounded.parse(written)["files"])
+        return set(read_json(record)["files"])
     except (OSError, ValueError, TypeError, KeyError):
         return set()

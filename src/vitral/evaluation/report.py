@@ -383,26 +383,12 @@ def _most_confident(mistakes: Sequence[Mistake]) -> list[Mistake]:
 
 
 def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "image": figures.embedded(mistake.image, side),
-            "name": mistake.name,
-            "label": mistake.label,
-            "predicted": mistake.predicted,
-            "confidence": float(mistake.confidence),
-        }
-        for mistake in mistakes
-    ]
+    return [{**vars(one), "image": figures.embedded(one.image, side)} for one in mistakes]
 
 
 def _explained(one: ExplainedMistake) -> dict[str, Any]:
-    return {
-        "image": figures.embedded(one.image, _GALLERY_SIDE),
-        "maps": [(label, share, figures.embedded(drawn, _GALLERY_SIDE)) for label, share, drawn in one.maps],
-        "name": one.name,
-        "label": one.label,
-        "predicted": one.predicted,
-    }
+    maps = [(label, share, figures.embedded(drawn, _GALLERY_SIDE)) for label, share, drawn in one.maps]
+    return {**vars(one), "image": figures.embedded(one.image, _GALLERY_SIDE), "maps": maps}
 
 
 def _reproduction(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -128,11 +128,6 @@ def _colors(heatmap: Attribution) -> str:
     return _COLORS[_signed(heatmap)]
 
 
-def _position(heatmap: Attribution, strength: np.ndarray) -> np.ndarray:
-    """Position of a scaled value on the color map, 0 … 1."""
-    return (strength + 1) / 2 if _signed(heatmap) else strength
-
-
 def _resized(values: np.ndarray, size: tuple[int, int], smooth: bool) -> np.ndarray:
     """Resize a map to the pixels of an image of (width, height)."""
     resample = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
@@ -233,9 +228,11 @@ def _page(heatmaps: Sequence[Attribution], recommended: str) -> Figure:
     height = sum(len(block) * tall for block, tall in zip(rows, heights, strict=True)) + 2 * MARGIN
     sheet, top = Sheet(2 * MARGIN + _PANEL + columns * (strip + 2 * GAP), height), MARGIN
     for block, tall in zip(rows, heights, strict=True):
-        for number, line in enumerate(_heading(block[0][0])):
-            sheet.text(MARGIN, top + number * LINE, fit(line, _PANEL, 9), 9, MUTED if number else _INK)
-        sheet.image(MARGIN, top + _HEAD, _PANEL, np.asarray(enlarged(block[0][0].image)))
+        first = block[0][0]
+        sheet.text(MARGIN, top, fit(Path(first.name).name or "image", _PANEL, 9), 9, _INK)
+        seen = f"the network sees {first.image.shape[1]} × {first.image.shape[0]}"
+        sheet.text(MARGIN, top + LINE, fit(seen, _PANEL, 9), 9, MUTED)
+        sheet.image(MARGIN, top + _HEAD, _PANEL, np.asarray(enlarged(first.image)))
         for row in block:
             for column, one in enumerate(row):
                 left = MARGIN + _PANEL + 2 * GAP + column * (strip + 2 * GAP)
@@ -265,11 +262,6 @@ _LOWEST_BAR = 0.9
 """Height in inches of the color bar beside a very wide image."""
 
 
-def _heading(one: Attribution) -> list[str]:
-    height, width = one.image.shape[:2]
-    return [Path(one.name).name or "image", f"the network sees {width} × {height}"]
-
-
 def _draw_strip(sheet: Sheet, left: float, top: float, one: Attribution, recommended: bool) -> None:
     """Draw title, method and note, and below them the map, the overlay and the color bar."""
     width, below = 2 * _PANEL + GAP, top + _HEAD
@@ -278,7 +270,8 @@ def _draw_strip(sheet: Sheet, left: float, top: float, one: Attribution, recomme
     sheet.text(left, top + LINE, fit(method, width, 8.5), 8.5, _INK if recommended else MUTED)
     if one.note:
         sheet.text(left, top + 2 * LINE, fit(one.note, width, 8.5), 8.5, WARNING)
-    colors = colormaps[_colors(one)](_position(one, _scaled(one)), bytes=True)[..., :3]
+    place = (_scaled(one) + 1) / 2 if _signed(one) else _scaled(one)  # on the color map, 0 … 1
+    colors = colormaps[_colors(one)](place, bytes=True)[..., :3]
     size = enlarged(one.image).size
     tiles = np.asarray(Image.fromarray(np.ascontiguousarray(colors)).resize(size, Image.Resampling.NEAREST))
     sheet.image(left, below, _PANEL, tiles)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitral import __version__, bounded
+from vitral import __version__
 from vitral.atomic import replacing_folder, write_text
 from vitral.bounded import parse
 from vitral.data import DataSet
@@ -25,7 +25,7 @@ from vitral.data.images.example import example as example_image
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
 from vitral.data.shards.reading import sha256_of
-from vitral.digest import check, sealed_json
+from vitral.digest import read_json, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
 from vitral.export.onnx_text import METADATA, SHORTEST, facts
 from vitral.export.proof import AT_ONCE, BARS, Proof, prove
@@ -136,7 +136,9 @@ def _write(
     proof = prove(job, target.load(made), images, predictor.output, size, progress)
     if proof.failure and not accept:
         first = f"; first {proof.first}" if proof.first else ""
-        hint = _remedy(job.precision)
+        hint = "--precision fp32, or --accept to keep it anyway"
+        if job.precision == "fp32":
+            hint = "please report it, with vitral summary of the network"
         what = f"the {target.title} export does not match its network"
         raise ExportError(what, where=predictor.source, why=f"{proof.failure}{first}", hint=hint, proof=proof)
     if not job.with_preprocessing:
@@ -253,9 +255,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 def _is_export(folder: Path) -> bool:
     """True if a folder contains an export and nothing else."""
     try:
-        record = (folder / EXPORT).read_bytes()
-        check(record)
-        known = {EXPORT, *bounded.parse(record)["files"]}
+        known = {EXPORT, *read_json(folder / EXPORT)["files"]}
         return known >= set(files_in(folder))
     except (OSError, ValueError, TypeError, KeyError):
         return False
@@ -333,9 +333,3 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
         "output": {"name": job.output_name, **predictor.output.meaning(), **texts},
         "classes": list(predictor.classes),
     }
-
-
-def _remedy(precision: Precision) -> str:
-    if precision == "fp32":
-        return "please report it, with vitral summary of the network"
-    return "--precision fp32, or --accept to keep it anyway"

@@ -71,8 +71,10 @@ def sample(
             origins.append(f"{len(part):,} {name} images of {dataset.source}")
     if (missing := LEAST - sum(map(len, parts))) > 0:
         drawn = drawings(output.names, missing if parts else max(count, LEAST))
-        width = parts[0].labels.shape[1] if parts and not output.one_class else len(output.names)
-        parts.append(drawn if output.one_class else _unlabeled(drawn, width))
+        if not output.one_class:  # without labels, which are as wide as those of the other images
+            width = parts[0].labels.shape[1] if parts else len(output.names)
+            drawn = Split(drawn.names, np.full((len(drawn), width), -1), drawn.fetch)
+        parts.append(drawn)
         origins.append(f"{len(parts[-1])} drawings of vitral demo")
     return Sample(parts, " and ".join(origins), held_out)
 
@@ -91,11 +93,6 @@ def drawings(classes: Sequence[str], count: int) -> Split:
 
     names = [f"drawing of {scenes[i % len(scenes)]}, part {i // len(scenes)}" for i in range(count)]
     return Split(names, np.array([labels[i % len(scenes)] for i in range(count)]), fetch)
-
-
-def _unlabeled(split: Split, width: int) -> Split:
-    """Return images without labels, each of `width` numbers, for a network of another task."""
-    return Split(split.names, np.full((len(split), width), -1), split.fetch)
 
 
 def readable(split: Split) -> Split:

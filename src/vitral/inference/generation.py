@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitral.errors import UsageError
 from vitral.model import Decoder, EncoderDecoder
-from vitral.model.decoder import Cache, greedy
+from vitral.model.decoder import greedy
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -123,11 +123,6 @@ def texts_of(rows: Tensor, end: int) -> list[Generated]:
     return [_until_end(end, list(map(int, tokens)), logs) for tokens, logs in rows.unflatten(1, (2, -1)).tolist()]
 
 
-def _log_probabilities(decoder: Decoder, last: Tensor, cache: Cache) -> Tensor:
-    """Log probabilities (B, V), fp32, of the token after `last` (B, 1)."""
-    return decoder.step(last, cache)[:, -1].float().log_softmax(dim=1)
-
-
 def _until_end(end: int, tokens: Sequence[int], logs: Sequence[float]) -> Generated:
     """The text up to its end; without an end, all of it."""
     ended = end in tokens
@@ -161,7 +156,7 @@ class _Beams:
 
     def _extend(self, open_: Sequence[bool]) -> None:
         """Add a token to every text: of the likeliest 2 × beams of an image, those that do not end go on."""
-        new = _log_probabilities(self.decoder, self.tokens[:, -1:], self.cache)
+        new = self.decoder.step(self.tokens[:, -1:], self.cache)[:, -1].float().log_softmax(dim=1)  # (B, V)
         totals = self.logs.sum(1, keepdim=True) + new
         if self.tokens.shape[1] == 1:  # all beams of an image are the same text
             totals.view(self.images, self.beams, -1)[:, 1:] = -math.inf

@@ -222,9 +222,11 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
     counter = FlopCounterMode(display=False)
-    text = [_text(network, images)] if isinstance(network, EncoderDecoder) else []
+    inputs = [images]
+    if isinstance(network, EncoderDecoder):  # the longest text for each image
+        inputs += [torch.zeros(len(images), network.config.decoder.length, dtype=torch.long, device=images.device)]
     with torch.no_grad(), counter, _ArgumentTracer(use):
-        network(images, *text)
+        network(*inputs)
     rest = {name: module for module, name in names.items() if not any(module.children())}
     for name, item in [*rest.items(), *((name, parameter) for parameter, name in bare.items())]:
         if any(True for _ in _own(item)):
@@ -237,11 +239,6 @@ def _run(network: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], int]:
     storages = {output.untyped_storage()._cdata: output.untyped_storage().nbytes() for output in outputs.values()}
     storages.pop(images.untyped_storage()._cdata, None)
     return tuple(row for row in rows if row.name or row.parameters or row.flops), sum(storages.values())
-
-
-def _text(network: EncoderDecoder, images: Tensor) -> Tensor:
-    """The longest text for each image."""
-    return torch.zeros(len(images), network.config.decoder.length, dtype=torch.long, device=images.device)
 
 
 class _ArgumentTracer(TorchFunctionMode):

@@ -91,7 +91,9 @@ def answering(work: Work) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
         service: Service = request.app.state.service
-        query = _query(request)
+        items = request.query_params.multi_items()
+        if len(query := dict(items)) < len(items):
+            raise Problem("bad-request", "a parameter stands twice in the query")
         seconds = min(bodies.question(query, {}).timeout or service.limits.timeout, service.limits.timeout)
         reading = True
         with service.bodies.taken(bodies.declared_size(request, service.limits)):
@@ -108,13 +110,6 @@ def answering(work: Work) -> Callable[[Request], Awaitable[Response]]:
                 raise Problem(name, f"the time was {seconds:g} seconds", timeout=seconds) from None
 
     return endpoint
-
-
-def _query(request: Request) -> dict[str, str]:
-    items = request.query_params.multi_items()
-    if len({name for name, _ in items}) < len(items):
-        raise Problem("bad-request", "a parameter stands twice in the query")
-    return dict(items)
 
 
 @asynccontextmanager

@@ -77,7 +77,8 @@ def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
         predictor = reference
     else:
         predictor = load(reference, **options)
-        _copy_out_of_file(predictor)
+        for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
+            tensor.data = tensor.data.clone()  # it may be a view of a file, which somebody may write to
     if not predictor.classes:
         raise WeightsError(
             "this network has no classes to predict", where=reference, hint="vitral train DATA --init WEIGHTS"
@@ -85,12 +86,6 @@ def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
     refuse_own_sizes(predictor.preprocessing, "serve", predictor.source)
     self_test(predictor)
     return predictor
-
-
-def _copy_out_of_file(predictor: Predictor) -> None:
-    """Give the network memory of its own: loaded tensors may be views of a file, which somebody may write to."""
-    for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
-        tensor.data = tensor.data.clone()
 
 
 def self_test(predictor: Predictor) -> None:

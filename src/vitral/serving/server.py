@@ -52,14 +52,6 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
-def _listen(bound: socket.socket) -> None:
-    """Let connections wait at a bound socket; `VitralError` if another process bound the port, too, and was first."""
-    try:
-        bound.listen(BACKLOG)
-    except OSError as error:
-        raise _refused(address(bound), error) from error
-
-
 def _refused(where: str, error: OSError) -> VitralError:
     return VitralError(
         "cannot listen", where=where, why=error.strerror, hint="another --host or --port; 0 takes a free port"
@@ -82,7 +74,10 @@ def serve_on(
         h11_max_incomplete_event_size=service.limits.headers, backlog=BACKLOG,
     )  # fmt: skip
     server = _Server(config, service, grace, started)
-    _listen(bound)
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:  # another process bound the port, too, and was first
+        raise _refused(address(bound), error) from error
     with _for_serving():
         server.run([bound])
     code = 130 if server.interrupted else 0

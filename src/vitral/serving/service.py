@@ -111,7 +111,8 @@ class Service:
             except Exception as error:  # whatever is wrong with the new one, the old one stays
                 self.metrics.reloads.labels(name, "refused").inc()
                 self.refused[name] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                log("a new version of a model was refused", logging.ERROR, model=name, why=_one_line(error))
+                shortened = " ".join(str(error).split())[:500] or type(error).__name__
+                log("a new version of a model was refused", logging.ERROR, model=name, why=shortened)
                 return
             new.start()
             self.models[name] = new
@@ -155,7 +156,3 @@ def _stamp(reference: Reference) -> Stamp:
     except (OSError, VitralError):
         return None
     return file_numbers(status)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__

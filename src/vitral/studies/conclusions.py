@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from vitral.studies.results import Group, Outcome, Results, in_words, listed
+from vitral.studies.results import Group, Results, in_words, listed
 from vitral.studies.seeds import SeedDifference, paired_difference
 from vitral.studies.study import Expectation, shown
 from vitral.wording import count
@@ -170,7 +170,8 @@ def _of_search(results: Results) -> Iterator[str]:
         return
     first = next((one for one in results.outcomes if study.first and one.done), None)
     reached = f"{100 * (best.accuracy or 0):.2f} %"
-    yield f"The highest validation accuracy is {reached}, of {best.cell.name}: {_values(best)}."
+    values = ", ".join(f"{name} {shown(value)}" for name, value in best.cell.factors.items())
+    yield f"The highest validation accuracy is {reached}, of {best.cell.name}: {values}."
     if first is not None and first is not best:
         yield f"The plan's own values, {first.cell.name}, reach {100 * (first.accuracy or 0):.2f} %."
     elif first is not None:
@@ -209,16 +210,6 @@ def _of_batches(results: Results) -> Iterator[str]:
         )
 
 
-def _values(one: Outcome) -> str:
-    return ", ".join(f"{name} {shown(value)}" for name, value in one.cell.factors.items())
-
-
-def _shortened(outcomes: Sequence[Outcome]) -> list[str]:
-    """Names of the first runs, and the number of the others."""
-    names = [one.cell.name for one in outcomes[:4]]
-    return [*names, *([f"{len(outcomes) - 4} more"] if len(outcomes) > 4 else [])]
-
-
 FROM_NOTHING = "Every run starts from random weights, since trained ones do not fit every network; --set init=backbone."
 
 
@@ -236,10 +227,11 @@ def _limits(results: Results) -> Iterator[str]:
     if results.study.kind == "search":
         yield from _of_time(results)
         return
-    if weak := [one for one in results.outcomes if one.at_chance]:
+    if weak := [one.cell.name for one in results.outcomes if one.at_chance]:
+        first = [*weak[:4], *([f"{len(weak) - 4} more"] if len(weak) > 4 else [])]
         yield (
             f"{count(len(weak), 'run')} {'is' if len(weak) == 1 else 'are'} not above chance, the share of the largest "
-            f"class: too short, or too few images. No difference is claimed of {listed(_shortened(weak))}."
+            f"class: too short, or too few images. No difference is claimed of {listed(first)}."
         )
     left = sum(one.status in ("open", "begun") for one in results.outcomes)
     if left:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitral import bounded
 from vitral.data.loader import Progress
-from vitral.digest import check
+from vitral.digest import read_json
 from vitral.errors import RunError, UsageError
 from vitral.evaluation.metrics import Evaluation
 from vitral.model import ModelConfig, summarize
@@ -339,15 +339,15 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
     if "test" not in splits:
         test = Evaluation.from_json(result["test"]) if "test" in result else None
         of_trial = {"curve": _curve(run), "test": test}
-    measured, options = result.get(split, {}), run.read_plan().run
+    measured, plan = result.get(split, {}), run.read_plan()
     return Outcome(
         cell, "done", split=split, images=measured.get("images", 0), train_images=result["images"]["train"],
         accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
-        batch_size=options.batch_size * options.accumulate if result["epochs"] else None,
+        batch_size=plan.run.batch_size * plan.run.accumulate if result["epochs"] else None,
         parameters=result["parameters"], flops=_training_flops(run), seconds=result["seconds"],
         images_per_second=result["images_per_second"], at_chance=_at_chance(measured),
-        held_out=_held_out(run, split), **of_trial,
+        held_out=plan.fingerprint.digests.get(split, "") if plan.fingerprint else "", **of_trial,
     )  # fmt: skip
 
 
@@ -363,16 +363,9 @@ def _curve(run: RunFolder) -> tuple[float, ...]:
     return tuple(line["val_accuracy"] for line in lines if "val_accuracy" in line)
 
 
-def _held_out(run: RunFolder, split: str) -> str:
-    fingerprint = run.read_plan().fingerprint
-    return fingerprint.digests.get(split, "") if fingerprint else ""
-
-
 def _ended(cell: Cell, file: Path) -> Outcome:
     try:
-        raw = file.read_bytes()
-        check(raw)
-        record = bounded.parse(raw)
+        record = read_json(file)
         curve = tuple(map(float, record.get("curve", ())))
         return Outcome(
             cell, record["status"], why=record["why"], curve=curve, accuracy=max(curve, default=None),

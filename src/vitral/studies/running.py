@@ -133,8 +133,9 @@ def _run(
     except Interrupted as stopped:
         raise Interrupted(f"vitral study resume {shlex.quote(str(place.path))}", saved=True) from stopped
     except Pruned as stopped:
-        seconds = time.perf_counter() - started
-        _write_pruned(cell, place, stopped, seconds)
+        record = {"status": "pruned", "why": stopped.why, "curve": stopped.curve, "planned_epochs": stopped.epochs,
+                  "seconds": time.perf_counter() - started}  # fmt: skip
+        write_text(place.outcome(cell), sealed_json(record))
         tell(f"{cell.name}  stopped after epoch {len(stopped.curve)} of {stopped.epochs}: {stopped.why}")
         return read_outcome(cell, place, splits)
     except TrainingError as error:
@@ -152,12 +153,6 @@ def _run(
     measured = f"accuracy {outcome.accuracy:.2%}" if outcome.accuracy is not None else "no held-out images"
     tell(f"{cell.name}  {measured}  {duration(time.perf_counter() - started)}")
     return outcome
-
-
-def _write_pruned(cell: Cell, place: StudyFolder, stopped: Pruned, seconds: float) -> None:
-    record = {"status": "pruned", "why": stopped.why, "curve": stopped.curve, "planned_epochs": stopped.epochs,
-              "seconds": seconds}  # fmt: skip
-    write_text(place.outcome(cell), sealed_json(record))
 
 
 def _train(cell: Cell, place: StudyFolder, callbacks: Sequence[Callback]) -> None:

@@ -12,10 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitral import bounded
 from vitral.atomic import write_text
 from vitral.console import command_line
-from vitral.digest import KEY, check, sealed_json
+from vitral.digest import KEY, read_json, sealed_json
 from vitral.errors import RunError, UsageError, unknown
 from vitral.studies.spans import Span, corners, in_range
 from vitral.training.options import Run, checked_options
@@ -309,9 +308,7 @@ class StudyFolder:
             why = "there is no study.json in it" if self.path.is_dir() else "there is no such folder"
             raise RunError("not a study", where=self.path, why=why, hint="vitral study data DATA --models …")
         try:
-            raw = self.study.read_bytes()
-            check(raw)  # raises for a file that has changed
-            record = dict(bounded.parse(raw))
+            record = dict(read_json(self.study))
             record.pop(KEY, None)
             if record.pop("format", None) != _FORMAT:
                 raise ValueError("it is of another version")
@@ -329,9 +326,7 @@ class StudyFolder:
         if not self.trials.is_file():
             return []
         try:
-            raw = self.trials.read_bytes()
-            check(raw)
-            record = bounded.parse(raw)
+            record = read_json(self.trials)
             if record["format"] != _FORMAT:
                 raise ValueError("it is of another version")
             trials = [_frozen(one) for one in record["trials"]]

@@ -26,10 +26,6 @@ class Tracker(Callback):
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in one.items()} for one in self.lines)
+        for one in self.lines:  # an image size as height×width
+            writer.writerow({k: "×".join(map(str, v)) if isinstance(v, list) else v for k, v in one.items()})
         write_text(self.path, text.getvalue())
-
-
-def _cell(value: object) -> object:
-    """An image size as height×width; everything else as it is."""
-    return "×".join(map(str, value)) if isinstance(value, list) else value

@@ -177,7 +177,8 @@ def _epoch(
     for batch in batches:
         seed_everything(run.seed, state.epoch, state.batch)
         monitor.now = batch, state.epoch
-        parts = _parts(state.batch, len(train), run.accumulate)
+        # micro-batches of the step; the last step of an epoch may have fewer
+        parts = min(run.accumulate, len(train) - (state.batch - state.batch % run.accumulate))
         ends = (state.batch + 1) % run.accumulate == 0 or state.batch + 1 == len(train)
         lr = learning_rate(run, state.step, steps) if ends else None
         with random.drawing(None if batch.rows is None else batch.rows.own):
@@ -210,12 +211,6 @@ class _TimedBatches(Iterator[Batch]):
             return next(self.batches)
         finally:
             self.seconds += time.perf_counter() - started
-
-
-def _parts(batch: int, batches: int, accumulate: int) -> int:
-    """Micro-batches in the step of `batch`; the last step of an epoch may have fewer."""
-    first = batch - batch % accumulate
-    return min(accumulate, batches - first)
 
 
 def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], batch: Batch) -> None:

@@ -54,7 +54,8 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         hit = [n for n in names if n == pattern or n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)]
         if not hit:
-            raise UsageError(f"--freeze {pattern} matches no parameter", why=f"there are {', '.join(_roots(names))}")
+            there = sorted({re.sub(r"^((?:blocks|stages)\.\d+|[^.]+).*", r"\1", name) for name in names})
+            raise UsageError(f"--freeze {pattern} matches no parameter", why=f"there are {', '.join(there)}")
         for name in hit:
             model.get_parameter(name).requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
@@ -72,10 +73,6 @@ def train_mode(model: nn.Module) -> None:
         trainable = [p.requires_grad for p in module.parameters()]
         if trainable and not any(trainable):
             module.eval()
-
-
-def _roots(names: list[str]) -> list[str]:
-    return sorted({re.sub(r"^((?:blocks|stages)\.\d+|[^.]+).*", r"\1", name) for name in names})
 
 
 def parameter_groups(model: nn.Module, run: OptimizerOptions) -> Groups:

@@ -44,18 +44,14 @@ def plan_again(run: Run, history: Sequence[Epoch], most: int | None = None, seco
         return None
     first, corrects = not measured(before, epoch - 1), before < CORRECTED * target <= spent
     # the first epoch takes longer: caches, memory, kernels
-    unit = _epoch_seconds((history[1:] or history) if first or corrects else history[-_RECENT:])
+    lines = (history[1:] or history) if first or corrects else history[-_RECENT:]
+    unit = max(statistics.median(line["seconds"] - line.get("compile_seconds", 0.0) for line in lines), 1e-9)
     late = spent + unit * _left(history, planned) - target
     if not (first or late > unit or (corrects and abs(late) > WITHIN / 2 * target)):
         return None
     limit = (most or planned) if first or corrects else planned
     epochs = max(epoch, min(_fitting(target, history, unit), limit))
     return epochs if epochs != planned else None
-
-
-def _epoch_seconds(lines: Sequence[Epoch]) -> float:
-    """Return the median seconds of an epoch, without compiling."""
-    return max(statistics.median(line["seconds"] - line.get("compile_seconds", 0.0) for line in lines), 1e-9)
 
 
 def _left(history: Sequence[Epoch], epochs: int) -> int:

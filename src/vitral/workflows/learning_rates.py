@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from vitral.console import counting
-from vitral.data.loader import Batch, Batches
+from vitral.data.loader import Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.distributed.environment import launched
 from vitral.errors import TrainingError, UsageError
@@ -110,7 +110,8 @@ def range_test(job: Job, train: Batches, console: Console) -> RangeTest:
     model.checkpointing = run.checkpointing
     step = Step(model, OptimizerSet(model, run), objective_of(job), job.machine, run)
     rates = np.geomspace(run.peak_lr / BELOW, run.peak_lr * ABOVE, STEPS)
-    batches, losses = _cycled(train), list[float]()
+    losses: list[float] = []
+    batches = itertools.chain.from_iterable(map(train.epoch, itertools.count()))  # of epoch after epoch
     train_mode(model)
     with counting(console, "finding the rate", STEPS) as progress:
         for number, rate in enumerate(rates):
@@ -133,12 +134,6 @@ def range_test(job: Job, train: Batches, console: Console) -> RangeTest:
         run.data, run.model, run.optimizer, run.lr, rates[: len(finite)], np.array(finite), averaged(finite),
         run.lr / run.peak_lr, len(finite) < STEPS,
     )  # fmt: skip
-
-
-def _cycled(train: Batches) -> Iterator[Batch]:
-    """Batches of epoch after epoch."""
-    for epoch in itertools.count():
-        yield from train.epoch(epoch)
 
 
 def averaged(losses: list[float] | np.ndarray) -> np.ndarray:

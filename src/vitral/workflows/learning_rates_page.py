@@ -34,8 +34,10 @@ def check_free(folder: Path) -> None:
 def write(folder: Path, test: RangeTest, command: str) -> None:
     """Write page, PNG and JSON, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
+    alt = f"Loss over {len(test.rates)} learning rates, from {test.averaged[0]:.3g}, lowest {test.averaged.min():.3g}."
+    figure = Plot("Loss over learning rates", figures.inline(_draw(test), "rate"), f"{alt} {in_words(test)}")
     page = environment(__package__).get_template("learning_rates.html.jinja").render(
-        test=test, rule=RULE, figure=_plot(test), command=command
+        test=test, rule=RULE, figure=figure, command=command
     )  # fmt: skip
     write_page(folder / PAGE, finished(page))
     drawn = _draw(test, printed=True)
@@ -67,11 +69,6 @@ def on_terminal(test: RangeTest) -> list[str]:
         place = int(np.abs(np.log(test.rates[at] * test.scale / test.suggested)).argmin())
         lines.append(" " * place + "↑")
     return [*lines, ends[0] + ends[1].rjust(max(1, len(at) - len(ends[0]))) + "  learning rate"]
-
-
-def _plot(test: RangeTest) -> Plot:
-    alt = f"Loss over {len(test.rates)} learning rates, from {test.averaged[0]:.3g}, lowest {test.averaged.min():.3g}."
-    return Plot("Loss over learning rates", figures.inline(_draw(test), "rate"), f"{alt} {in_words(test)}")
 
 
 def _draw(test: RangeTest, printed: bool = False) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,13 @@ def card(facts: Facts) -> str:
     classes = last.get("per_class", [])
     made = environment(__package__)
     made.autoescape = False  # Markdown, which `md` escapes
-    made.filters.update(md=escaped, share=_share, duration=duration)
+    made.filters.update(md=escaped, share=lambda fraction: f"{100 * fraction:.2f} %", duration=duration)
     text: str = made.get_template("model_card.md.jinja").render(
         header=header(facts), name=facts.repository.partition("/")[2], repository=facts.repository,
         result=facts.result, data=facts.data, recipe=facts.recipe, preprocessing=facts.preprocessing,
         splits=splits, split_name=split_name, last=last, confusions=confusions(last) if last else [],
         few=[one["name"] for one in classes if one["images"] < FEW], least=FEW,
-        weakest=sorted((one for one in classes if one["images"] and one["recall"] < 1), key=_recall)[:3],
+        weakest=sorted((one for one in classes if one["images"] and one["recall"] < 1), key=itemgetter("recall"))[:3],
         in_hf_layout=not facts.reason, reason=facts.reason, notes=facts.notes,
         custom=facts.custom,
     )  # fmt: skip
@@ -100,11 +101,3 @@ def confusions(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def escaped(text: object) -> str:
     """Text as it stands, in a cell or a line of Markdown."""
     return _MARKDOWN.sub(r"\\\1", shown(str(text)))
-
-
-def _recall(of_class: Mapping[str, Any]) -> float:
-    return float(of_class["recall"])
-
-
-def _share(fraction: float) -> str:
-    return f"{100 * fraction:.2f} %"

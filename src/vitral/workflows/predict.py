@@ -36,10 +36,5 @@ class PredictionFile(ImageTable[Prediction]):
         return result.name, self.columns.cells(result)
 
     def origin(self) -> dict[str, Any]:
-        return {**super().origin(), **_searched(self.predictor)}
-
-
-def _searched(predictor: Predictor) -> dict[str, Any]:
-    """Return the options of a search other than greedy."""
-    search = search_of(predictor.model)
-    return {} if search == Search() else vars(search)
+        search = search_of(self.predictor.model)
+        return super().origin() | ({} if search == Search() else vars(search))  # greedy has no options

@@ -12,13 +12,12 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from vitral import bounded
 from vitral.console import table
 from vitral.data.pixel_cache import Entry, PixelCache, damage_of
 from vitral.data.shards.index import MANIFEST as SHARDS
 from vitral.data.shards.index import Manifest
 from vitral.data.shards.reading import sha256_of
-from vitral.digest import check, check_tensors
+from vitral.digest import check, check_tensors, read_json
 from vitral.errors import DataError, RunError, UsageError, VitralError
 from vitral.folders import EXPORT, cache_folder, is_run
 from vitral.inference.engines.int8_ranges import ranges_file
@@ -145,9 +144,7 @@ def _export(folder: Path) -> Iterator[Checked]:
     """Check the record of an export, then each of its files; earlier records state no digests of these."""
     again = "export it again: vitral export RUN --to TARGET --overwrite"
     try:
-        raw = (folder / EXPORT).read_bytes()
-        check(raw)
-        about = bounded.parse(raw)
+        about = read_json(folder / EXPORT)
         files, digests = list(map(str, about["files"])), dict(about.get("sha256", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Checked(str(folder / EXPORT), "damaged", str(error), again)

@@ -158,7 +158,8 @@ class Manifest:
                 )
                 if plain_names and (odd := [one.name for one in shards if one.name != posixpath.basename(one.name)]):
                     raise ValueError(f"a shard outside the folder: {odd[0]}")
-                splits[split] = _checked(_mapped(shards, _texts(index_files(folder, split)), entry["index"]), classes)
+                records, names = (str(path.absolute()) for path in index_files(folder, split))
+                splits[split] = _checked(_mapped(shards, (records, names), entry["index"]), classes)
             return cls(str(about["name"]), classes, splits, tuple(map(str, about["notes"])))
         except _DAMAGE as error:
             what = "cannot read the index of the shards"
@@ -186,7 +187,3 @@ def _checked(index: Index, classes: Sequence[str]) -> Index:
 def index_files(folder: Path, split: str) -> tuple[Path, Path]:
     """Paths of a split's records and names."""
     return folder / f"{split}.index.npy", folder / f"{split}.names"
-
-
-def _texts(paths: tuple[Path, Path]) -> tuple[str, str]:
-    return str(paths[0].absolute()), str(paths[1].absolute())

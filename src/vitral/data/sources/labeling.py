@@ -37,7 +37,8 @@ def reader_of(
     lower = [name.lower() for name in header]
     if wanted.names and all(name.lower() in lower for name in wanted.names):
         wanted = replace(wanted, columns=wanted.names)
-    free = [i for i in range(len(header)) if i not in known.values() and _may_hold_labels(lower[i])]
+    others = {i for i, name in enumerate(lower) if name in _NOT_TARGETS or name.startswith("unnamed:")}
+    free = sorted(set(range(len(header))) - others - set(known.values()))
     label = known.get("label")
     if wanted.columns:
         for name in wanted.columns:
@@ -47,10 +48,6 @@ def reader_of(
         label = free[0] if len(free) == 1 else None
     columns = LabelColumns(header, dict(rows), label, free, bool(wanted.columns), where)
     return _found(columns, wanted.separator) if wanted.task is None else targets_of(wanted.task).reader(columns, wanted)
-
-
-def _may_hold_labels(name: str) -> bool:
-    return name not in _NOT_TARGETS and not name.startswith("unnamed:")
 
 
 def _found(columns: LabelColumns, separator: str | None) -> LabelReader | None:

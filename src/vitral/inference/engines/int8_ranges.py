@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitral import bounded
 from vitral.atomic import write_text
-from vitral.digest import check, sealed_json
+from vitral.digest import read_json, sealed_json
 from vitral.errors import WeightsError
 from vitral.folders import is_run
 from vitral.inference.engines.int8 import Ranges
@@ -46,9 +45,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Calibrati
     """
     hint = f"vitral quantize {shlex.quote(str(source))}{'' if is_run(Path(source)) else ' DATA'}"
     try:
-        written = file.read_bytes()
-        check(written)
-        data = bounded.parse(written)
+        data = read_json(file)
         ranges = {str(name): (float(low), float(high)) for name, (low, high) in data["ranges"].items()}
         weights, warning = data["weights"], str(data.get("warning", ""))
     except FileNotFoundError:

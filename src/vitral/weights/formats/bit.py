@@ -109,10 +109,6 @@ def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return jax.without_prefix(tensors, "root_block/conv_root/kernel")
-
-
 def _preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessing, str]:
     return DEFAULTS["bit"](network.image), "the authors' evaluation"
 
@@ -142,7 +138,7 @@ BIG_VISION_BIT = Format(
     facts=lambda source: {"numerics": "big_vision"},
     config=config,
     ignored={name: why for name, why in jax.IGNORED.items() if name.startswith(("opt/", "extra/"))},
-    canonical=_without_prefix,
+    canonical=lambda tensors: jax.without_prefix(tensors, "root_block/conv_root/kernel"),
 )
 
 # ---- timm's
@@ -186,10 +182,6 @@ def _write_timm(weights: Weights, path: Path) -> Sequence[Path]:
     return [path / "config.json", path / "model.safetensors"]
 
 
-def _timm_facts(source: Source) -> ConfigFields:
-    return {"numerics": "timm", "image_size": timm.image_size(source)}
-
-
 TIMM_BIT = Format(
     name="timm-bit",
     rules=(
@@ -201,7 +193,7 @@ TIMM_BIT = Format(
     required=("stem.conv.weight", "stages.{i}.blocks.{i}.norm1.weight", "norm.weight"),
     scheme="bicubic-antialias",
     preprocessing=_timm_preprocessing,
-    facts=_timm_facts,
+    facts=lambda source: {"numerics": "timm", "image_size": timm.image_size(source)},
     config=config,
     classes=timm.classes,
     fixed={"numerics": ("timm",)},

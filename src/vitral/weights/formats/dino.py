@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -109,10 +110,6 @@ def _dinov3_facts(source: Source) -> ConfigFields:
     return found
 
 
-def _assumed(note: str) -> Callable[[Source], Sequence[str]]:
-    return lambda source: (note,)
-
-
 def _write_dino(weights: Weights, path: Path) -> Sequence[Path]:
     """Write a checkpoint for `--pretrained_weights` of facebookresearch/dino, under its default key."""
     return write_checkpoint(DINO, weights, path, "teacher")
@@ -139,16 +136,12 @@ DINOV2 = Format(
     ignored=_MASK,
     canonical=_without_chunks,
 )
-DINOV2_REGISTERS = Format(
+DINOV2_REGISTERS = replace(
+    DINOV2,
     name="dinov2-registers",
-    heads=DINOV2_HEADS,
     rules=(*DINOV2_RULES, *same({"reg_token": "register_tokens"})),
     required=("register_tokens", "blocks.{i}.ls1.gamma", "pos_embed"),
     scheme="bicubic-antialias",
-    preprocessing=_preprocessing("dinov2"),
-    facts=_dinov2_facts,
-    ignored=_MASK,
-    canonical=_without_chunks,
 )
 DINOV3 = Format(
     name="dinov3",
@@ -158,7 +151,7 @@ DINOV3 = Format(
     scheme="bicubic",  # no learned positions
     preprocessing=_preprocessing("dinov3"),
     facts=_dinov3_facts,
-    assumed=_assumed("the head reads the class token, as in DINOv3; norms with epsilon 1e-05"),
+    assumed=lambda source: ("the head reads the class token, as in DINOv3; norms with epsilon 1e-05",),
     ignored={
         **_MASK,
         "rope_embed.periods": "positions are computed",

@@ -17,15 +17,6 @@ from vitral.weights.native import Weights
 from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import ConfigFields, KeyMap, Rule, fits
 
-
-def _unchanged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return tensors
-
-
-def _nothing(source: Source) -> ConfigFields:
-    return {}
-
-
 HEADS: Mapping[tuple[int, int], int] = {
     (192, 768): 3, (384, 1536): 6, (768, 3072): 12, (1024, 4096): 16, (1280, 5120): 16,
 }  # fmt: skip
@@ -52,7 +43,7 @@ class Format:
     """Scheme to resize positions to another grid: a name in `vitral.weights.transform.resize.SCHEMES`."""
     preprocessing: Callable[[Source, Any], tuple[Preprocessing, str]]
     """Preprocessing that the weights expect, and the source of that knowledge."""
-    facts: Callable[[Source], ConfigFields] = _nothing
+    facts: Callable[[Source], ConfigFields] = lambda source: {}
     """Fields of the configuration stated by the file or its companions; the shapes determine the rest."""
     assumed: Callable[[Source], Sequence[str]] = lambda source: ()
     """Notes for the report on assumptions about a file that does not state something."""
@@ -72,7 +63,7 @@ class Format:
     """Class names, if the file has them."""
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Names of omitted tensors → reason."""
-    canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] = _unchanged
+    canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """Convert older or packed spellings of names to those of the rules."""
     fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Fields of the configuration → values that the format's own program can compute; others cannot be written."""

@@ -372,10 +372,6 @@ def _at_one_size(source: Source) -> Sequence[str]:
     return (*_assumed("siglip2_vision_model")(source), note)
 
 
-def _classes(source: Source, count: int) -> tuple[str, ...] | None:
-    return class_names.from_config(source.config or {})
-
-
 # ---------------------------------------------------------------- the formats
 
 _ACTS = ("gelu", "gelu-tanh", "quick-gelu", "relu", "silu")
@@ -400,7 +396,7 @@ def _format(name: str, rules: tuple[Rule, ...], types: tuple[str, ...], always: 
         preprocessing=_preprocessing(*types),
         facts=facts_of(*types, **always),
         stated=lambda source: source.config is not None,
-        classes=_classes,
+        classes=lambda source, count: class_names.from_config(source.config or {}),
         **{"scheme": "bicubic", "assumed": _assumed(*types), **more},
     )
 

@@ -180,14 +180,10 @@ def preprocessing(default: str) -> Any:
         cfg = (source.config or {}).get("pretrained_cfg")
         if isinstance(cfg, Mapping):
             return from_timm(cfg), "pretrained_cfg in config.json"
-        return DEFAULTS[default](config.image), _usual(default)
+        others = "; `vitral convert --from deit` or dino for weights of those" if default == "timm-augreg" else ""
+        return DEFAULTS[default](config.image), Caution(f"not stated by the file: {default}'s default{others}")
 
     return of
-
-
-def _usual(default: str) -> Caution:
-    others = "; `vitral convert --from deit` or dino for weights of those" if default == "timm-augreg" else ""
-    return Caution(f"not stated by the file: {default}'s default{others}")
 
 
 def classes(source: Source, count: int) -> tuple[str, ...] | None:
@@ -236,8 +232,10 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
     tensors = translated(kind, weights)
     if weights.config.stem == ():
         tensors = {name.replace(f"{_ROOT}stem.", _ROOT): tensor for name, tensor in tensors.items()}
-    if _lacks_register_positions(weights.config):
-        tensors["pos_embed"] = _with_register_positions(tensors["pos_embed"], weights.config.registers)
+    if _lacks_register_positions(weights.config):  # zeros for registers, after that of the class token
+        table = tensors["pos_embed"]
+        zeros = table.new_zeros(1, weights.config.registers, table.shape[2])
+        tensors["pos_embed"] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
     write_plain(path / "model.safetensors", tensors)
     write_text(path / "config.json", json.dumps(_config(weights, weights.config), indent=2) + "\n")
     return [path / "config.json", path / "model.safetensors"]
@@ -245,16 +243,8 @@ def _write(weights: Weights, path: Path) -> Sequence[Path]:
 
 def _lacks_register_positions(config: ViTConfig) -> bool:
     """True for a table with a position for the class token and none for registers: timm's has both or neither."""
-    return bool(config.registers) and config.cls_position and not config.register_position and _has_table(config)
-
-
-def _has_table(config: ViTConfig) -> bool:
-    return config.position == "learned" and config.cls_token and not config.dist_token
-
-
-def _with_register_positions(table: Tensor, registers: int) -> Tensor:
-    """Add positions of zeros for registers, after that of the class token; nothing else changes."""
-    return torch.cat([table[:, :1], table.new_zeros(1, registers, table.shape[2]), table[:, 1:]], dim=1)
+    has_table = config.position == "learned" and config.cls_token and not config.dist_token
+    return bool(config.registers) and config.cls_position and not config.register_position and has_table
 
 
 def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

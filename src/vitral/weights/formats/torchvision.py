@@ -61,10 +61,6 @@ def _preprocessing(source: Source, config: ViTConfig) -> tuple[Preprocessing, st
     return DEFAULTS[family](config.image), "torchvision's transforms for this network"
 
 
-def _classes(source: Source, count: int) -> tuple[str, ...] | None:
-    return class_names.default(count)
-
-
 def _write(weights: Weights, path: Path) -> Sequence[Path]:
     """Write a safetensors file for `model.load_state_dict(safetensors.torch.load_file(path))`."""
     if not weights.config.classes:
@@ -85,7 +81,7 @@ TORCHVISION = Format(
     required=("class_token", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_weight"),
     scheme="bicubic-corners",
     preprocessing=_preprocessing,
-    classes=_classes,
+    classes=lambda source, count: class_names.default(count),
     fixed={
         "pool": ("cls",), "position": ("learned",), "cls_position": (True,), "norm": ("pre",), "norm_eps": (1e-6,),
         "final_norm": ("tokens",), "activation": ("gelu",), "attention_scale": ("head",), "logits_tanh": (False,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -155,22 +155,22 @@ def _from_file(path: Path) -> _Read:
     if not path.is_file():
         raise WeightsError("not a regular file", where=path)
     try:
-        return _reader(path)(path)
+        return _read_by_kind(path)
     except OSError as error:
         raise WeightsError("cannot read", where=path, why=error.strerror or str(error)) from error
 
 
-def _reader(path: Path) -> Callable[[Path], _Read]:
-    """Choose the function that reads a file by its first bytes."""
+def _read_by_kind(path: Path) -> _Read:
+    """Read a file of the kind that its first bytes state."""
     with open(path, "rb") as file:
         start = file.read(32)
-    if start[:4] == b"PK\3\4":
-        names = [entry.name for entry in list_entries(path)]
-        return _arrays if all(name.endswith(".npy") for name in names) else _pickle
-    if start[8:9] == b"{" or (path.name.endswith(".safetensors") and not _foreign(start)):
-        return _safetensors
-    if start[:1] == b"\x80" and len(start) > 1 and start[1] <= 5:
-        return _pickle
+    is_zip = start[:4] == b"PK\3\4"
+    if not is_zip and (start[8:9] == b"{" or (path.name.endswith(".safetensors") and not _foreign(start))):
+        return *read_safetensors(path), []
+    if is_zip or (start[:1] == b"\x80" and len(start) > 1 and start[1] <= 5):
+        arrays = is_zip and all(entry.name.endswith(".npy") for entry in list_entries(path))
+        tensors, notes = read_npz(path) if arrays else read_pickle(path)
+        return tensors, {}, list(notes)
     size = path.stat().st_size
     word = start.split(b"\n")[0][:8].decode("ascii", errors="replace")
     readable = f" ('{word}')" if word.isprintable() and word.isascii() and word else ""
@@ -181,21 +181,6 @@ def _reader(path: Path) -> Callable[[Path], _Read]:
 
 def _foreign(start: bytes) -> str | None:
     return next((f"this is {kind}" for first, kind in FOREIGN if start.startswith(first)), None)
-
-
-def _safetensors(path: Path) -> _Read:
-    tensors, metadata = read_safetensors(path)
-    return tensors, metadata, []
-
-
-def _arrays(path: Path) -> _Read:
-    tensors, notes = read_npz(path)
-    return tensors, {}, list(notes)
-
-
-def _pickle(path: Path) -> _Read:
-    tensors, notes = read_pickle(path)
-    return tensors, {}, list(notes)
 
 
 # ---- folders

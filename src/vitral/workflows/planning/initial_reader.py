@@ -59,7 +59,10 @@ def read_reader(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> In
     wanted = pair(given.get("image_size") or proposed.size)
     size = tuple(-(-n // p) * p for n, p in zip(wanted, patch, strict=True))
     encoder = fit(encoder, image_size=size, channels=given.get("channels"))
-    found = InitialReader(_of_lines(encoder.weights), encoder.account, encoder.format, encoder.reference)
+    own = encoder.weights.preprocessing
+    fitting = dataclasses.replace(own, resize="letterbox", resize_size=None, crop_fraction=1.0)  # whole lines
+    weights = dataclasses.replace(encoder.weights, preprocessing=fitting, classes=(), output={})
+    found = InitialReader(weights, encoder.account, encoder.format, encoder.reference)
     if not isinstance(config, EncoderDecoderConfig):
         return found
     if other := _another_decoder(loaded.weights, config.decoder, given, dataset):
@@ -116,9 +119,3 @@ def _headless(loaded: Loaded, config: ViTConfig) -> Loaded:
         for line in loaded.account.lines
     ]
     return dataclasses.replace(loaded, weights=dataclasses.replace(loaded.weights, config=bare, state=state))
-
-
-def _of_lines(weights: Weights) -> Weights:
-    """With preprocessing that fits whole lines inside the image."""
-    prepared = dataclasses.replace(weights.preprocessing, resize="letterbox", resize_size=None, crop_fraction=1.0)
-    return dataclasses.replace(weights, preprocessing=prepared, classes=(), output={})

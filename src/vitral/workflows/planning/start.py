@@ -49,7 +49,8 @@ def choose_start(
     if given.get("recipe") in METHODS:
         return {}, None
     excluded = "requested" if stated == NONE else _contradiction(given, task)
-    why = excluded or _hidden() or _unlike(stats, machine)
+    hides = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
+    why = excluded or ("" if is_included(BACKBONE) else hides) or _unlike(stats, machine)
     if not why:
         if found := _published(given, task, stats, machine):
             return found
@@ -60,12 +61,6 @@ def choose_start(
     elif excluded and "init" not in given:
         return {}, None
     return {}, Choice("init", NONE, why)
-
-
-def _hidden() -> str:
-    """Reason why the name of the network in the package means another one here; empty if it does not."""
-    why = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
-    return "" if is_included(BACKBONE) else why
 
 
 def _contradiction(given: Mapping[str, Any], task: str) -> str:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -196,21 +196,18 @@ def _fit(running: Running) -> tuple[Choice, ...]:
             watch = stack.enter_context(compiler_timed())
         epochs = planned_epochs(run, state.history)
         progress = stack.enter_context(ConsoleListener(running.console, epochs, task_of(run.task).figures))
+        warn = partial(running.console.print, style="yellow", highlight=False, soft_wrap=True)
         saving = Saving(running)
         stack.callback(saving.keep_best)
         fit(
             state, run, job.machine, running.batches["train"], objective, _validation(running),
             save=saving, listener=Callbacks([progress, running.callback]), compiling=watch.seconds,
             step=step_of(
-                state.model, state.optimizer, objective, job.machine, run, _warn(running), running.strategy
+                state.model, state.optimizer, objective, job.machine, run, warn, running.strategy
             ), ranks=running.ranks, score=task_of(job.run.task).score, plan_again=replanning(running),
         )  # fmt: skip
         saving.finish()
     return planned_again(state)
-
-
-def _warn(running: Running) -> Callable[[str], None]:
-    return lambda line: running.console.print(line, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _probe(running: Running) -> tuple[Choice, ...]:
@@ -289,7 +286,7 @@ def _report_left_out(job: Job, console: Console) -> Job:
 
 def _batches(job: Job, split: str, console: Console) -> Batches:
     run, training = job.run, split == "train" and job.run.recipe not in TRAINERS
-    images = job.dataset[split]
+    images, ranks = job.dataset[split], current()
     eval_size = eval_batch_size(job.config, job.machine.device)
     weights = None
     if training and run.sampling == "balanced":
@@ -299,13 +296,8 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
             images, run.preprocessing, batch_size=run.batch_size if training else eval_size, device=job.machine.device,
             augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
             residency=run.residency, workers=run.workers, check=run.bad_images == "skip", progress=progress,
-            part=_part(),
+            part=Part(ranks.number, ranks.count, ranks.local_count),
         )  # fmt: skip
-
-
-def _part() -> Part:
-    ranks = current()
-    return Part(ranks.number, ranks.count, ranks.local_count)
 
 
 def _validation(running: Running) -> Callable[[nn.Module], dict[str, float]]:

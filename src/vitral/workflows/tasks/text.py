@@ -87,16 +87,11 @@ def text_config(
         raise UsageError(f"{run.model} cannot read text", why="the decoder attends to the tokens of a ViT")
     if decoder is not None:
         return EncoderDecoderConfig(encoder, decoder, project)
-    dim = run.decoder_dim or encoder.dim
+    dim, width = run.decoder_dim or encoder.dim, encoder.dim // encoder.heads
+    heads = dim // width if dim % width == 0 else 1  # as wide as the encoder's, if they divide the width
     decoder = DecoderConfig(
         vocabulary=len(dataset.classes), length=int(dataset["train"].labels.shape[1]), start_token=START,
-        end_token=END, pad_token=PADDING, dim=dim, depth=run.decoder_depth, heads=_heads(dim, encoder),
+        end_token=END, pad_token=PADDING, dim=dim, depth=run.decoder_depth, heads=heads,
         mlp_dim=4 * dim, memory_dim=encoder.dim, dropout=encoder.dropout,
     )  # fmt: skip
     return EncoderDecoderConfig(encoder, decoder)
-
-
-def _heads(dim: int, encoder: ViTConfig) -> int:
-    """As wide heads as the encoder's, if they divide the width; else one."""
-    width = encoder.dim // encoder.heads
-    return dim // width if dim % width == 0 else 1
