@@ -205,8 +205,8 @@ class Run:
     graphs: bool | None = option(None, "on a GPU, replay steps as a captured CUDA graph (default: if possible)")
     residency: Literal["auto", "memory", "cache", "stream"] = option(
         "auto",
-        "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits; a GPU streams "
-        "JPEGs",
+        "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits, but "
+        "JPEGs that a GPU decodes are streamed",
     )
     strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = option(
         "auto",
