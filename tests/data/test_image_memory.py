@@ -15,6 +15,7 @@ from PIL import Image, TiffImagePlugin
 from running import sampled
 from vitral.data.archives import InMemoryTar, open_files
 from vitral.data.images import decode as intake
+from vitral.data.images import jpeg_header
 from vitral.data.images import pixels
 from vitral.data.images.decode import read_image
 from vitral.errors import DataError, ImageError
@@ -108,7 +109,8 @@ def test_strips_give_the_same_pixels(mode: str, orientation: int, monkeypatch: p
 
 
 def test_a_jpeg_over_its_budget_is_decoded_smaller_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "_PLAIN", 1 << 10)
+    for module in (intake, jpeg_header):
+        monkeypatch.setattr(module, "MAX_PLAIN", 1 << 10)
     monkeypatch.setattr(intake, "MAX_MEMORY", intake._SPARE + 400_000)
     image, sizes = Image.new("RGB", (320, 240)), {}
     for format in ("JPEG", "PNG"):

@@ -8,7 +8,7 @@ measured, predicted or kept are decoded by the CPU, and so is any file that is n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ from torch import Tensor
 from vitral.data.images.augmentation import Box
 from vitral.data.images.decode import read_image
 from vitral.data.images.jpeg_header import PlainJpeg
-from vitral.data.images.preprocessing import INTERPOLATIONS, Preprocessing, channels_first
+from vitral.data.images.preprocessing import Preprocessing, channels_first
 from vitral.data.prepared import Images
 from vitral.device import seeded
 
 _TRIED = 256  # images of the trial
-_TOGETHER = 64  # files decoded at a time: a larger number is no faster, and takes more memory
+_TOGETHER = 128  # files decoded at a time: more are hardly faster, and take more memory
 _RGB = 3  # torchvision's ImageReadMode
 
 Decode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -81,27 +81,25 @@ class GpuDecoder:
     @staticmethod
     def serves(images: Images, device: torch.device) -> bool:
         """True if this device may decode these images: color images that are cropped at random."""
-        by_torch = isinstance(INTERPOLATIONS[images.preprocessing.interpolation], str)
-        return device.type == "cuda" and images.cropped and images.preprocessing.channels == 3 and by_torch
+        used = images.preprocessing
+        smooth = used.interpolation == "bilinear" and used.antialias
+        return device.type == "cuda" and images.cropped and used.channels == 3 and smooth
 
     def __call__(self, batch: Encoded) -> Tensor:
         """Decode, crop and resize: uint8 (B, 3, height, width), complete on return. `ImageError` for a damaged file."""
+        files, boxes = batch.files.split(batch.lengths), [box for box in batch.boxes if box is not None]
         with torch.cuda.stream(self._stream):
-            crops, cropped = self._crops(batch), iter(batch.cropped.to(self.device))
-            images = torch.stack([next(cropped if box is None else crops) for box in batch.boxes])
+            parts = [batch.cropped.to(self.device)]
+            for first in range(0, len(files), _TOGETHER):
+                part = slice(first, first + _TOGETHER)
+                decoded = self._decoded(files[part], batch.names[part])
+                parts.append(resized_crops(decoded, boxes[part], self.preprocessing.image_size))
+            order = np.argsort(np.argsort([box is not None for box in batch.boxes], kind="stable"))
+            images = torch.cat(parts)[torch.from_numpy(order).to(self.device)]
         if self._stream:
             self._stream.synchronize()
             images.record_stream(self._reader)  # else the next batch could take its memory while the step reads it
         return images
-
-    def _crops(self, batch: Encoded) -> Iterator[Tensor]:
-        files, boxes = batch.files.split(batch.lengths), [box for box in batch.boxes if box is not None]
-        for first in range(0, len(files), _TOGETHER):
-            part = slice(first, first + _TOGETHER)
-            decoded = self._decoded(files[part], batch.names[part])
-            for image, (top, left, height, width) in zip(decoded, boxes[part], strict=True):
-                crop = image[:, top : top + height, left : left + width]
-                yield self.preprocessing.resized(crop, self.preprocessing.image_size)
 
     def _decoded(self, files: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tensor]:
         try:
@@ -125,3 +123,29 @@ class GpuDecoder:
         started = time.perf_counter()
         self(batch)
         return len(chosen) / (time.perf_counter() - started)
+
+
+def resized_crops(images: Sequence[Tensor], boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
+    """Crop uint8 images (3, H, W) of any sizes and resize them to uint8 (B, 3, height, width), all at once.
+
+    Antialiased bilinear interpolation as that of `Preprocessing.resized`, by a matrix for each side: an image at a time
+    takes ten times as long on a GPU, most of it in Python. Levels differ by one at most.
+    """
+    device = images[0].device
+    tall, wide = (max(box[side] for box in boxes) for side in (2, 3))
+    crops = torch.zeros(len(images), 3, tall, wide, dtype=torch.uint8, device=device)
+    for crop, image, (top, left, height, width) in zip(crops, images, boxes, strict=True):
+        crop[:, :height, :width] = image[:, top : top + height, left : left + width]
+    sides = torch.tensor(boxes).to(device, non_blocking=True)
+    precision = torch.float32 if device.type == "cpu" else torch.float16
+    rows, columns = (_weights(sides[:, 2 + k], size[k], (tall, wide)[k]).to(precision)[:, None] for k in (0, 1))
+    return (rows @ crops.to(precision) @ columns.mT).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _weights(lengths: Tensor, size: int, most: int) -> Tensor:
+    """Weights (B, size, most) of the pixels of sides of these lengths, at most `most`, in `size` pixels."""
+    lengths = lengths[:, None, None].float()
+    pixel, center = (torch.arange(n, device=lengths.device) + 0.5 for n in (most, size))
+    distance = (pixel - center[:, None] * lengths / size).abs()
+    weights = (1 - distance / (lengths / size).clamp(min=1)).clamp(min=0) * (pixel < lengths)
+    return weights / weights.sum(-1, keepdim=True)
