@@ -20,15 +20,10 @@ from vitral.errors import UsageError
 T = TypeVar("T")
 
 
-def _imported(entry: EntryPoint) -> T:  # type: ignore[type-var]  # of any kind
-    loaded: T = entry.load()
-    return loaded
-
-
 class Extensible(Mapping[str, T]):
     """A table of built-in entries, then those of installed packages. A built-in name cannot be replaced."""
 
-    def __init__(self, group: str, built_in: Mapping[str, T], load: Callable[[EntryPoint], T] = _imported):
+    def __init__(self, group: str, built_in: Mapping[str, T], load: Callable[[EntryPoint], T] = EntryPoint.load):
         """`load` turns an entry point of `group` into an entry; by default it imports the object."""
         self.group, self.built_in, self._load = group, dict(built_in), load
 

@@ -20,7 +20,9 @@ def cpu_flags() -> frozenset[str]:
     Those of the CPU, less those that `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` exclude. Both are read at the first
     use, as by the libraries.
     """
-    return _all_cpu_flags() - _excluded()
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return _all_cpu_flags()
+    return _all_cpu_flags() - _excluded_by_torch() - _excluded_by_onednn()
 
 
 def excluded_cpu_flags() -> frozenset[str]:
@@ -30,12 +32,6 @@ def excluded_cpu_flags() -> frozenset[str]:
 
 def _all_cpu_flags() -> frozenset[str]:
     return frozenset(cpu_line("flags", "Features").split())
-
-
-def _excluded() -> frozenset[str]:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
-    return _excluded_by_torch() | _excluded_by_onednn()
 
 
 def has_avx512() -> bool:

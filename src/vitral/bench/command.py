@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from vitral.bench import engines, machine, peers
 from vitral.bench.measure import WHAT, Case, measure
-from vitral.bench.models import ModelUnderTest, model_under_test
+from vitral.bench.models import model_under_test
 from vitral.bench.report import VITRAL, Report, Row
 from vitral.data import load as load_data
 from vitral.device import choose
@@ -107,7 +108,8 @@ def _cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
     dataset = load_data(options.data, root=options.data_root) if options.data else None
     cases: list[Case] = []
     notes: list[str] = []
-    for found in _models(options):
+    for model, size in itertools.product(options.models, options.image_sizes or (None,)):
+        found = model_under_test(model, size)
         some, left_out = peers.chosen(options.peers, found.config)
         more, refused = engines.chosen(options.engines, found, device)
         notes += left_out + refused
@@ -122,12 +124,6 @@ def _cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
             for batch in dict.fromkeys(options.batches or _batches(what, device))
         ]
     return cases, notes
-
-
-def _models(options: BenchOptions) -> Iterator[ModelUnderTest]:
-    for model in options.models:
-        for size in options.image_sizes or (None,):
-            yield model_under_test(model, size)
 
 
 def _batches(what: str, device: str) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ _PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pyto
 
 def describe(device: str) -> dict[str, Any]:
     """Describe the machine, without names of hosts or folders."""
+    family, model = system.cpu_line("cpu family"), system.cpu_line("model\t")  # not the line "model name"
     found: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": f"{system.cpu_name()} (family {family}, model {model})" if family else system.cpu_name(),
         "cores": system.cores(),
         "instructions": [flag for flag in _FLAGS if flag in system.cpu_flags()],
         "memory_gib": round(system.memory_bytes() / 2**30),
@@ -28,11 +29,6 @@ def describe(device: str) -> dict[str, Any]:
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
     return found
-
-
-def _cpu_name() -> str:
-    family, model = system.cpu_line("cpu family"), system.cpu_line("model\t")  # not the line "model name"
-    return f"{system.cpu_name()} (family {family}, model {model})" if family else system.cpu_name()
 
 
 def load_average() -> float | None:

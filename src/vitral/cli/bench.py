@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,26 +43,20 @@ def bench(
     """Compare speed and memory with other installed libraries, in interleaved rounds."""
     from vitral.atomic import write_text
     from vitral.bench.command import BenchOptions, bench
+    from vitral.training.progress import progress_bar
 
     options = BenchOptions(
         models or ("S/16",), what, image_size, batch, precision, device, peers, engines, compile, rounds, data,
         data_root,
     )  # fmt: skip
-    with _bench_progress() as progress:
-        result = bench(options, progress)
+    with progress_bar(stderr()) as bar:
+        task = bar.add_task("", total=None, note="")
+        result = bench(
+            options, lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+        )
     print_result(result, format)
     print_notes(result.notes)
     if out:
         write_text(Path(out), json.dumps(result.to_json(), indent=1) + "\n")
         say(f"Figures  {out}")
     return 0
-
-
-@contextlib.contextmanager
-def _bench_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar; yield a function that updates it with a description, the number of steps done, the total."""
-    from vitral.training.progress import progress_bar
-
-    with progress_bar(stderr()) as bar:
-        task = bar.add_task("", total=None, note="")
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

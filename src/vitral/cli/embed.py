@@ -91,7 +91,9 @@ def similar(
     if out is not None:
         _draw(predictor, sources, image, found, Path(out))
         say(f"Sheet    {out}")
-    return _unread(features)
+    for error in features.errors:
+        say(f"error: {error}")
+    return unread(len(features.errors), len(features.errors) + len(features.names))
 
 
 def _loaded(
@@ -109,13 +111,6 @@ def _loaded(
     print_predictor_notes(predictor)
     print_notes(notes(sources))
     return predictor, sources
-
-
-def _unread(features: Any) -> int:
-    """Report the unreadable images; return the exit code."""
-    for error in features.errors:
-        say(f"error: {error}")
-    return unread(len(features.errors), len(features.errors) + len(features.names))
 
 
 def _draw(predictor: Any, sources: Any, image: str, found: list[Any], path: Path) -> None:

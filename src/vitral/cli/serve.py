@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from vitral.cli.options import Device, Engine, Help, Precision
 from vitral.cli.output import print_predictor_notes, say
 from vitral.errors import UsageError
-
-if TYPE_CHECKING:
-    from vitral.serving.service import Service
 
 
 def serve(
@@ -64,12 +61,9 @@ def serve(
         shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
         service = Service(sources, access, limits, options, example_image(example) if example else b"")
         configure(log_format)
-        _print_models(service)
+        for model in service.models.values():
+            print_predictor_notes(model.predictor)
+            outputs = f"{len(model.predictor.classes)} {model.predictor.output.noun}, version {model.version}"
+            machine = f"{model.predictor.engine} in {model.predictor.machine.precision}"
+            say(f"Model    {model.name}, {outputs}, {machine}")
         return serve_on(bound, service, grace=grace, started=lambda: say(shown))
-
-
-def _print_models(service: Service) -> None:
-    for model in service.models.values():
-        print_predictor_notes(model.predictor)
-        shown = f"{model.name}, {len(model.predictor.classes)} {model.predictor.output.noun}, version {model.version}"
-        say(f"Model    {shown}, {model.predictor.engine} in {model.predictor.machine.precision}")

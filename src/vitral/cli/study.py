@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitral.cli.options import DataRoot, Device, Format, Help, Precision
-from vitral.cli.output import print_json, print_text, program, say
+from vitral.cli.output import print_json, print_notes, print_text, program, say
 from vitral.console import command_line, counting, stderr, stdout, table
 from vitral.digest import check
 from vitral.errors import UsageError, unknown
@@ -56,8 +56,7 @@ def compare(
         print_json(found.to_json())
     else:
         _print(found)
-    for one in found.notes():
-        say(f"note: {one}")
+    print_notes(found.notes())
     page = Path(out or _PAGE)
     if out is None and page.exists() and not check(page.read_bytes()):
         say(f"note: {page} was not written by vitral, and is kept: --out names another page")

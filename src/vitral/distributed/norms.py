@@ -22,16 +22,13 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         mean = differentiable_sum(values.sum((0, 2, 3))) / count
         centered = values - mean[:, None, None]
         variance = differentiable_sum(centered.square().sum((0, 2, 3))) / count
-        self._track(mean.detach(), variance.detach() * (count / (count - 1)))
+        with torch.no_grad():
+            running: Any = (self.running_mean, self.running_var, self.num_batches_tracked)
+            running[0].lerp_(mean, self.momentum or 0.0)
+            running[1].lerp_(variance * (count / (count - 1)), self.momentum or 0.0)
+            running[2].add_(1)
         scale = self.weight * (variance + self.eps).rsqrt()
         return (centered * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        running: Any = (self.running_mean, self.running_var, self.num_batches_tracked)
-        running[0].lerp_(mean, self.momentum or 0.0)
-        running[1].lerp_(variance, self.momentum or 0.0)
-        running[2].add_(1)
 
 
 def share_norms(model: nn.Module) -> None:

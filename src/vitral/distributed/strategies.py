@@ -124,7 +124,8 @@ class Fsdp(Strategy):
     def _fully_shard(self, model: nn.Module, reshard_after_forward: bool | None = None) -> None:
         from torch.distributed.fsdp import fully_shard
 
-        for block in blocks_of(model):
+        lists = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+        for block in [block for one in lists for block in one.children()]:
             fully_shard(block, mesh=self.mesh, **self.policy())
         fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_after_forward, **self.policy())
 
@@ -157,12 +158,6 @@ class Offloaded(Fsdp):
         from torch.distributed.fsdp import CPUOffloadPolicy
 
         return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device == "cuda")}
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a network: those in a list called `blocks`, anywhere."""
-    lists = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"]
-    return [block for one in lists for block in one.children()]
 
 
 STRATEGIES: Mapping[str, Callable[[nn.Module, Ranks], Strategy]] = {

@@ -183,7 +183,9 @@ def _curve(
     if best_epoch is not None and first <= best_epoch <= last and title != "Learning rate":
         line = axes.axvline(best_epoch, color=INK, linewidth=1.2, zorder=0, label=f"best epoch, {best_epoch}")
         line.set_linestyle((0, (1, 2)))
-        _mark_best(axes, series[-1][1], best_epoch)
+        if (value := dict(series[-1][1]).get(float(best_epoch))) is not None:
+            (ring,) = axes.plot([best_epoch], [value], linestyle="", marker="o", markersize=9, color=INK)
+            ring.set(markerfacecolor="none", markeredgewidth=1.5)
         words.append(f"best epoch {best_epoch}")
     _dress(axes, title.lower())
     axes.set_xlabel("epoch", fontfamily=FONT, fontsize=10.5, color=MUTED)
@@ -197,13 +199,6 @@ def _curve(
         _legend(axes, "best")
     alt = f"{title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
     return Plot(title, inline(figure, title.split()[0].lower()), alt)
-
-
-def _mark_best(axes: Axes, points: list[tuple[float, float]], best_epoch: int) -> None:
-    value = dict(points).get(float(best_epoch))
-    if value is not None:
-        (ring,) = axes.plot([best_epoch], [value], linestyle="", marker="o", markersize=9, color=INK)
-        ring.set(markerfacecolor="none", markeredgewidth=1.5)
 
 
 def _dress(axes: Axes, ylabel: str) -> None:

@@ -170,10 +170,8 @@ def require_vit(model: nn.Module) -> ViT:
         hint = "pass the network that it was exported from"
         raise UsageError("cannot look into an exported network", why="its parts are gone", hint=hint)
     if not isinstance(model, ViT):
-        raise UsageError(
-            f"{type(model).__name__} has no attention to look at", why="it is not a Vision Transformer",
-            hint="methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise",
-        )  # fmt: skip
+        what, why = f"{type(model).__name__} has no attention to look at", "it is not a Vision Transformer"
+        raise UsageError(what, why=why, hint=_ANY_NETWORK)
     return model
 
 

@@ -50,12 +50,14 @@ class ONNXTarget:
         packages()
 
     def write(self, job: Job, folder: Path) -> dict[str, str]:
-        """Write `model.onnx`."""
+        """Write `model.onnx`; of a network for text `encoder.onnx` and `decoder_step.onnx`."""
         onnx, runtime = packages()
         versions = {"torch": torch.__version__, "onnx": onnx.__version__, "onnxruntime": runtime.__version__}
         versions["opset"] = str(OPSET)
         if isinstance(job.network, EncoderDecoder):
-            self._write_text(job, folder)
+            network: Any = exportable(job.network)
+            for file, (traced_part, *names) in programs(job, network).items():
+                converted(job, traced_part, *names).save(folder / file, external_data=_is_large(job.network))
             return versions
         axes = ("height", "width") if job.with_preprocessing else ("batch",)
         program = converted(job, _traced(job), [job.input_name], [job.output_name], axes)
@@ -67,12 +69,6 @@ class ONNXTarget:
         else:
             program.save(folder / FILE, external_data=external)
         return versions
-
-    def _write_text(self, job: Job, folder: Path) -> None:
-        """Write `encoder.onnx` and `decoder_step.onnx`."""
-        network: Any = exportable(job.network)
-        for file, (traced_part, *names) in programs(job, network).items():
-            converted(job, traced_part, *names).save(folder / file, external_data=_is_large(job.network))
 
     def load(self, folder: Path) -> Runtime:
         """Load the export in ONNX Runtime on the CPU, with torch's number of threads."""

@@ -202,9 +202,15 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     if isinstance(image, Record):
         image = image.split.raw(image.index)
     elif isinstance(image, Member):
-        image = _read_member(image, name)
+        try:
+            image = image.files.read(image.path, MAX_BYTES)
+        except (OSError, ValueError) as error:
+            raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
     elif isinstance(image, Listed):
-        image = _listed_path(image, name)
+        if not os.path.lexists(image.path):  # another kind of text is no list
+            why, hint = f"{image.path}: no such file", "a .txt is a list of one path a line"
+            raise ImageError(name, why, where=image.where, hint=hint)
+        image = image.path
     elif isinstance(image, Tensor):
         image = _of_tensor(image, name)
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
@@ -219,20 +225,6 @@ def _check_scale(image: np.ndarray, name: str) -> None:
     if image.dtype.kind == "f" and image.size and 0 < (high := np.nan_to_num(image).max()) <= 1:
         why = f"floats up to {high:g}, and the network was trained on floats of 0 to 255"
         raise ImageError(name, why, hint="pass uint8")
-
-
-def _read_member(member: Member, name: str) -> bytes:
-    try:
-        return member.files.read(member.path, MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
-
-
-def _listed_path(image: Listed, name: str) -> str:
-    """Return the path. `ImageError` names the line if there is no such file: another kind of text is no list."""
-    if os.path.lexists(image.path):
-        return image.path
-    raise ImageError(name, f"{image.path}: no such file", where=image.where, hint="a .txt is a list of one path a line")
 
 
 def _shape_hint(shape: tuple[int, ...]) -> str:

@@ -163,7 +163,11 @@ def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
         else:
             sources.append(str(Path(path)))
     if not count(sources):
-        raise _nothing(paths, command)
+        why = None if paths else "the first argument is the run or weights, and no image follows it"
+        if any(map(is_run, map(Path, paths))):
+            why = "it is a run, which must be the first argument"
+        where, verb = ", ".join(map(str, paths)) or None, "search" if command == "similar" else command
+        raise DataError(f"no images to {verb}", where=where, why=why, hint=_usage(command))
     return sources
 
 
@@ -192,14 +196,6 @@ def find_images(paths: Sequence[str | Path], command: str = "predict") -> list[P
         else:
             files.append(Path(source if isinstance(source, str) else source.where))
     return files
-
-
-def _nothing(paths: Sequence[str | Path], command: str) -> DataError:
-    why = None if paths else "the first argument is the run or weights, and no image follows it"
-    if any(map(is_run, map(Path, paths))):
-        why = "it is a run, which must be the first argument"
-    where, verb = ", ".join(map(str, paths)) or None, "search" if command == "similar" else command
-    return DataError(f"no images to {verb}", where=where, why=why, hint=_usage(command))
 
 
 def _usage(command: str) -> str:

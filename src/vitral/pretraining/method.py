@@ -15,6 +15,7 @@ from vitral.data.loader import Batch
 from vitral.device import without_autocast
 from vitral.kernels import random
 from vitral.model import ViT
+from vitral.training.objectives.objective import TwoPartObjective
 
 Inputs = tuple[Tensor, Tensor, Tensor | None]
 """All that a method computes its loss from: images or views of them, and random numbers."""
@@ -75,15 +76,12 @@ class Following:
 
 
 @dataclass(frozen=True, eq=False)
-class Unlabeled:
+class Unlabeled(TwoPartObjective):
     """The objective of pretraining: labels are not read. In two parts, as `training.objectives.objective` describes."""
 
     preprocessing: Preprocessing
     augmentation: Augmentation
     draw: Draw
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Inputs:

@@ -200,16 +200,6 @@ def _of_time(results: Results) -> Iterator[str]:
         yield f"{sum(one.ended for one in results.outcomes)} of {count(trials, 'trial')} are finished."
 
 
-def _of_batches(results: Results) -> Iterator[str]:
-    """Name batch sizes that differ although the study does not vary them."""
-    sizes = sorted({one.batch_size for one in results.outcomes if one.batch_size is not None})
-    if len(sizes) > 1 and not {"batch_size", "accumulate"} & set(results.study.factors):
-        yield (
-            f"The batch size is not the same in all runs: {listed([str(one) for one in sizes])} images, as planned for "
-            f"each. A part of a difference may come from it; --set batch_size={sizes[0]} keeps it equal."
-        )
-
-
 FROM_NOTHING = "Every run starts from random weights, since trained ones do not fit every network; --set init=backbone."
 
 
@@ -236,7 +226,12 @@ def _limits(results: Results) -> Iterator[str]:
     left = sum(one.status in ("open", "begun") for one in results.outcomes)
     if left:
         yield f"{count(left, 'run')} of {len(results.outcomes)} {'is' if left == 1 else 'are'} not finished."
-    yield from _of_batches(results)
+    sizes = sorted({one.batch_size for one in results.outcomes if one.batch_size is not None})
+    if len(sizes) > 1 and not {"batch_size", "accumulate"} & set(results.study.factors):
+        yield (
+            f"The batch size is not the same in all runs: {listed([str(one) for one in sizes])} images, as planned for "
+            f"each. A part of a difference may come from it; --set batch_size={sizes[0]} keeps it equal."
+        )
     if results.split == "val":
         yield (
             f"The {count(results.images, 'held-out image')} also chose the best epoch of each run, so that all "

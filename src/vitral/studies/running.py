@@ -55,7 +55,9 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
         numbered = functools.partial(lambda number, line: tell(f"{number} {line}"), number)
         outcome = _run(cell, place, numbered, (_Following(f"{number} {cell.name}"),))
         outcomes[cell.name] = outcome
-        _refresh(outcomes, place)
+        for name, one in outcomes.items():  # other processes may have finished some: the last one reports all runs
+            if one.status in ("open", "begun"):
+                outcomes[name] = read_outcome(one.cell, place)
         check_held_out(list(outcomes.values()))
         if not done and (rest := (len(left) - 1) * (time.perf_counter() - began)):
             tell(f"about {duration(rest)} left for {len(left) - 1} more")
@@ -93,13 +95,6 @@ def _check_images(study: Study, place: StudyFolder) -> None:
     if run and os.path.exists(study.data) and (changes := load_run_data(run.read_plan()).changes):
         hint = "restore them, or another --out"
         raise RunError("the images of the study have changed", where=place.path, why="; ".join(changes), hint=hint)
-
-
-def _refresh(outcomes: dict[str, Outcome], place: StudyFolder) -> None:
-    """Read again what other processes may have finished since, so that the last one reports all runs."""
-    for name, outcome in outcomes.items():
-        if outcome.status in ("open", "begun"):
-            outcomes[name] = read_outcome(outcome.cell, place)
 
 
 def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:

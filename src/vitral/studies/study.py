@@ -171,7 +171,7 @@ class Study:
         for seed, factors in itertools.product(range(self.seeds), grid):
             seeds = {"seed": seed, "split_seed": 0}
             options = {**self.start, **self.options, **self._options_of(factors), **share, **seeds}
-            parts = [_word(value) for value in factors.values()]
+            parts = [re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-.") or "none" for value in factors.values()]
             cells.append(Cell("_".join([*parts, f"seed{seed}"]), factors, seed, {"data": self.data, **options}))
         return tuple(cells)
 
@@ -266,11 +266,6 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _frozen(one) for name, one in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def _word(value: Any) -> str:
-    """A value as a part of a folder's name."""
-    return re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-.") or "none"
 
 
 def shown(value: Any) -> str:

@@ -168,7 +168,10 @@ def _published(
         plain = "a plain ViT: no published architecture has these tensors"
         return config, None, Assumption(_unproven(config, facts), plain)
     if len(chosen) > 1:
-        raise _ambiguous([group[0].name for group in chosen], source.where)
+        names = [group[0].name for group in chosen]
+        what = "these tensors fit networks of different arithmetic, and no file states which"
+        hint = f"{_command(source.where)} --like timm:{names[0]}, or like='timm:{names[0]}' in Python"
+        raise WeightsError(what, where=source.where, why=f"candidates: {', '.join(names)}", hint=hint)
     first = next((one for one in chosen[0] if one.plain), chosen[0][0])
     if first.refused:
         raise WeightsError(f"vitral's networks cannot compute '{first.name}'", where=source.where, why=first.refused)
@@ -230,12 +233,6 @@ def _fitting(
 def _command(where: object) -> str:
     """Command that converts these weights to a file with a full configuration."""
     return f"vitral convert {shlex.quote(str(where))} weights/own"
-
-
-def _ambiguous(candidates: list[str], where: object) -> WeightsError:
-    what = "these tensors fit networks of different arithmetic, and no file states which"
-    hint = f"{_command(where)} --like timm:{candidates[0]}, or like='timm:{candidates[0]}' in Python"
-    return WeightsError(what, where=where, why=f"candidates: {', '.join(candidates)}", hint=hint)
 
 
 def _unproven(config: ViTConfig, stated: ConfigFields) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def replay(
     job, every = _readable_batches(job, console or stderr(quiet=True))
     batches = every["train"]
     try:
-        again = _planned_again(folder)
+        lines = folder.manifest.read(folder.metrics).splitlines() if folder.metrics.is_file() else []
+        again = [line for line in map(bounded.parse, lines) if "epochs" in line]  # these planned the epochs again
         last = as_planned(job.run, again)
         ended = dataclasses.replace(job, plan=dataclasses.replace(job.plan, run=last))
         at = _of_step(ended, batches, step) if step is not None else _of_image(ended, batches, epoch or 0, image or "")
@@ -133,12 +134,6 @@ def replay(
     finally:
         for one in every.values():
             one.close()
-
-
-def _planned_again(folder: RunFolder) -> list[Epoch]:
-    """Return the lines of the metrics with which the epochs were planned again."""
-    lines = folder.manifest.read(folder.metrics).splitlines() if folder.metrics.is_file() else []
-    return [line for line in map(bounded.parse, lines) if "epochs" in line]
 
 
 def _steps(job: Job, batches: Batches) -> int:

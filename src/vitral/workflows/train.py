@@ -145,7 +145,10 @@ def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path
             hint=f"leave out that option, or start a new run: --init {shlex.quote(str(folder.path))} --out …",
         )  # fmt: skip
     if plan is not kept:
-        _save_data_path(plan, folder)
+        record = folder.read_config()
+        record["paths"] = {**record.get("paths", {}), **path_entry("data", plan.paths["data"], folder.path)}
+        record["command"] = plan.command
+        folder.write(folder.config, json.dumps(record, indent=2) + "\n")
         console.print(f"the run's data are now at {plan.located('data')}", highlight=False, soft_wrap=True)
     if folder.result.is_file():
         locate(folder.path)  # raises if the weights are missing
@@ -191,14 +194,6 @@ def _relocate(plan: Plan, data: str | None) -> Plan:
     if not os.path.exists(os.path.expanduser(plan.located("data"))):
         raise own.changed(f"restore them, or {moved.restart_hint}")
     return plan
-
-
-def _save_data_path(plan: Plan, folder: RunFolder) -> None:
-    """Write the new path of the data into the run folder."""
-    record = folder.read_config()
-    record["paths"] = {**record.get("paths", {}), **path_entry("data", plan.paths["data"], folder.path)}
-    record["command"] = plan.command
-    folder.write(folder.config, json.dumps(record, indent=2) + "\n")
 
 
 def _check_teacher(job: Job, folder: RunFolder) -> None:

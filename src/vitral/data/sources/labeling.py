@@ -57,8 +57,10 @@ def _found(columns: LabelColumns, separator: str | None) -> LabelReader | None:
         if reader := _of_column(columns, columns.label, separator):
             return reader
     if columns.all_numbers():
-        if not columns.named:
-            _refuse_text(columns)
+        if not columns.named and (texts := [name for name in columns.names if name.lower() in TEXTS]):
+            what = f"the column {texts[0]} may be text to read or numbers"
+            hint = "--task text or --task numbers"  # which drops leading zeros
+            raise DataError(what, where=columns.where, why="all its cells are numbers", hint=hint)
         return indicators(columns) if columns.all_bits() else number_columns(columns)
     columns.refuse_odd()
     columns.refuse_commas(columns.chosen)
@@ -84,11 +86,3 @@ def _of_column(columns: LabelColumns, label: int, separator: str | None) -> Labe
     if -1 in values and min(values) == -1 and values != {-1, 1}:
         return OneLabel(label, why, missing=_HIDDEN, numeric=True, hidden=True)
     return OneLabel(label, why, numeric=True)
-
-
-def _refuse_text(columns: LabelColumns) -> None:
-    """Raise `DataError` for digits in a column of texts: as numbers they would lose their leading zeros."""
-    if texts := [name for name in columns.names if name.lower() in TEXTS]:
-        what = f"the column {texts[0]} may be text to read or numbers"
-        hint = "--task text or --task numbers"
-        raise DataError(what, where=columns.where, why="all its cells are numbers", hint=hint)

@@ -45,14 +45,10 @@ def load_lines(data: str | Path) -> DataSet:
         why = f"splits found: {', '.join(dataset.splits) or 'none'}"
         raise DataError("no images to train on", where=str(data), why=why)
     dataset.targets.check(dataset.classes, str(data))
-    return replace(dataset, source=str(data), notes=(*_unseen(dataset), *dataset.notes, *files.notes))
-
-
-def _unseen(dataset: DataSet) -> tuple[str, ...]:
-    """Note on characters that training never shows."""
     known = np.unique(dataset["train"].labels)
     others = [dataset.classes[i] for i in range(len(SPECIAL), len(dataset.classes)) if i not in known]
-    return (f"Characters that no training text has: {some(others, 10)}.",) if others else ()
+    unseen = [f"Characters that no training text has: {some(others, 10)}."] if others else []
+    return replace(dataset, source=str(data), notes=(*unseen, *dataset.notes, *files.notes))
 
 
 def _from_table(files: Files, path: str, name: str) -> DataSet:

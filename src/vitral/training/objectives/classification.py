@@ -13,11 +13,11 @@ from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
 from vitral.training.distillation import Teacher
-from vitral.training.objectives.objective import augmented, share_of
+from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
 
 
 @dataclass(frozen=True, eq=False)
-class Classification:
+class Classification(TwoPartObjective):
     """Cross-entropy on augmented images. For mixed images, `train_accuracy` counts the label with the larger share.
 
     In two parts: `prepare` draws random numbers for augmentation; `loss` draws none but the network's own, and can be
@@ -32,9 +32,6 @@ class Classification:
     """(K,), on the device. The loss is the mean over images of weight times loss."""
     teacher: Teacher | None = field(default=None, kw_only=True)
     """The loss is (1 - w) times cross-entropy plus w times the teacher's, which sees the same images at full size."""
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:

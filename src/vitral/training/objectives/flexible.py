@@ -56,14 +56,11 @@ class FlexibleViT:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Flexible:
+class Flexible(TwoPartObjective):
     """The loss of `objective` on the logits of a patch size that is drawn for each batch."""
 
     objective: TwoPartObjective
     network: FlexibleViT
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.objective.prepare(batch)

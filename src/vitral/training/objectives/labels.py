@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.training.objectives.objective import augmented, share_of
+from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
 
 MOST_WEIGHT = 100.0
 """Largest weight of a label's presence: a single image must not decide the gradient."""
 
 
 @dataclass(frozen=True, eq=False)
-class SeveralLabels:
+class SeveralLabels(TwoPartObjective):
     """Sigmoid and binary cross-entropy, the mean over images and labels, on augmented images.
 
     Mixed images have shares of labels, for which this loss is the same mixture of losses. Label smoothing moves every
@@ -32,9 +32,6 @@ class SeveralLabels:
     label_smoothing: float = 0.0
     presence_weights: Tensor | None = None
     """(K,), on the device: factor of the loss where a label is present."""
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:

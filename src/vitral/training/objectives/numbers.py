@@ -12,18 +12,14 @@ from torch import Tensor, nn
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.training.objectives.objective import augmented, share_of
+from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
 
 Kind = Literal["mse", "huber"]
-
-
-def error_of(logits: Tensor, standardized: Tensor, kind: Kind) -> Tensor:
-    """Return the mean error of logits (B, T): squared, or Huber's (1964), which is linear beyond one deviation."""
-    return F.mse_loss(logits, standardized) if kind == "mse" else F.huber_loss(logits, standardized)
+"""Squared error, or Huber's (1964), which is linear beyond one deviation."""
 
 
 @dataclass(frozen=True, eq=False)
-class NumberError:
+class NumberError(TwoPartObjective):
     """Error of the numbers, standardized by the mean and the deviation of the training images, on augmented images."""
 
     preprocessing: Preprocessing
@@ -32,9 +28,6 @@ class NumberError:
     """(T,) float64 on the device (fp32 where it has no float64)."""
     deviation: Tensor
     kind: Kind = "mse"
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -47,4 +40,5 @@ class NumberError:
         self, model: nn.Module, images: Tensor, numbers: Tensor, _: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss for the result of `prepare`; validation has the metrics."""
-        return share_of(error_of(model(images).float(), numbers, self.kind)), {}
+        error = F.mse_loss if self.kind == "mse" else F.huber_loss
+        return share_of(error(model(images).float(), numbers)), {}

@@ -22,7 +22,9 @@ that ranks share, each rank returns its share of the mean: ranks' values add up.
 class TwoPartObjective(Protocol):
     """An objective in two parts: prepare a batch, then compute its loss."""
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss(model, *self.prepare(batch))
+
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]: ...
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, teacher_logits: Tensor | None

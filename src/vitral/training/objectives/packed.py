@@ -22,7 +22,7 @@ from vitral.training.objectives.objective import TwoPartObjective
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class Packed(TwoPartObjective):
     """The loss of `objective` on the logits of packed images, each augmented, and reduced to a size of its own."""
 
     objective: TwoPartObjective
@@ -32,9 +32,6 @@ class Packed:
     """Longest side, in pixels, from which the size of an image is drawn up to its own; None keeps its own."""
     drop: Callable[[], float] = lambda: 0.0
     """Share of the patches of each image that is dropped in the next batch."""
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Any, Tensor, None]:

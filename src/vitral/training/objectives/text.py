@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.training.objectives.objective import augmented, share_of
+from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
 
 
 @dataclass(frozen=True, eq=False)
-class ReadingText:
+class ReadingText(TwoPartObjective):
     """Mean over the images of the mean cross-entropy of their tokens, the end among them.
 
     `train_characters` is the share of tokens that are the likeliest ones, given the right ones before them.
@@ -26,9 +26,6 @@ class ReadingText:
     start: int
     padding: int
     label_smoothing: float = 0.0
-
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(model, *self.prepare(batch))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, None]:

@@ -213,9 +213,12 @@ def check_labels(
         for index, label in enumerate(images.labels.tolist())
     )
     agreement = float((probabilities.argmax(1) == labels).mean())
+    notes: tuple[str, ...] = ()
+    if is_run(Path(weights)) and is_data_of(RunFolder(weights).read_plan(), dataset):
+        notes = ("the network was trained on these labels: errors that it has memorized are not found",)
     return LabelCheck(
         dataset.source, weights, dataset.classes, places, estimate(labels, probabilities), probabilities, agreement,
-        folds, strength, _notes(dataset, weights),
+        folds, strength, notes,
     )  # fmt: skip
 
 
@@ -265,9 +268,3 @@ def _groups(dataset: DataSet) -> np.ndarray | None:
 def _large(dataset: DataSet) -> bool:
     """True if most images are at least about as large as `_SHARP`."""
     return "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP
-
-
-def _notes(dataset: DataSet, weights: str) -> tuple[str, ...]:
-    if is_run(Path(weights)) and is_data_of(RunFolder(weights).read_plan(), dataset):
-        return ("the network was trained on these labels: errors that it has memorized are not found",)
-    return ()

@@ -62,7 +62,9 @@ class RowFile:
         Raises `UsageError` if it has rows of another `origin`, or any rows without `resume`; `RunError` if another
         process writes it; `WriteError` if it cannot be written.
         """
-        self._check_target()
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(os.stat(self.target).st_mode):
+                raise UsageError("a table is written to a file", where=self.path, hint="--out predictions.csv")
         with self._errors():
             self.target.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -95,11 +97,6 @@ class RowFile:
         """Remove the partial file: none of its rows is of use."""
         for path in (self.partial, self.origin_file):
             path.unlink(missing_ok=True)
-
-    def _check_target(self) -> None:
-        with contextlib.suppress(OSError):
-            if not stat.S_ISREG(os.stat(self.target).st_mode):
-                raise UsageError("a table is written to a file", where=self.path, hint="--out predictions.csv")
 
     def _lock(self) -> None:
         if fcntl is None:
