@@ -75,7 +75,7 @@ def batches(files: list[bytes], **options) -> Batches:
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 1
-    assert difference.double().mean() < 0.1
+    assert difference.double().mean() < 0.2
 
 
 @pytest.mark.parametrize("size", [(16, 20), (224, 224), (7, 90)])
@@ -148,6 +148,13 @@ def test_a_library_without_nvjpeg_leaves_decoding_to_the_cpu(a_device_that_decod
 def test_the_slower_one_is_not_taken(a_device_that_decodes, monkeypatch):
     monkeypatch.setattr(GpuDecoder, "rate", lambda self, images: 0.5)
     assert batches(all_kinds()).residency.endswith("of decoded pixels in memory")
+
+
+def test_a_narrow_lead_over_processes_is_not_taken(a_device_that_decodes, monkeypatch):
+    monkeypatch.setattr(Batches, "_check", lambda self, images, progress: 0.9e9)
+    found = batches(all_kinds())
+    assert found.residency == "streamed by 0 workers; all cores decode 900,000,000 images/s"
+    assert found.decoding_rate == 0.9e9
 
 
 def test_the_trial_measures_jpegs(a_device_that_decodes, monkeypatch):

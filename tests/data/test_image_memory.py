@@ -15,8 +15,7 @@ from PIL import Image, TiffImagePlugin
 from running import sampled
 from vitral.data.archives import InMemoryTar, open_files
 from vitral.data.images import decode as intake
-from vitral.data.images import jpeg_header
-from vitral.data.images import pixels
+from vitral.data.images import jpeg_header, pixels
 from vitral.data.images.decode import read_image
 from vitral.errors import DataError, ImageError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -212,6 +213,31 @@ def test_workers_persist_across_epochs_and_end_with_their_batches(end):
         assert np.array_equal(all_of(found)[0], all_of(alone)[0])  # begins new ones
     del found
     assert not workers_now()
+
+
+def test_workers_end_with_batches_that_the_garbage_collector_finds():
+    """As those of a traceback in a notebook: the collector closes queues before it deletes what reads them."""
+    found = streamed()
+    epoch = found.epoch()
+    next(epoch)
+    ring: list[object] = [found, epoch]
+    ring.append(ring)
+    del found, epoch, ring
+    gc.collect()
+    assert not workers_now()
+
+
+def test_an_interrupted_check_leaves_no_process(monkeypatch):
+    monkeypatch.setattr("vitral.data.loader.cores", lambda: 16)
+    monkeypatch.setattr("vitral.data.loader._WINDOW", 16)
+
+    def interrupted(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        batches(split(200), residency="stream", workers=2, progress=interrupted)
+    assert not workers_now()
+    assert stopped.traceback, "which holds the generator"
 
 
 def test_an_abandoned_epoch_does_not_disturb_the_next():

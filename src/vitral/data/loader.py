@@ -9,6 +9,7 @@ resuming needs only a position.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,7 @@ MEMORY_SHARE = 0.25  # of the machine's memory (the GPU's, for a tensor there) t
 DISK_SHARE = 0.5  # of the free space on the cache's disk that an entry may take with residency "auto"
 _WINDOW = 512  # images decoded at a time
 _FEW_CORES = 4  # that threads of one process keep busy
+_CLEARLY = 1.5  # ratio of rates: a step on the same GPU took 40 % of that of decoding (docs/log/data-path.md)
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,8 @@ class Batches:
         """
         images = Images(self.split, self.preprocessing, self.augmentation)
         if residency in ("auto", "stream") and GpuDecoder.serves(images, self.device):
-            encoded = EncodedImages(self.split, self.preprocessing, self.augmentation)
-            if self._decodes_on_gpu(encoded, progress):
-                return encoded
+            if (chosen := self._by_trial(images, progress)) is not None:
+                return chosen
         room = {"auto": MEMORY_SHARE / self.part.beside, "memory": math.inf}.get(residency, 0.0)
         # a tensor for a GPU is built in memory, too
         if images.shape and images.kept_bytes < room * min(memory_bytes(), total_bytes(self.device)):
@@ -210,40 +211,45 @@ class Batches:
         self.residency += f"; all cores decode {self.decoding_rate:,.0f} images/s"
         return images
 
-    def _decodes_on_gpu(self, images: EncodedImages, progress: Progress) -> bool:
-        """Decide by a trial if the GPU decodes the images of every epoch, and check then that they can be read."""
+    def _by_trial(self, images: Images, progress: Progress) -> Images | None:
+        """Stream JPEGs that the GPU decodes, if it is clearly faster than all cores; None to keep what these decode."""
+        encoded = EncodedImages(self.split, self.preprocessing, self.augmentation)
         decoder = GpuDecoder(self.device, self.preprocessing)
         try:
-            rate = decoder.rate(images)
+            rate = decoder.rate(encoded)
         except (RuntimeError, ImageError):  # torchvision without nvJPEG, or an image that the check will name
-            return False
-        started = time.perf_counter()
-        sample = range(min(_WINDOW, len(self.split)))
+            return None
+        started, sample = time.perf_counter(), range(min(_WINDOW, len(self.split)))
         cpu = sum(1 for _ in self._decode_all(images.decode, _silent, sample)) / (time.perf_counter() - started)
-        if rate <= cpu:
-            return False
+        self.unreadable.clear()
+        if rate < _CLEARLY * cpu:
+            return None
+        cpu = self._check(images, progress)
+        if rate < _CLEARLY * cpu:  # of processes, which on many cores are faster than the threads of the sample
+            self.decoding_rate = cpu
+            self.residency = f"streamed by {_counted(self.workers)}; all cores decode {cpu:,.0f} images/s"
+            return images
         self._decoder, self.decoding_rate = decoder, rate
         self.residency = f"JPEGs decoded on the GPU in every epoch: {rate:,.0f} images/s, all cores {cpu:,.0f}"
-        self.unreadable.clear()
-        self._check(images, progress)
-        return True
+        return encoded
 
     def _check(self, images: Images, progress: Progress) -> float:
         """Decode all images, or a window of shards that were verified, without keeping them; return images per second.
 
-        On many cores by processes: on 16 of them threads, which share Python's lock, decoded 1,900 photographs a second
-        of 7,800 (docs/log/data-path.md).
+        On many cores by processes: on 16 of them they decoded 6,800 photographs a second, threads, which share Python's
+        lock, 1,900 (docs/log/data-path.md).
         """
         started, indices = (
             time.perf_counter(),
             range(len(self.split) if self._checked else min(_WINDOW, len(self.split))),
         )
         suspects: Sequence[int] = indices
-        if len(indices) >= _WINDOW and cores() > _FEW_CORES:
+        if self.workers and len(indices) >= _WINDOW and cores() > _FEW_CORES:
             suspects = []  # to be decoded again here: an error cannot leave its process
-            for count, bad in undecodable(images, indices, self.workers):
-                suspects += bad
-                progress(count)
+            with contextlib.closing(undecodable(images, indices, self.workers)) as checked:
+                for count, bad in checked:
+                    suspects += bad
+                    progress(count)
             progress = _silent
         for _ in self._decode_all(images.decode, progress, suspects):
             pass

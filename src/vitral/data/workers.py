@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ class WorkerPool:
 
     def __init__(self, images: Images, workers: int, *, pinned: bool):
         self._sampler, self._images = _BatchSampler(), images
-        self._turn, self._owner = 0, os.getpid()
+        self._turn = 0
         self._loader: DataLoader[Any] = DataLoader(
             images,
             batch_sampler=self._sampler,
@@ -42,7 +41,9 @@ class WorkerPool:
             collate_fn=images.collate if isinstance(images, EncodedImages) else None,
             generator=torch.Generator(),  # DataLoader draws an unused seed each epoch: keep that off the global one
         )
-        _pools.add(self)
+        # The finalizer refers to the loader: the garbage collector would close the queues of the workers before it asks
+        # them to end, and Python would wait for them at the program's end, after a signal that they ignore.
+        self._end = weakref.finalize(self, self._end_workers, self._loader, os.getpid())
 
     def epoch(self, seed: int, epoch: int, batches: Sequence[np.ndarray]) -> Iterator[Tensor]:
         """Yield the images of these batches, (B, C, H, W) each."""
@@ -68,20 +69,30 @@ class WorkerPool:
     def close(self) -> None:
         """Stop the processes; do nothing in a fork of the program that started them."""
         self._turn += 1
-        running: Any = self._loader._iterator
-        if running is not None and self._owner == os.getpid():
+        self._end()
+
+    @staticmethod
+    def _end_workers(loader: DataLoader[Any], owner: int) -> None:
+        running: Any = loader._iterator
+        if running is not None and owner == os.getpid():
             running._shutdown_workers()  # as its `__del__` does, which a suspended generator prevents
-            self._loader._iterator = None
+            loader._iterator = None
 
 
-def undecodable(images: Images, indices: Sequence[int], workers: int) -> Iterator[tuple[int, list[int]]]:
-    """Decode these images in worker processes; yield, some at a time, their number and those that failed."""
+def undecodable(images: Images, indices: Sequence[int], workers: int) -> Generator[tuple[int, list[int]]]:
+    """Decode these images in worker processes, which end with the generator; yield, some at a time, their number and
+    those that failed.
+    """
     loader: DataLoader[Any] = DataLoader(
         _Decodable(images, indices), batch_size=_CHECKED, num_workers=workers, collate_fn=list,
         worker_init_fn=partial(_init_worker, loaded()), generator=torch.Generator(),
     )  # fmt: skip
-    for results in loader:
-        yield len(results), [index for index in results if index is not None]
+    running: Any = iter(loader)
+    try:
+        for results in running:
+            yield len(results), [index for index in results if index is not None]
+    finally:
+        running._shutdown_workers()
 
 
 class _Decodable(Dataset[int | None]):
@@ -116,16 +127,6 @@ class _BatchSampler(Iterable[list[tuple[int, int, int]]]):
 
     def __len__(self) -> int:
         return len(self.batches)
-
-
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_pools() -> None:
-    """Close all pools: Python would stop the workers by a signal that they ignore, and wait for them forever."""
-    for pool in list(_pools):
-        pool.close()
 
 
 def _init_worker(with_torchvision: bool, _: int) -> None:
