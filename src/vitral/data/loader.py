@@ -185,9 +185,8 @@ class Batches:
         cache were decoded before.
         """
         images = Images(self.split, self.preprocessing, self.augmentation)
-        if residency in ("auto", "stream") and GpuDecoder.serves(images, self.device):
-            if (chosen := self._by_trial(images, progress)) is not None:
-                return chosen
+        if residency in ("auto", "stream") and (chosen := self._by_trial(images, progress)) is not None:
+            return chosen
         room = {"auto": MEMORY_SHARE / self.part.beside, "memory": math.inf}.get(residency, 0.0)
         # a tensor for a GPU is built in memory, too
         if images.shape and images.kept_bytes < room * min(memory_bytes(), total_bytes(self.device)):
@@ -213,6 +212,8 @@ class Batches:
 
     def _by_trial(self, images: Images, progress: Progress) -> Images | None:
         """Stream JPEGs that the GPU decodes, if it is clearly faster than all cores; None to keep what these decode."""
+        if not GpuDecoder.serves(images, self.device):
+            return None
         encoded = EncodedImages(self.split, self.preprocessing, self.augmentation)
         decoder = GpuDecoder(self.device, self.preprocessing)
         try:
