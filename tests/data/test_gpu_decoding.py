@@ -73,6 +73,7 @@ def batches(files: list[bytes], **options) -> Batches:
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.dtype == theirs.dtype == torch.uint8
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 1
     assert difference.double().mean() < 0.2

@@ -62,9 +62,10 @@ class EncodedImages(Images):
         boxes = [item[1] if isinstance(item, tuple) else None for item in items]
         names = [item[2] for item in items if isinstance(item, tuple)]
         cropped = [item for item in items if isinstance(item, Tensor)]
+        none = torch.empty(0, 3, *self.preprocessing.image_size, dtype=torch.uint8)
         return Encoded(
-            torch.cat(files) if files else torch.empty(0, dtype=torch.uint8), [len(file) for file in files], boxes,
-            names, torch.stack(cropped) if cropped else torch.empty(0, 3, *self.preprocessing.image_size),
+            torch.cat(files) if files else none.flatten(), [len(file) for file in files], boxes, names,
+            torch.stack(cropped) if cropped else none,
         )  # fmt: skip
 
 

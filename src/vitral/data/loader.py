@@ -240,12 +240,10 @@ class Batches:
         On many cores by processes: on 16 of them they decoded 6,800 photographs a second, threads, which share Python's
         lock, 1,900 (docs/log/data-path.md).
         """
-        started, indices = (
-            time.perf_counter(),
-            range(len(self.split) if self._checked else min(_WINDOW, len(self.split))),
-        )
+        started = time.perf_counter()
+        indices = range(len(self.split) if self._checked else min(_WINDOW, len(self.split)))
         suspects: Sequence[int] = indices
-        if self.workers and len(indices) >= _WINDOW and cores() > _FEW_CORES:
+        if self.workers and len(indices) > _WINDOW and cores() > _FEW_CORES:
             suspects = []  # to be decoded again here: an error cannot leave its process
             with contextlib.closing(undecodable(images, indices, self.workers)) as checked:
                 for count, bad in checked:
