@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from images import noise
 from running import as_words
 from vitral.cli.main import main
-from vitral.console import counting, stderr
+from vitral.console import counting, go_on, stderr
 from vitral.wording import printable
 
 EVIL = "\x1b[2Jcat\u202egnp.\x07\r"
@@ -46,6 +46,17 @@ def test_forced_color_draws_no_bars(monkeypatch, capsys):
     with counting(console, "reading", 10) as done:
         done(10)
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_goes_on_with_other_work(monkeypatch, capsys):
+    console = stderr()
+    monkeypatch.setattr("vitral.console.draws", lambda console: True)
+    with counting(console, "reading", 10) as done:
+        done(10)
+        go_on(done, "timing")
+        (task,) = done.bar.tasks
+        assert (task.description, task.completed, task.total) == ("timing", 0, None)
+    go_on(None, "nothing to draw")
 
 
 @pytest.fixture

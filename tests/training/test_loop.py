@@ -391,3 +391,26 @@ def test_an_epoch_shows_each_metric_of_its_task_once(task):
     for number, (_, title, form) in enumerate(figures):
         assert shown.count(title) == 1 == shown.count(f"val {title} {form.format(0.25 + 0.125 * number)}")
     assert shown.count(" val ") == len(figures)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "parts"), [
+    (105, ["val loss 1.0000", "74 images/s", "2.0 s"]), (104, ["val loss 1.0000", "2.0 s"]),
+    (91, ["val loss 1.0000"]), (80, []), (40, []),
+])  # fmt: skip
+def test_an_epochs_line_fits_the_terminal_if_it_can(columns, parts):
+    """In a log, which is no terminal, a line has everything."""
+    line = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "val_accuracy": 0.5, "images_per_second": 74, "seconds": 2}
+    for file, wanted in ((_Terminal(), parts), (io.StringIO(), ["val loss 1.0000", "74 images/s", "2.0 s"])):
+        screen = Console(file=file, width=columns, force_terminal=file.isatty())
+        listener = ConsoleListener(screen, 30, [("accuracy", "accuracy", "{:.2%}")])
+        listener.on_epoch_end(line, best=True)
+        shown = file.getvalue().replace("\n", "")
+        assert [part for part in ("val loss 1.0000", "74 images/s", "2.0 s") if part in shown] == wanted
+        assert shown.startswith("epoch  1/30  train loss 1.0000  val ")
+        assert "val accuracy 50.00%" in shown
+        assert shown.endswith(" left  best")

@@ -68,8 +68,8 @@ class ConsoleListener(Callback):
             f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}",
             f"train loss {line['train_loss']:.4f}",
         ]
-        if "val_loss" in line:
-            parts.append(f"val loss {line['val_loss']:.4f}")
+        val_loss = [f"val loss {line['val_loss']:.4f}"] if "val_loss" in line else []
+        parts += val_loss
         shown = ((title, form, line.get(f"val_{key}")) for key, title, form in self.measured)
         parts += [f"val {title} {form.format(value)}" for title, form, value in shown if value is not None]
         parts += [f"{what} {line[key]:.2%}" for key, what in MONITORED.items() if key in line]
@@ -90,7 +90,7 @@ class ConsoleListener(Callback):
             parts.append(f"{duration(left * median(self.epoch_seconds[-5:]))} left")
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
             parts.append("best")
-        for part in (rate, seconds):  # a line that would be wrapped is hard to read; metrics.jsonl has both
+        for part in (rate, seconds, *val_loss):  # a line that would be wrapped is hard to read; metrics.jsonl has all
             if draws(self.console) and len("  ".join(parts)) > self.console.width:
                 parts.remove(part)
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
