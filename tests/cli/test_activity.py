@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from images import MakeImages
 from vitral import activity
+from vitral.cli.output import say
 from vitral.console import stderr
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -71,3 +73,23 @@ def test_a_library_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     activity.end()
     stderr().print("done")
     assert capsys.readouterr().err == "done\n"
+
+
+def test_sentences_are_broken_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "note: The weights were selected on these images; expect a slightly lower accuracy on new images."
+    path = f"Report   {'a' * 90}/report.html"
+    shown = dict[bool, str]()
+    for terminal in (True, False):
+        file = io.StringIO()
+        file.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", file)
+            patch.setenv("COLUMNS", "80")
+            say(text)
+            say(path)
+        shown[terminal] = file.getvalue()
+    assert shown[False] == f"{text}\n{path}\n"
+    first, second, whole, _ = shown[True].split("\n")
+    assert len(first) <= 80
+    assert f"{first} {second.strip()}" == text
+    assert whole == path

@@ -398,19 +398,22 @@ class _Terminal(io.StringIO):
         return True
 
 
+EPOCH = ["train loss 1.0000", "val loss 1.0000", "74 images/s", "2.0 s"]
+
+
 @pytest.mark.parametrize(("columns", "parts"), [
-    (105, ["val loss 1.0000", "74 images/s", "2.0 s"]), (104, ["val loss 1.0000", "2.0 s"]),
-    (91, ["val loss 1.0000"]), (80, []), (40, []),
+    (112, EPOCH), (111, [*EPOCH[:2], "2.0 s"]), (98, EPOCH[:2]), (91, EPOCH[1:2]), (80, EPOCH[1:2]), (40, EPOCH[1:2]),
 ])  # fmt: skip
-def test_an_epochs_line_fits_the_terminal_if_it_can(columns, parts):
-    """In a log, which is no terminal, a line has everything."""
-    line = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "val_accuracy": 0.5, "images_per_second": 74, "seconds": 2}
-    for file, wanted in ((_Terminal(), parts), (io.StringIO(), ["val loss 1.0000", "74 images/s", "2.0 s"])):
+@pytest.mark.parametrize("epoch", [1, 30])
+def test_an_epochs_line_fits_the_terminal_if_it_can(epoch, columns, parts):
+    """The same parts in each epoch; in a log, which is no terminal, all of them."""
+    line = {"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "val_accuracy": 0.5, "images_per_second": 74}
+    for file, wanted in ((_Terminal(), parts), (io.StringIO(), EPOCH)):
         screen = Console(file=file, width=columns, force_terminal=file.isatty())
         listener = ConsoleListener(screen, 30, [("accuracy", "accuracy", "{:.2%}")])
-        listener.on_epoch_end(line, best=True)
+        listener.on_epoch_end({**line, "seconds": 2}, best=True)
         shown = file.getvalue().replace("\n", "")
-        assert [part for part in ("val loss 1.0000", "74 images/s", "2.0 s") if part in shown] == wanted
-        assert shown.startswith("epoch  1/30  train loss 1.0000  val ")
+        assert [part for part in EPOCH if part in shown] == wanted
+        assert shown.startswith(f"epoch {epoch:>2}/30  ")
         assert "val accuracy 50.00%" in shown
-        assert shown.endswith(" left  best")
+        assert shown.endswith(" left  best" if epoch < 30 else "  best")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -85,6 +86,14 @@ def program() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error."""
+    """Print a line to standard error; on a terminal, sentences are broken between words."""
     activity.end()
-    print(printable(text), file=sys.stderr, flush=True)
+    text = printable(text)
+    if text.startswith(_SENTENCES) and sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
+    print(text, file=sys.stderr, flush=True)
+
+
+_SENTENCES = ("note: ", "Accuracy ")
+"""Beginnings of lines without a path or a command to copy, which stay whole."""

@@ -134,7 +134,8 @@ def _print_result(folder: Path, result: Any) -> None:
     }[split]
     if split in result:
         evaluation = evaluation_of(result[split])
-        say(f"\n{evaluation.headline()} on {evaluation.images:,} {images}")
+        say("")
+        say(f"{evaluation.headline()} on {evaluation.images:,} {images}")
     say(f"Report   {folder / 'report.html'}")
     best, epochs = result.get("best_epoch"), result["epochs"]
     enough = result["images"].get("val", 0) >= _SURE

@@ -205,7 +205,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
         few = evaluation.images < ENOUGH_IMAGES
         unreliable = f"; unreliable with only {count(evaluation.images, 'image')}" if few else ""
-        gap = "mean gap between confidence and accuracy"
+        gap = "mean gap between confidence and accuracy, bin by bin"
         facts.append(("calibration error", percent(evaluation.ece), f"{gap}{unreliable}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))

@@ -64,12 +64,10 @@ class ConsoleListener(Callback):
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         self.epochs = line.get("epochs", self.epochs)
-        parts = [
-            f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}",
-            f"train loss {line['train_loss']:.4f}",
-        ]
-        val_loss = [f"val loss {line['val_loss']:.4f}"] if "val_loss" in line else []
-        parts += val_loss
+        train_loss = f"train loss {line['train_loss']:.4f}"
+        parts = [f"epoch {line['epoch']:>{len(str(self.epochs))}}/{self.epochs}", train_loss]
+        if "val_loss" in line:
+            parts.append(f"val loss {line['val_loss']:.4f}")
         shown = ((title, form, line.get(f"val_{key}")) for key, title, form in self.measured)
         parts += [f"val {title} {form.format(value)}" for title, form, value in shown if value is not None]
         parts += [f"{what} {line[key]:.2%}" for key, what in MONITORED.items() if key in line]
@@ -79,6 +77,10 @@ class ConsoleListener(Callback):
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         rate, seconds = f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"
         parts += [rate, seconds]
+        if draws(self.console):  # a line that would be wrapped is hard to read; metrics.jsonl has all
+            for part in (rate, seconds, *[train_loss] * ("val_loss" in line)):
+                if len("  ".join(parts)) > self.console.width - _REST:
+                    parts.remove(part)
         compiling = line.get("compile_seconds", 0.0)
         slow = line.get("waited", 0.0) > _NOTICED and line["seconds"] - compiling > _NEGLIGIBLE
         if slow:
@@ -90,9 +92,6 @@ class ConsoleListener(Callback):
             parts.append(f"{duration(left * median(self.epoch_seconds[-5:]))} left")
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
             parts.append("best")
-        for part in (rate, seconds, *val_loss):  # a line that would be wrapped is hard to read; metrics.jsonl has all
-            if draws(self.console) and len("  ".join(parts)) > self.console.width:
-                parts.remove(part)
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
         if slow and not self.warned:
             self.warned = True
@@ -101,6 +100,7 @@ class ConsoleListener(Callback):
 
 MONITORED = {"knn_accuracy": "k-NN", "probe_accuracy": "linear probe"}
 """Rates of pretraining that an epoch's line shows, and their names."""
+_REST = len("  10 min 59 s left  best")
 _NOTICED = 0.1
 """Share of an epoch's training time above which waiting for images is reported."""
 _NEGLIGIBLE = 5.0
