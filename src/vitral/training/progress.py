@@ -78,7 +78,7 @@ class ConsoleListener(Callback):
         rate, seconds = f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"
         parts += [rate, seconds]
         if draws(self.console):  # a line that would be wrapped is hard to read; metrics.jsonl has all
-            for part in (rate, seconds, *[train_loss] * ("val_loss" in line)):
+            for part in [rate, seconds, *([train_loss] if "val_loss" in line else [])]:
                 if len("  ".join(parts)) > self.console.width - _REST:
                     parts.remove(part)
         compiling = line.get("compile_seconds", 0.0)
