@@ -43,6 +43,7 @@ from vitral.system import cores, keep_freed_memory
 WIDTH, HEIGHT, SIDE, BATCH = 500, 375, 224, 64
 IMAGES = {"cpu": 600, "cuda": 24_000}
 DISTINCT = 600
+"""Photographs that are drawn; the others are copies of them, which take as long to decode."""
 ROUNDS = {"cpu": 5, "cuda": 2}
 STEP = {"cpu": ("Ti/16", "vit_tiny_patch16_224", 32), "cuda": ("S/16", "vit_small_patch16_224", 256)}
 """Device → network, its name in timm, and batch, of training."""

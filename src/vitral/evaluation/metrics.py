@@ -340,9 +340,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
     few = f"; unreliable with only {count(evaluation.images, 'image')}" if evaluation.images < ENOUGH_IMAGES else ""
-    rows.add_row(
-        "calibration", f"{evaluation.ece:.2%}", f"mean distance between confidence and accuracy, bin by bin (ECE){few}"
-    )
+    rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean gap of confidence and accuracy, bin by bin (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")
     return rows
