@@ -21,9 +21,11 @@ from vitral.bench import machine as machine_of
 
 
 def measure(program: str, options: Options) -> Result:
-    """Run one program and return its tables with a description of the machine."""
-    before = machine_of.load_average()
-    tables = importlib.import_module(f"benchmarks.{program}").run(options)
+    """Run one program, print each table as it is measured, and return all with a description of the machine."""
+    before, tables = machine_of.load_average(), []
+    for table in importlib.import_module(f"benchmarks.{program}").run(options):
+        print(f"\n{table.caption}\n{table.markdown()}", flush=True)
+        tables.append(table)
     return Result(
         program=program, command=options.command, machine=machine_of.describe(options.device),
         load_average=(before, machine_of.load_average()), commit=commit(), date=machine_of.today(),
@@ -45,8 +47,6 @@ def main(words: Sequence[str] | None = None) -> int:
             args.data_root, args.keep,
         )  # fmt: skip
         result = measure(program, options)
-        for table in result.tables:
-            print(f"\n{table.caption}\n{table.markdown()}")
         if result.tables and not args.quick:
             result.save()
             page.write()

@@ -8,6 +8,9 @@ tiny-imagenet` is a command of its own: ten minutes from scratch on `tiny-imagen
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterator
+from types import ModuleType
 
 from benchmarks import accuracy, scaling, streaming
 from benchmarks.results import Options, Table
@@ -15,11 +18,15 @@ from benchmarks.results import Options, Table
 LONG = "tiny-imagenet"
 
 
-def run(options: Options) -> list[Table]:
-    """Measure all parts but the long one, or the long one alone if it is named."""
+def run(options: Options) -> Iterator[Table]:
+    """Measure all parts but the long one, or the long one alone if it is named; each table as soon as it is there."""
+    parts: dict[str, tuple[ModuleType, tuple[str, ...]]] = {"streaming": (streaming, ()), "scaling": (scaling, ())}
     if LONG in options.names:
-        return accuracy.run(dataclasses.replace(options, names=(LONG,)))
-    tables = [*streaming.run(options), *scaling.run(options)]
-    if not options.quick and options.data("cifar10.tar"):
-        tables += accuracy.run(dataclasses.replace(options, names=("cifar10-minutes",)))
-    return [dataclasses.replace(table, name="-".join(filter(None, ("gpu", table.name)))) for table in tables]
+        parts = {LONG: (accuracy, (LONG,))}
+    elif not options.quick and options.data("cifar10.tar"):
+        parts["cifar10"] = accuracy, ("cifar10-minutes",)
+    for part, (program, names) in parts.items():
+        started = time.perf_counter()
+        for table in program.run(dataclasses.replace(options, names=names)):
+            yield dataclasses.replace(table, name="-".join(filter(None, ("gpu", table.name))))
+        print(f"\n{part} took {time.perf_counter() - started:.0f} s", flush=True)

@@ -6,6 +6,9 @@ tests/test_gpu.py measures nvJPEG itself.
 from __future__ import annotations
 
 import io
+import json
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+import vitral
 from vitral.data import Split
 from vitral.data.gpu_decoding import EncodedImages, GpuDecoder, resized_crops
 from vitral.data.images.augmentation import Augmentation
@@ -156,6 +160,47 @@ def test_a_narrow_lead_over_processes_is_not_taken(a_device_that_decodes, monkey
     found = batches(all_kinds())
     assert found.residency == "streamed by 0 workers; all cores decode 900,000,000 images/s"
     assert found.decoding_rate == 0.9e9
+
+
+@pytest.mark.parametrize(("rate", "waited", "given_up"), [(100, 0.9, True), (100, 0.3, False), (9e8, 0.9, False)])
+def test_a_decoder_that_steps_wait_for_is_given_up(rate, waited, given_up, a_device_that_decodes, monkeypatch):
+    monkeypatch.setattr(Batches, "_check", lambda self, images, progress: 5000.0)
+    files = all_kinds()
+    found, here = batches(files), batches(files, residency="memory")
+    [*found.epoch(0)]
+    assert found.reconsider(rate, waited) == given_up
+    assert found.residency == (
+        "streamed by 0 workers; all cores decode 5,000 images/s; beside the steps a GPU decoded 100"
+        if given_up
+        else "JPEGs decoded on the GPU in every epoch: 1,000,000,000 images/s, all cores 5,000"
+    )
+    DECODED.clear()
+    for ours, theirs in zip(found.epoch(1), here.epoch(1), strict=True):
+        assert (torch.equal if given_up else assert_close)(ours.images, theirs.images) in (True, None)
+    assert bool(DECODED) != given_up
+    assert not (given_up and found.reconsider(rate, waited)), "said once"
+
+
+def test_a_run_goes_on_with_the_cpu_where_its_steps_starve(a_device_that_decodes, monkeypatch, tmp_path, capsys):
+    (tmp_path / "photographs" / "a").mkdir(parents=True)
+    (tmp_path / "photographs" / "b").mkdir()
+    for number in range(24):
+        (tmp_path / "photographs" / "ab"[number % 2] / f"{number}.jpg").write_bytes(photograph(number))
+    fast = GpuDecoder.__call__
+
+    def slow(self, batch):
+        time.sleep(0.5)
+        return fast(self, batch)
+
+    monkeypatch.setattr(GpuDecoder, "__call__", slow)
+    options: dict[str, Any] = {"model": "Micro/8", "image_size": 16, "epochs": 2, "batch_size": 6, "init": "none"}
+    data, out = str(tmp_path / "photographs"), str(tmp_path / "run")
+    vitral.train(data, residency="stream", workers=0, crop="random-resized", out=out, **options)
+    first, second = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines())
+    assert first["residency"].startswith("streamed by 0 workers; all cores decode ")
+    assert "residency" not in second
+    assert second["waited"] < first["waited"]
+    assert f"training images: {first['residency']}" in capsys.readouterr().err
 
 
 def test_the_trial_measures_jpegs(a_device_that_decodes, monkeypatch):

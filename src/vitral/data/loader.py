@@ -47,6 +47,7 @@ DISK_SHARE = 0.5  # of the free space on the cache's disk that an entry may take
 _WINDOW = 512  # images decoded at a time
 _FEW_CORES = 4  # that threads of one process keep busy
 _CLEARLY = 1.5  # ratio of rates: a step on the same GPU took 40 % of that of decoding (docs/log/data-path.md)
+_STARVED = 0.5  # share of an epoch's time that steps wait for images
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Batches:
         """Reason that an entry of the cache was not used, if one is damaged."""
         self._pool: WorkerPool | None = None
         self._decoder: GpuDecoder | None = None
+        self._otherwise: tuple[Images, float] | None = None  # than by the GPU: decoded by all cores, at this rate
         preload(len(split))  # before decoding is timed, and before workers are forked, which would each import it
         if augmentation is not None and augmentation.needs_torchvision:
             torchvision()
@@ -124,6 +126,21 @@ class Batches:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def reconsider(self, rate: float, waited: float) -> bool:
+        """Leave decoding to the CPU from the next epoch on, if steps starved beside a GPU that decoded; True if so.
+
+        `rate`: images per second in the epoch, `waited`: its share of waiting. The trial had the GPU to itself.
+        """
+        if self._otherwise is None or waited < _STARVED or rate * _CLEARLY > self._otherwise[1]:
+            return False
+        self.close()
+        (self._store, self.decoding_rate), self._decoder, self._otherwise = self._otherwise, None, None
+        self.residency = self._streamed() + f"; beside the steps a GPU decoded {rate:,.0f}"
+        return True
+
+    def _streamed(self) -> str:
+        return f"streamed by {_counted(self.workers)}; all cores decode {self.decoding_rate:,.0f} images/s"
 
     @property
     def training(self) -> bool:
@@ -228,9 +245,9 @@ class Batches:
         cpu = self._check(images, progress)
         if rate < _CLEARLY * cpu:  # of processes, which on many cores are faster than the threads of the sample
             self.decoding_rate = cpu
-            self.residency = f"streamed by {_counted(self.workers)}; all cores decode {cpu:,.0f} images/s"
+            self.residency = self._streamed()
             return images
-        self._decoder, self.decoding_rate = decoder, rate
+        self._decoder, self.decoding_rate, self._otherwise = decoder, rate, (images, cpu)
         self.residency = f"JPEGs decoded on the GPU in every epoch: {rate:,.0f} images/s, all cores {cpu:,.0f}"
         return encoded
 

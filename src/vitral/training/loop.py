@@ -251,6 +251,8 @@ def _close_epoch(
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),
         **({"compile_seconds": compiling} if compiling else {}),
     }
+    if train.reconsider(line["images_per_second"], line["waited"]):
+        line["residency"] = train.residency
     state.history.append(line)
     if state.best is None or score(line) >= score(state.best):
         state.best = line

@@ -93,7 +93,9 @@ class ConsoleListener(Callback):
         if best and any(name.startswith("val_") for name in line):  # without validation the last epoch is kept
             parts.append("best")
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
-        if slow and not self.warned:
+        if "residency" in line:
+            self.console.print(f"training images: {line['residency']}", highlight=False, soft_wrap=True)
+        elif slow and not self.warned:
             self.warned = True
             self.console.print(SLOW_IMAGES, style="dim", highlight=False, soft_wrap=True)
 
