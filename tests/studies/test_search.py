@@ -266,8 +266,8 @@ def test_no_trial_begins_after_the_time_is_up():
 def test_tuning_begins_with_the_plans_own_values(data, tmp_path):
     study = tune_study(str(data), 12, None, FIXED, tmp_path / "study")
     assert list(study.vary) == ["lr", "augment", "drop_path"], "an option for every four trials"
-    assert study.first == {"lr": 1e-2, "augment": "none", "drop_path": 0.0}
-    assert study.vary["lr"] == Span(2e-3, 5e-2, log=True)
+    assert study.first == {"lr": 3.3e-3, "augment": "none", "drop_path": 0.0}
+    assert study.vary["lr"] == Span(6.6e-4, 1.65e-2, log=True)
     assert study.options["epochs"] == 2
     assert list(tune_study(str(data), 3, None, {**FIXED, "lr": 1e-3}, tmp_path / "other").vary) == [
         "augment", "drop_path",
@@ -319,7 +319,7 @@ def test_the_command_tunes_and_names_the_winner(data, tmp_path, capsys):
     words = [f"{name}={'off' if value is False else value}" for name, value in FIXED.items()]
     out = str(tmp_path / "study")
     text, err = printed(capsys, "tune", str(data), "--trials", "2", "--set", *words, "--out", out)
-    assert "tuning lr: 0.002..0.05 (the plan: 0.01)" in err
+    assert "tuning lr: 0.00066..0.0165 (the plan: 0.0033)" in err
     assert re.search(r"^trial\s+lr\s+augment\s+validation accuracy", text, re.MULTILINE)
     assert "which chose nothing" in text
     command = re.search(r"^  vitral train .*$", err, re.MULTILINE)

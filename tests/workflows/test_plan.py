@@ -60,6 +60,26 @@ def test_a_scaled_learning_rate_is_reported():
     assert "learning rate" not in reasons(plan_run({"data": "digits"}))
 
 
+@pytest.mark.parametrize(
+    ("options", "peak", "why"),
+    [
+        ({"optimizer": "adamw"}, 0.0033, "0.01 is for muon, scaled to adamw"),
+        ({"optimizer": "sgd"}, 0.1, "0.01 is for muon, scaled to sgd"),
+        ({"optimizer": "adamw", "recipe": "mae"}, 0.0013, "0.004 is for muon, scaled to adamw"),
+        ({"optimizer": "sgd", "model": "BiT-R50x1"}, 0.1, "0.01 is for muon, scaled to sgd"),
+        ({"optimizer": "adamw", "recipe": "paper-finetune", "model": "mu/4"}, 3.3e-4, "for sgd, scaled to adamw"),
+        ({"optimizer": "muon"}, 1e-2, None),
+        ({"optimizer": "adam", "recipe": "dino"}, 5e-4, None),
+        ({"optimizer": "adamw", "lr": 0.02}, 0.02, "requested"),
+    ],
+)
+def test_another_optimizer_has_a_rate_of_its_own(options, peak, why):
+    job = plan_run({"data": "digits", "device": "cpu", **options})
+    assert job.run.optimizer == options["optimizer"]
+    assert job.run.peak_lr == pytest.approx(peak)
+    assert (why or "None") in str(reasons(job).get("lr", ("", None))[1])
+
+
 def test_the_image_size_is_rounded_to_patches_of_the_model():
     job = plan_run({"data": "digits", "model": "mu/3"})
     assert job.config.image == (9, 9)

@@ -140,7 +140,7 @@ class Batches:
         return True
 
     def _streamed(self) -> str:
-        return f"streamed by {_counted(self.workers)}; all cores decode {self.decoding_rate:,.0f} images/s"
+        return f"streamed by {count(self.workers, 'worker')}; all cores decode {self.decoding_rate:,.0f} images/s"
 
     @property
     def training(self) -> bool:
@@ -216,7 +216,7 @@ class Batches:
         self.damage = cache.damage if cache else ""
         if room and images.decoded_bytes < room * memory_bytes():
             return self._in_memory(images, progress)
-        self.residency = f"streamed by {_counted(self.workers)}"
+        self.residency = f"streamed by {count(self.workers, 'worker')}"
         if cache:
             share = DISK_SHARE if residency == "auto" else 1.0
             if images.kept_bytes < share * cache.free_bytes:
@@ -306,7 +306,7 @@ class Batches:
         self.residency = f"{_mib(entry.info.nbytes)} of pixels {how} the cache {entry.path}{self._because()}"
         if images.shape:
             return entry
-        self.residency += f", cropped by {_counted(self.workers)}"
+        self.residency += f", cropped by {count(self.workers, 'worker')}"
         images.decoded = entry
         return images
 
@@ -355,10 +355,6 @@ def _one_ahead(make: Callable[[Any], Tensor], items: Iterable[Any]) -> Iterator[
             waiting = following
         if waiting is not None:
             yield waiting.result()
-
-
-def _counted(workers: int) -> str:
-    return count(workers, "worker")
 
 
 def _mib(count: float) -> str:

@@ -46,7 +46,7 @@ def mae(stats: DatasetStats, machine: Machine) -> Plan:
 
 def mpp(stats: DatasetStats, machine: Machine) -> Plan:
     """Masked patch prediction of the ViT paper, appendix B.1.2."""
-    plan = _plan("mpp", stats, machine, mask=0.5, pool="mean")
+    plan = _plan("mpp", stats, machine, mask=0.5, pool="mean", optimizer="muon", lr=4e-3)
     why = "predict the mean color of corrupted patches (arXiv 2010.11929, B.1.2)"
     return _with(plan, Choice("method", "mpp", why), Choice("mask", "0.5", "of the patches, as in the paper"))
 
@@ -130,7 +130,7 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, **options: Any) ->
     )  # fmt: skip
     height, width = stats.size
     why_epochs = "about 2 million images (× 20 on a GPU), at most 400 epochs; --minutes limits the time instead"
-    muon = "for the blocks: needs a quarter of AdamW's epochs (docs/log/accuracy.md)"
+    muon = "for the blocks: better than AdamW in the same time (docs/log/accuracy.md)"
     why_optimizer = muon if run.optimizer == "muon" else f"β2 {run.beta2:g}, as in the method's paper"
     geometry = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100 %"
     return Plan(

@@ -137,6 +137,19 @@ def use_graphs(draft: Draft) -> Draft:
     return draft.change(*choices, graphs=on)
 
 
+_SIZES = {"adamw": 1, "adam": 1, "muon": 3, "sgd": 30}  # of rates that train alike (docs/log/accuracy.md)
+
+
+def suit_rate(draft: Draft) -> Draft:
+    """Scale the recipe's learning rate to an optimizer that the user names in place of the recipe's."""
+    own, named = draft.recipe.run, draft.given.get("optimizer", draft.recipe.run.optimizer)
+    ratio = _SIZES[named] / _SIZES[own.optimizer]
+    if "lr" in draft.given or ratio == 1:
+        return draft
+    lr = float(f"{own.lr * ratio:.2g}")
+    return draft.change(Choice("lr", f"{lr:g}", f"{own.lr:g} is for {own.optimizer}, scaled to {named}"), lr=lr)
+
+
 def report_consequences(draft: Draft) -> Draft:
     """Report the scaled learning rate and the precision."""
     run, machine, choices = draft.run, draft.machine, []

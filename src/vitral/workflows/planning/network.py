@@ -169,12 +169,10 @@ def _drop_unsupported(draft: Draft, kind: type[ModelConfig]) -> tuple[Draft, dic
     given, proposed = draft.given, draft.recipe.run
     changes: dict[str, Any] = {n: None for n in MODEL_OPTIONS if not hasattr(kind, n) and n not in given}
     if kind is not ViTConfig and proposed.optimizer == "muon" and "optimizer" not in given:
-        changes["optimizer"] = "adamw"
-        if "lr" not in given:
-            changes["lr"] = 1e-3
+        changes |= {"optimizer": "adamw", "lr": given.get("lr", 1e-3)}
         has = "a ResNet has convolutions" if kind is BiTConfig else "the blocks of other libraries are not known"
         why = f"muon is for the matrices of transformer blocks; {has}"
-        draft = draft.change(Choice("optimizer", f"adamw, {changes.get('lr', given.get('lr')):g}", why))
+        draft = draft.change(Choice("optimizer", f"adamw, {changes['lr']:g}", why))
     return draft, changes
 
 
