@@ -70,6 +70,13 @@ def count(number: float, singular: str = "", plural: str = "") -> str:
     return f"{number:,} {word}" if singular else f"{number:,}"
 
 
+def memory_size(count: float) -> str:
+    """Format bytes of memory or disk: "3.5 GiB", "120 MiB", "12 KiB"."""
+    if count >= 2**30:
+        return f"{count / 2**30:,.1f} GiB"
+    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:,.0f} KiB"
+
+
 def flag(name: str) -> str:
     """Return the flag of an option: `--lr-batch` for `lr_batch`."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""`vitral train --plan-only --report`: every choice with its reason and its alternatives, and nothing trained."""
+"""`--plan-only`, `--report`: every choice with its reason and its alternatives, and nothing trained."""
 
 from __future__ import annotations
 
@@ -69,3 +69,17 @@ def test_the_command_prints_writes_the_page_and_trains_nothing(photos, tmp_path,
     assert {"name", "value", "reason", "options", "alternatives"} == set(found["choices"][0])
     _, err = printed(capsys, *words[:-1], "--report", code=2)
     assert "--report goes with --plan-only" in err
+
+
+def test_pretraining_prints_its_plan_alone(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["pretrain", str(photos), "--method", "mpp", "--device", "cpu", "--plan-only"]
+    _, err = printed(capsys, *words)
+    assert "predict the mean color" in err
+    assert err.rstrip().endswith(f"pretrain {photos} --method mpp --device cpu")
+    found = json.loads(printed(capsys, *words, "--format", "json")[0])
+    assert found["run"]["recipe"] == "mpp"
+    assert {one["name"]: one["options"] for one in found["choices"]}["method"] == ["--method"]
+    assert list(tmp_path.iterdir()) == [photos]
+    words[3] = "small"
+    assert "known: dino, mae, mpp" in printed(capsys, *words, code=2)[1]

@@ -1,4 +1,4 @@
-"""`vitral train --plan-only`: the plan, and a page that explains it."""
+"""`--plan-only` of `vitral train` and `pretrain`: the plan, and a page that explains it."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
@@ -23,8 +24,12 @@ def pretrain(format: str = "text", **given: Any) -> int:
     which is printed before training.
     """
     began = time.monotonic()
+    from vitral.workflows.pretrain import checked_method
     from vitral.workflows.pretrain import pretrain as run_pretraining
 
+    if (planning := plan_only.take(given)) is not None:
+        given["recipe"] = checked_method(given.pop("method", None))
+        return plan_only.print_only(given, planning["report"], format)
     run = run_pretraining(began=began, **given)
     if is_follower():  # the first rank prints
         return 0
@@ -46,7 +51,7 @@ def pretrain_options() -> list[Option]:
     fields["out"] = dataclasses.replace(fields["out"], default="runs/NAME-pretrain")
     first = [fields.pop(name) for name in (*_FIRST, *PRETRAINING_OPTIONS)]
     method = Option("method", str, "mae, mpp or dino", "mae")
-    return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, *fields.values()]
+    return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, plan_only.OPTIONS[0], *fields.values()]
 
 
 _FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "seed", "device", "precision",

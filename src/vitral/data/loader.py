@@ -36,7 +36,7 @@ from vitral.errors import ImageError
 from vitral.kernels.random import Rows
 from vitral.system import cores, memory_bytes
 from vitral.thread_pool import pool
-from vitral.wording import count
+from vitral.wording import count, memory_size
 
 Residency = Literal["auto", "memory", "cache", "stream"]
 Progress = Callable[[int], None]
@@ -221,7 +221,7 @@ class Batches:
             share = DISK_SHARE if residency == "auto" else 1.0
             if images.kept_bytes < share * cache.free_bytes:
                 return self._built(images, cache, key, progress)
-            space = f"{_mib(images.kept_bytes)} needed, {_mib(cache.free_bytes)} free"
+            space = f"{memory_size(images.kept_bytes)} needed, {memory_size(cache.free_bytes)} free"
             self.residency += f": no room for the cache in {cache.folder} ({space})"
         self.decoding_rate = self._check(images, progress)
         self.residency += f"; all cores decode {self.decoding_rate:,.0f} images/s"
@@ -275,7 +275,7 @@ class Batches:
         tensor = torch.zeros(len(self.split), *shape, dtype=torch.uint8)
         for index, pixels in self._decode_all(images.kept, progress):
             tensor[index] = pixels
-        self.residency = f"{_mib(tensor.nbytes)} of uint8 pixels on the {self.device.type}"
+        self.residency = f"{memory_size(tensor.nbytes)} of uint8 pixels on the {self.device.type}"
         return tensor.to(self.device)
 
     def _because(self) -> str:
@@ -286,7 +286,7 @@ class Batches:
         decoded = [torch.empty(0, dtype=torch.uint8)] * len(self.split)
         for index, pixels in self._decode_all(images.decode, progress):
             decoded[index] = pixels
-        self.residency = f"{_mib(sum(p.nbytes for p in decoded))} of decoded pixels in memory{self._because()}"
+        self.residency = f"{memory_size(sum(p.nbytes for p in decoded))} of decoded pixels in memory{self._because()}"
         images.decoded = decoded
         return images
 
@@ -303,7 +303,7 @@ class Batches:
         return self._cached(images, entry, "written to")
 
     def _cached(self, images: Images, entry: Entry, how: str) -> Entry | Images:
-        self.residency = f"{_mib(entry.info.nbytes)} of pixels {how} the cache {entry.path}{self._because()}"
+        self.residency = f"{memory_size(entry.info.nbytes)} of pixels {how} the cache {entry.path}{self._because()}"
         if images.shape:
             return entry
         self.residency += f", cropped by {count(self.workers, 'worker')}"
@@ -355,7 +355,3 @@ def _one_ahead(make: Callable[[Any], Tensor], items: Iterable[Any]) -> Iterator[
             waiting = following
         if waiting is not None:
             yield waiting.result()
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:,.0f} KiB"

@@ -33,21 +33,20 @@ def pretrain(
     """
     if "recipe" in options:
         raise UsageError("--recipe is for vitral train", hint=f"--method {' or '.join(METHODS)}")
-    if method is not None and method not in METHODS:
-        raise unknown("method", method, METHODS)
-    default = next(iter(METHODS))
+    default = checked_method(method)
     if method is None and not resume:
         method = default
     if method is None and not options.get("out"):
         given = {"data": data and str(data), **options, "recipe": default}
         options["out"] = str(folder_of({name: value for name, value in given.items() if value is not None}).path)
     return train(
-        data,
-        resume=resume,
-        overwrite=overwrite,
-        quiet=quiet,
-        callbacks=callbacks,
-        recipe=method,
-        began=began,
+        data, resume=resume, overwrite=overwrite, quiet=quiet, callbacks=callbacks, recipe=method, began=began,
         **options,
-    )
+    )  # fmt: skip
+
+
+def checked_method(method: str | None) -> str:
+    """Return the name of a method, by default mae. Raises `UsageError` for an unknown one."""
+    if method is not None and method not in METHODS:
+        raise unknown("method", method, METHODS)
+    return method or next(iter(METHODS))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vitral.console import table
 from vitral.errors import SKIP_HINT
-from vitral.wording import some
+from vitral.wording import count, some
 
 SMALL_CLASS = 10
 """Train images below which a class is reported as small."""
@@ -139,7 +139,7 @@ class DataCheck:
         findings = []
         if self.unreadable:
             names = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            sentence = f"{_counted(len(self.unreadable), 'image')}: {names}; in training {SKIP_HINT}"
+            sentence = f"{count(len(self.unreadable), 'image')}: {names}; in training {SKIP_HINT}"
             findings.append(("unreadable", sentence))
         groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
         for heading, group in groups:
@@ -166,7 +166,7 @@ class DataCheck:
         headings = {True: "near-duplicates between splits", False: "near-duplicates"}
         for leaks, heading in headings.items():
             if pairs := [pair for pair in self.near if pair.leaks == leaks]:
-                yield heading, f"{_counted(len(pairs), 'pair')}, as {some(map(_resemblance, pairs))}"
+                yield heading, f"{count(len(pairs), 'pair')}, as {some(map(_resemblance, pairs))}"
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON types."""
@@ -200,7 +200,7 @@ class DataCheck:
 
     def print_table(self, console: Console, most_classes: int = 20) -> None:
         """Print counts, sizes and findings."""
-        counts = f"{_counted(self.images, 'image')}, {_counted(len(self.classes), 'class')}"
+        counts = f"{count(self.images, 'image')}, {count(len(self.classes), 'class', 'classes')}"
         console.print(Text(f"{self.source}: {counts}", style="bold"))
         console.print(self._counts_table(most_classes))
         rows = table(header=False)
@@ -234,17 +234,12 @@ class DataCheck:
         return rows
 
 
-def _counted(count: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{plural * (count != 1)}"
-
-
 def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} × {size[1]}"
 
 
 def _copied(groups: Sequence[Sequence[Place]]) -> str:
-    return f"{_counted(len(groups), 'image')} in {sum(map(len, groups)):,} files"
+    return f"{count(len(groups), 'image')} in {sum(map(len, groups)):,} files"
 
 
 def _equation(group: Sequence[Place]) -> str:

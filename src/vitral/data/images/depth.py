@@ -85,7 +85,9 @@ class Depth:
             return f"floats from {low:.4g} to {high:.4g}: {black:,} is black, {white:,} white, for all images"
         (low, high), (black, white) = self.range, levels or LEVELS
         grays = self.grays(levels)
-        note = f"16 bits are scaled to 8: values {low:,} to {high:,} of {black:,} to {white:,} are {_counted(grays)}"
+        note = (
+            f"16 bits are scaled to 8: values {low:,} to {high:,} of {black:,} to {white:,} are {count(grays, 'gray')}"
+        )
         if low < black or high > white:
             return f"{note}; values outside are black or white"
         if levels is None and self.grays(self.proposal) > 1.5 * grays:
@@ -110,7 +112,7 @@ class Depth:
     def check(self, levels: Levels | None, source: str) -> None:
         """Raise `DataError` if 8 bits keep almost nothing, as of 12-bit values in 16 bits, and no levels are stated."""
         if levels is None and scaled_integers(self.values[-1:], LEVELS)[0] + 1 < _FEWEST_GRAYS:
-            what = f"16-bit images of which 8 bits keep {_counted(self.grays(None))}"
+            what = f"16-bit images of which 8 bits keep {count(self.grays(None), 'gray')}"
             why = f"values reach {self.range[1]:,} of {LEVELS[1]:,}, and images are computed in 8 bits"
             raise DataError(what, where=source, why=why, hint=f"{self._hint}; for windows examples/medical.py")
 
@@ -150,7 +152,3 @@ def distinct_values(image: bytes | np.ndarray) -> np.ndarray | None:
         return None if values is None else np.unique(values)
     finite = values[np.isfinite(values)]
     return np.array([finite.min(), finite.max()], np.float64) if finite.size else None
-
-
-def _counted(grays: int) -> str:
-    return count(grays, "gray")

@@ -68,7 +68,9 @@ def explain_plan(job: Job) -> list[Explained]:
         alternatives = [
             text for name in fields for text in _alternatives(name, job.run, kinds[name], others, len(fields) > 1)
         ]
-        found.append(Explained(choice, tuple(map(flag, fields)), tuple(alternatives)))
+        method = "method" if job.run.recipe in METHODS else "recipe"  # as `vitral pretrain` names it
+        flags = tuple(flag(method if name == "recipe" else name) for name in fields)
+        found.append(Explained(choice, flags, tuple(alternatives)))
     return found
 
 

@@ -27,6 +27,7 @@ from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
 from vitral.training.options import Run
 from vitral.training.plan import Choice
+from vitral.wording import memory_size
 from vitral.workflows.planning.draft import Draft
 
 SHARE = {"cuda": 0.9}
@@ -106,7 +107,7 @@ def fit_memory(draft: Draft) -> Draft:
     least = -(-batch // most)
     parts = next((n for n in range(least, 2 * least) if batch % n == 0), least)  # equal, but not tiny
     size, count = batch // parts, run.accumulate * parts
-    takes = f"{batch} images need about {_format_bytes(held + batch * image)} of {_format_bytes(total)}"
+    takes = f"{batch} images need about {memory_size(held + batch * image)} of {memory_size(total)}"
     if draft.given.keys() & {"batch_size", "accumulate", "graphs"}:
         why = f"{takes}; --batch-size {size} --accumulate {count} needs less"
         return draft.change(Choice("memory", "may not suffice", why))
@@ -165,8 +166,8 @@ def _too_large(run: Run, config: ModelConfig, machine: Machine, total: int) -> U
     held, image = training_bytes(run, config, machine)
     pixels = "×".join(map(str, run.size))
     why = (
-        f"training needs about {_format_bytes(held)} for weights and optimizer and {_format_bytes(image)} per image; "
-        f"available: {_format_bytes(total)}"
+        f"training needs about {memory_size(held)} for weights and optimizer and {memory_size(image)} per image; "
+        f"available: {memory_size(total)}"
     )
     return UsageError(f"{run.model} at {pixels} pixels does not fit into memory", why=why, hint=", or ".join(hints))
 
@@ -192,7 +193,3 @@ def out_of_memory_reported(run: Run, config: ModelConfig, *, by_steps: bool) -> 
         why = f"the device ran out with {what} of {pixels} pixels"
         hint = f"a new run (--overwrite, or another --out) with {', or '.join(hints)}"
         raise TrainingError("not enough memory", why=why, hint=hint) from None
-
-
-def _format_bytes(count: float) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"

@@ -15,6 +15,7 @@ from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
 from vitral.training.options import Run
 from vitral.training.plan import Choice
+from vitral.wording import memory_size
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.planning.memory import rank_bytes, training_bytes
 
@@ -31,7 +32,7 @@ def choose_strategy(draft: Draft) -> Draft:
         return draft
     check_strategy(run, draft.machine)
     held, available = training_bytes(run, draft.config, draft.machine)[0], rank_bytes(draft.machine)
-    needs = f"weights, gradients and moments take {_mib(held)} of a rank's {_mib(available)}"
+    needs = f"weights, gradients and moments take {memory_size(held)} of a rank's {memory_size(available)}"
     if run.strategy != "auto":
         return draft.change(Choice("strategy", run.strategy, f"requested; {needs}{_share(run.strategy, held)}"))
     fits = held <= SHARD_ABOVE * available
@@ -67,11 +68,8 @@ def _share(name: str, held: int) -> str:
     """Describe a rank's part."""
     parts = parts_of(name, current())
     where = {"hsdp": "; shared out within each machine, ", "offload": "; shared out in the CPU's memory, "}
-    return f"{where.get(name, '; shared out, ')}{_mib(held / parts)} a rank" if parts > 1 or name == "offload" else ""
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
+    shared = parts > 1 or name == "offload"
+    return f"{where.get(name, '; shared out, ')}{memory_size(held / parts)} a rank" if shared else ""
 
 
 def _refusal(run: Run, machine: Machine) -> str:
