@@ -66,8 +66,9 @@ def test_a_scaled_learning_rate_is_reported():
         ({"optimizer": "adamw"}, 0.0033, "0.01 is for muon, scaled to adamw"),
         ({"optimizer": "sgd"}, 0.1, "0.01 is for muon, scaled to sgd"),
         ({"optimizer": "adamw", "recipe": "mae"}, 0.0013, "0.004 is for muon, scaled to adamw"),
-        ({"optimizer": "sgd", "model": "BiT-R50x1"}, 0.1, "0.01 is for muon, scaled to sgd"),
+        ({"optimizer": "sgd", "model": "BiT-R50x1"}, 0.03, "0.001 is for adamw, scaled to sgd"),
         ({"optimizer": "adamw", "recipe": "paper-finetune", "model": "mu/4"}, 3.3e-4, "for sgd, scaled to adamw"),
+        ({"optimizer": "adamw", "model": "BiT-R50x1"}, 1e-3, None),
         ({"optimizer": "muon"}, 1e-2, None),
         ({"optimizer": "adam", "recipe": "dino"}, 5e-4, None),
         ({"optimizer": "adamw", "lr": 0.02}, 0.02, "requested"),
@@ -78,6 +79,25 @@ def test_another_optimizer_has_a_rate_of_its_own(options, peak, why):
     assert job.run.optimizer == options["optimizer"]
     assert job.run.peak_lr == pytest.approx(peak)
     assert (why or "None") in str(reasons(job).get("lr", ("", None))[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "decay"),
+    [
+        ({}, 0.05),
+        ({"optimizer": "adamw"}, 0.05),
+        ({"optimizer": "sgd"}, 5e-4),  # 0.01 · 0.05 · (1 - 0.9) / 0.1
+        ({"optimizer": "sgd", "lr": 0.01}, 5e-3),
+        ({"optimizer": "sgd", "lr": 0.0}, 5e-3),
+        ({"optimizer": "sgd", "weight_decay": 0.02}, 0.02),
+        ({"optimizer": "sgd", "recipe": "paper", "model": "mu/4"}, 1e-3),
+        ({"optimizer": "adam"}, 0.0),
+    ],
+)
+def test_weights_shrink_as_much_by_another_optimizer(options, decay):
+    job = plan_run({"data": "digits", "device": "cpu", **options})
+    assert job.run.weight_decay == pytest.approx(decay)
+    assert (options.get("optimizer") in ("sgd", "adam")) == ("weight decay" in reasons(job))
 
 
 def test_the_image_size_is_rounded_to_patches_of_the_model():

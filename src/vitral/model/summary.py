@@ -320,7 +320,8 @@ def _table(summary: Summary, *, full: bool) -> Table:
             folded = repeats is not None and layer is unit[0]
             if repeats and folded:  # the first row is the sum of all blocks, the rows below are one block
                 label += f" … {repeats.last}  ×{repeats.times}"
-                numbers = tuple(repeats.times * sum(of) for of in zip(*map(_numbers, unit), strict=True))
+                each = [(one.parameters, one.trainable, one.flops) for one in unit]
+                numbers = tuple(repeats.times * sum(of) for of in zip(*each, strict=True))
             cells = [f"{numbers[0]:,}", f"{numbers[1]:,}", _short(numbers[2])]
             cells = [cell if of else "" for cell, of in zip(cells, (numbers[0], numbers[0], numbers[2]), strict=True)]
             if not summary.frozen:
@@ -355,10 +356,6 @@ def _unit(name: str) -> str:
 
 def _nameless(unit: str, layers: list[Layer]) -> tuple[Layer, ...]:
     return tuple(replace(layer, name=layer.name[len(unit) :] if unit else layer.name) for layer in layers)
-
-
-def _numbers(layer: Layer) -> tuple[int, int, int]:
-    return layer.parameters, layer.trainable, layer.flops
 
 
 def _totals(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -79,7 +79,9 @@ def check(dataset: DataSet, config: Any, run: Run) -> None:
         raise UsageError("this network cannot be pretrained", why=why, hint="--model Nano/4")
     if stem and (run.recipe != "dino" or run.ibot):
         why = "patches must not see each other before the first block, so it has to be a ViT without a stem"
-        hint = "--method dino without --ibot hides no patches; or --model Nano/4"
+        hint = (
+            f"--method dino without --ibot hides no patches; or --model Nano/4{' without --init' if run.init else ''}"
+        )
         method = "iBOT" if run.ibot else run.recipe
         raise UsageError(f"this network cannot be pretrained by {method}", why=why, hint=hint)
     if config.pool == "map":

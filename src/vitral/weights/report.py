@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vitral.console import table
+from vitral.wording import some
 
 Fate = Literal["loaded", "transformed", "resized", "left out"]
 
@@ -108,11 +109,11 @@ class LoadReport:
         for line in self.lines:
             if line.fate == "left out":
                 left.setdefault(line.note, []).append(line.source)
-        found += [f"left out {_few(names)}: {why}" for why, names in left.items()]
+        found += [f"left out {some(names)}: {why}" for why, names in left.items()]
         new: dict[str, list[str]] = {}
         for name, why in self.fresh.items():
             new.setdefault(why, []).append(name)
-        found += [f"new {_few(names)}: {why}" for why, names in new.items()]
+        found += [f"new {some(names)}: {why}" for why, names in new.items()]
         return found + ([str(self.assumed)] if self.assumed else []) + self.notes
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +142,3 @@ class LoadReport:
             console.print(rows)
         for note in self.highlights():
             console.print(Text(f"  {note}"))
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -18,6 +18,7 @@ from vitral.weights.formats.jax import JAX
 from vitral.weights.formats.timm import FORMATS as TIMM_FORMATS
 from vitral.weights.formats.torchvision import TORCHVISION
 from vitral.weights.read.source import Source
+from vitral.wording import some
 
 _BUILT_IN: Mapping[str, Format] = {
     **TIMM_FORMATS,
@@ -72,12 +73,10 @@ def _refusal(names: Mapping[str, list[str]], where: object) -> WeightsError:
     unexpected, missing = differing[nearest]
     total = len(names[nearest])
     if 2 * len(unexpected) > total:  # it shares few names: to call it near would mislead
-        why = f"its names are those of no network that is known: {_few(names[nearest])}"
+        why = f"its names are those of no network that is known: {some(names[nearest], 8)}"
     else:
-        reasons = (f"{word}: {_few(some)}" for word, some in (("foreign", unexpected), ("missing", missing)) if some)
+        reasons = (
+            f"{word}: {some(names, 8)}" for word, names in (("foreign", unexpected), ("missing", missing)) if names
+        )
         why = f"nearest is {nearest}: {'; '.join(reasons)}"
     return WeightsError("unknown format of weights", where=where, why=why, hint=f"formats: {', '.join(FORMATS)}")
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

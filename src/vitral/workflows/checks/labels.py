@@ -191,7 +191,8 @@ def check_labels(
     total = sum(map(len, dataset.splits.values()))
     if not 2 <= folds <= total:
         raise UsageError(f"--folds must be from 2 to the number of images, not {folds}", hint="--folds 5")
-    adapted = {"image_size": _SHARP} if weights == BACKBONE and is_included(weights) and _large(dataset) else {}
+    large = "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP
+    adapted = {"image_size": _SHARP} if weights == BACKBONE and is_included(weights) and large else {}
     predictor = replace(options, precision="fp32").load(weights, **adapted)
     machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
     try:
@@ -263,8 +264,3 @@ def _groups(dataset: DataSet) -> np.ndarray | None:
         parts.append(groups + start)
         start += int(groups.max(initial=0)) + 1
     return np.concatenate(parts)
-
-
-def _large(dataset: DataSet) -> bool:
-    """True if most images are at least about as large as `_SHARP`."""
-    return "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP

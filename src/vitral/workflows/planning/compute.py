@@ -141,13 +141,23 @@ _SIZES = {"adamw": 1, "adam": 1, "muon": 3, "sgd": 30}  # of rates that train al
 
 
 def suit_rate(draft: Draft) -> Draft:
-    """Scale the recipe's learning rate to an optimizer that the user names in place of the recipe's."""
+    """Scale the recipe's learning rate and weight decay to an optimizer that the user names in place of the recipe's.
+
+    SGD and Adam add the decay to the gradient. By SGD weights then shrink as much in a step as by the recipe; Adam
+    divides by the gradient's size, so that no decay of it is the same.
+    """
     own, named = draft.recipe.run, draft.given.get("optimizer", draft.recipe.run.optimizer)
     ratio = _SIZES[named] / _SIZES[own.optimizer]
-    if "lr" in draft.given or ratio == 1:
-        return draft
-    lr = float(f"{own.lr * ratio:.2g}")
-    return draft.change(Choice("lr", f"{lr:g}", f"{own.lr:g} is for {own.optimizer}, scaled to {named}"), lr=lr)
+    if ratio != 1 and "lr" not in draft.given:
+        lr, batches = float(f"{own.lr * ratio:.2g}"), f" for batches of {own.lr_batch}" if own.lr_batch else ""
+        why = f"{own.lr:g} is for {own.optimizer}, scaled to {named}"
+        draft = draft.change(Choice("lr", f"{lr:g}{batches}", why), lr=lr)
+    if named in ("sgd", "adam") and own.weight_decay and "weight_decay" not in draft.given:
+        decay = own.weight_decay * own.lr * (1 - draft.run.momentum) / (draft.run.lr or own.lr)
+        decay = float(f"{decay:.2g}") if named == "sgd" else 0.0
+        why = f"{own.weight_decay:g} is for {own.optimizer}; {named} adds it to the gradient"
+        draft = draft.change(Choice("weight decay", f"{decay:g}", why), weight_decay=decay)
+    return draft
 
 
 def report_consequences(draft: Draft) -> Draft:

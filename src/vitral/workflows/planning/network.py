@@ -168,11 +168,15 @@ def _drop_unsupported(draft: Draft, kind: type[ModelConfig]) -> tuple[Draft, dic
     """Drop the recipe's options that this kind of network does not have."""
     given, proposed = draft.given, draft.recipe.run
     changes: dict[str, Any] = {n: None for n in MODEL_OPTIONS if not hasattr(kind, n) and n not in given}
-    if kind is not ViTConfig and proposed.optimizer == "muon" and "optimizer" not in given:
-        changes |= {"optimizer": "adamw", "lr": given.get("lr", 1e-3)}
-        has = "a ResNet has convolutions" if kind is BiTConfig else "the blocks of other libraries are not known"
-        why = f"muon is for the matrices of transformer blocks; {has}"
-        draft = draft.change(Choice("optimizer", f"adamw, {changes['lr']:g}", why))
+    if kind is not ViTConfig and proposed.optimizer == "muon":
+        usual: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3}
+        plan = dataclasses.replace(draft.recipe, run=dataclasses.replace(proposed, **usual))
+        draft = dataclasses.replace(draft, recipe=plan)
+        changes |= {name: given.get(name, value) for name, value in usual.items()}
+        if "optimizer" not in given:
+            has = "a ResNet has convolutions" if kind is BiTConfig else "the blocks of other libraries are not known"
+            why = f"muon is for the matrices of transformer blocks; {has}"
+            draft = draft.change(Choice("optimizer", f"adamw, {changes['lr']:g}", why))
     return draft, changes
 
 

@@ -99,7 +99,8 @@ def check_given(options: dict[str, Any]) -> dict[str, Any]:
         raise UsageError("--recipe text goes with --task text, and no other recipe does", hint="--task text alone")
     for name in UNSUPPORTED.get(given.get("recipe", ""), ()):
         if name in given:
-            raise UsageError(f"--recipe {given['recipe']} does not support {flag(name)}", hint="leave it out")
+            what = "--method" if given["recipe"] in METHODS else "--recipe"
+            raise UsageError(f"{what} {given['recipe']} does not support {flag(name)}", hint="leave it out")
     allowed = DECODER_OPTIONS if reads_text else ()
     alone = [name for name in PRETRAINING_OPTIONS if name in given and name not in allowed]
     if given.get("recipe") not in METHODS and alone:
