@@ -6,6 +6,7 @@ import difflib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -41,10 +42,11 @@ ELSEWHERE = {
     "temperature": 0.02,
     "scores": 0.02,
     "few_shot": 0.02,
-    # Continuous in the weights.
+    # Continuous in the weights. Losses of runs/planned are up to 1.5e-3 apart with one and two threads, on AVX-512 with
+    # and without bf16 and AMX, and held to AVX2 and SSE4.
     "loss": 1e-3,
-    "train_loss": 1e-3,
-    "val_loss": 1e-3,
+    "train_loss": 5e-3,
+    "val_loss": 5e-3,
     "probability": 1e-3,
     "confidence": 1e-3,
     # Heat maps and what is measured of them divide by small sums.
@@ -56,10 +58,15 @@ ELSEWHERE = {
     "norms": 0.02,
     "likeness": 0.02,
     "heads": 0.02,
+    # Sentences, which may state a temperature.
+    "notes": 0.02,
 }
 """Field → how far its numbers, and those below it, may differ on another CPU: absolutely, and as a share of the larger.
-The outermost field that is listed counts. Whatever is not listed must be equal.
+The outermost field that is listed counts. Whatever is not listed must be equal. In a text, numbers are compared in the
+same way, and the words between them must be equal.
 """
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def differences(name: str, golden: str, made: str, *, known: bool) -> list[str]:
@@ -107,8 +114,19 @@ def _agree(path: tuple[str | int, ...], golden: Any, made: Any, known: bool) -> 
     slack = next((ELSEWHERE[key] for key in path if isinstance(key, str) and key in ELSEWHERE), 0.0)
     if slack == math.inf and not known:
         return True
-    if type(golden) is not type(made) or isinstance(golden, bool) or not isinstance(golden, (int, float)) or not slack:
-        return bool(golden == made) and type(golden) is type(made)
+    if type(golden) is not type(made):
+        return False
+    if isinstance(golden, str) and slack:
+        return _NUMBER.split(golden) == _NUMBER.split(made) and all(
+            _close(float(one), float(other), slack, known)
+            for one, other in zip(_NUMBER.findall(golden), _NUMBER.findall(made), strict=True)
+        )
+    if isinstance(golden, bool) or not isinstance(golden, (int, float)) or not slack:
+        return bool(golden == made)
+    return _close(golden, made, slack, known)
+
+
+def _close(golden: float, made: float, slack: float, known: bool) -> bool:
     allowed = KNOWN if known else slack
     return math.isclose(golden, made, rel_tol=allowed, abs_tol=0.1 * allowed if known else allowed)
 

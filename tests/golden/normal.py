@@ -17,8 +17,8 @@ VOLATILE = {
 }
 """Fields that differ between two runs of the same code, and why."""
 
-# The CPU's name and its threads, alone ("device" of a result) or after a precision ("fp32 on …" of a plan).
-_MACHINE = re.compile(r"^(\w+ on )?.+, \d+ threads?$")
+# The name of a CPU with its threads ("device" of a result), and alone after a precision ("fp32 on …" of a plan).
+_MACHINE = re.compile(r"^.+, \d+ threads?$|(?<=^[a-z]{2}\d\d on ).+$|(?<=^int8 on ).+$")
 
 LINE = 118
 """Characters of a line of JSON, as long as a value fits."""
@@ -36,7 +36,7 @@ def normal(value: Any, field: str = "") -> Any:
     if field in VOLATILE and value is not None:
         return f"<{field}>"
     if isinstance(value, str):
-        return _MACHINE.sub(r"\1<machine>", value).replace(os.getcwd(), "<folder>")
+        return _MACHINE.sub("<machine>", value).replace(os.getcwd(), "<folder>")
     return value
 
 

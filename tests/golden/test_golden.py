@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.golden.compare import differences
 from tests.golden.copies import COPIES, FOLDER, HASHES, make
+from tests.golden.normal import normal
 from tests.golden.place import inside, prepare
 from tests.golden.weights import machine
 
@@ -78,6 +79,29 @@ def test_results_agree_nearly_and_all_else_exactly(made, on_known, elsewhere):
     golden = json.dumps({"loss": 2.0, "epochs": 2, "path": "a"})
     for known, expected in ((True, on_known), (False, elsewhere)):
         assert len(differences("x.json", golden, json.dumps(made), known=known)) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "same"),
+    [
+        ("divided by 0.6367, so that 3 probabilities stay", True),
+        ("divided by 0.6366, so that 3 probabilities stay", True),
+        ("divided by 0.7, so that 3 probabilities stay", False),
+        ("divided by 0.6367, so that 4 probabilities stay", False),
+        ("multiplied by 0.6367, so that 3 probabilities stay", False),
+        ("divided by 0.6367", False),
+    ],
+)
+def test_numbers_in_notes_agree_nearly_and_words_exactly(made, same):
+    golden = json.dumps({"notes": ["divided by 0.6367, so that 3 probabilities stay"]})
+    assert (differences("x.json", golden, json.dumps({"notes": [made]}), known=False) == []) == same
+
+
+@pytest.mark.parametrize("cpu", ["AMD EPYC", "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", "arm"])
+def test_names_of_cpus_are_replaced(cpu):
+    assert normal({"value": f"fp32 on {cpu}"}) == {"value": "fp32 on <machine>"}
+    assert normal({"device": f"{cpu}, 2 threads"}) == {"device": "<machine>"}
+    assert normal("bold on white") == "bold on white"
 
 
 def test_text_differs_line_by_line():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import struct
@@ -14,6 +15,10 @@ import torch
 
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
 """Instruction sets that change how libraries compute products and sums."""
+
+
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables that hold the libraries below torch to a lesser CPU."""
 
 
 _KIND = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
@@ -31,6 +36,7 @@ def machine() -> str:
     flags = " ".join(flag for flag in _FLAGS if flag in said)
     kind = " ".join(about[name] for name in _KIND if name in about)
     used = torch.backends.cpu.get_cpu_capability()  # what torch was built or set to use of them
+    used += "".join(f", {name}={os.environ[name]}" for name in LIMITS if name in os.environ)
     return f"{platform.system()} {platform.machine()}, {kind} ({flags}), {used}, torch {torch.__version__}"
 
 
