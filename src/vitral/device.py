@@ -204,7 +204,7 @@ def derive_seed(*parts: int) -> int:
     """Derive one seed from several numbers, such as seed, epoch and step: randomness depends only on the position."""
     # SeedSequence treats (1,) and (1, 0) as equal; a leading count distinguishes them.
     words = [len(parts), *(part & 0xFFFFFFFF for part in parts)]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]) >> 1
 
 
 def seed_everything(*parts: int) -> None:
