@@ -47,6 +47,10 @@ KINDS = {
     "open file": io.BytesIO,
     "tensor": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1),
     "floats": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1) / 255,
+    "bytes as floats": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).float(),
+    "bytes as doubles": lambda _: PIXELS.astype(np.float64),
+    "bfloat16": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).double().to(torch.bfloat16),
+    "integers": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).long(),
     "half": lambda _: (torch.from_numpy(PIXELS).permute(2, 0, 1) / 255).half(),
     "with gradient": lambda _: (torch.from_numpy(PIXELS).permute(2, 0, 1) / 255).requires_grad_(),
 }
@@ -126,10 +130,13 @@ REFUSED = {
     "flat": (torch.zeros(8, 10), r"a tensor \(8, 10\) is not(.|\n)*try: tensor\[None\], with its one channel"),
     "clips": ([torch.zeros(2, 4, 3, 8, 10)], r"is not \(C, H, W\)(.|\n)*try: tensor\.flatten\(0, -4\)"),
     "empty": (torch.zeros(3, 0, 10), r"a tensor \(3, 0, 10\) is not"),
-    "standardized": (torch.linspace(-2, 2, 240).view(3, 8, 10), "floats from -2 to 2, not from 0 to 1"),
-    "bytes as floats": (torch.full((3, 8, 10), 200.0), "floats from 200 to 200"),
-    "not a number": (torch.full((3, 8, 10), torch.nan), "floats from nan to nan"),
-    "integers": (torch.zeros(3, 8, 10, dtype=torch.int64), r"a tensor of torch\.int64"),
+    "standardized": (torch.linspace(-2, 2, 240).view(3, 8, 10), "floats from -2 to 2, which are not surely"),
+    "standardized array": (np.linspace(-2, 2.6, 240).reshape(8, 10, 3), "floats from -2 to 2.6, which are not surely"),
+    "linear light": (np.linspace(0, 4, 240).reshape(8, 10, 3), "floats from 0 to 4, which are not surely"),
+    "not a number": (torch.full((3, 8, 10), torch.nan), "floats without a finite value"),
+    "integers": (torch.full((3, 8, 10), 256), "integers from 256 to 256"),
+    "complex": (torch.zeros(3, 8, 10, dtype=torch.complex64), "values of type complex64"),
+    "sparse": (torch.zeros(3, 8, 10).to_sparse(), r"a tensor of torch\.float32 and torch\.sparse_coo"),
     "zero byte": ("a\0b.png", "null"),
 }
 

@@ -26,7 +26,7 @@ from vitral.data.files import UNOPENED
 from vitral.data.images.decode import probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
-from vitral.data.images.pixels import check_levels
+from vitral.data.images.levels import check_levels
 from vitral.errors import SKIP_HINT, DataError, ImageError, UsageError
 from vitral.thread_pool import pool
 from vitral.wording import count, natural, some

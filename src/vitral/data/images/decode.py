@@ -38,15 +38,14 @@ from PIL import (
 from vitral.data.images.file_kinds import kind_of, media_brand
 from vitral.data.images.jpeg_header import MAX_PLAIN, PlainJpeg
 from vitral.data.images.lazy_torchvision import loaded
+from vitral.data.images.levels import LEVELS, to_uint8
 from vitral.data.images.pixels import (
-    LEVELS,
     WHITE,
     compose_alpha,
     finish_pixels,
     from_pillow,
     orientation_of,
     stated_maximum,
-    to_uint8,
     turn_upright,
 )
 from vitral.errors import ImageError, UsageError
