@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitral.data.archives import ARCHIVES
 from vitral.data.dataset import Split
-from vitral.data.files import Files
+from vitral.data.files import Files, respelled
 from vitral.data.images.decode import MAX_BYTES, read_image
 from vitral.data.images.levels import Limits, array_levels
 from vitral.errors import ImageError, type_of
@@ -229,10 +229,11 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
         except (OSError, ValueError) as error:
             raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
     elif isinstance(image, Listed):
-        if not os.path.lexists(image.path):  # another kind of text is no list
+        path = image.path if os.path.lexists(image.path) else respelled(image.path)
+        if path is None:  # another kind of text is no list
             why, hint = f"{image.path}: no such file", "a .txt is a list of one path a line"
             raise ImageError(name, why, where=image.where, hint=hint)
-        image = image.path
+        image = path
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
         return pixels_of(_read(image)[1], name=name, channels=channels, levels=levels)
     elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image):

@@ -23,6 +23,7 @@ from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unrea
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, LazyNames, Split
 from vitral.data.files import UNOPENED
+from vitral.data.images.color import Profile
 from vitral.data.images.decode import probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
@@ -51,6 +52,7 @@ class _Scan(NamedTuple):
     mode: str = ""
     format: str = ""
     reason: str = ""
+    profile: Profile | None = None
 
 
 def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
@@ -95,7 +97,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
-        notes=(*dataset.notes, *notes),
+        notes=(*dataset.notes, *notes, *_color_notes(good)),
         unused=dataset.unused,
     )
 
@@ -118,13 +120,13 @@ def _scan(split: Split, index: int) -> _Scan:
     except ImageError as error:
         return _Scan(reason=error.why or "unreadable")
     height, width, channels = pixels.shape
-    mode, kind = "L" if channels == 1 else "RGB", "pixels"
+    mode, kind, profile = "L" if channels == 1 else "RGB", "pixels", None
     if not isinstance(raw, np.ndarray):
         header = probe(raw)
-        mode, kind = header.mode, header.format
+        mode, kind, profile = header.mode, header.format, header.profile
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(pixels.data)
-    return _Scan(digest.digest(), thumbnail(pixels), height, width, mode, kind)
+    return _Scan(digest.digest(), thumbnail(pixels), height, width, mode, kind, profile=profile)
 
 
 def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
@@ -134,6 +136,20 @@ def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
     ranges = [(int(n.min()), int(np.median(n)), int(n.max())) for n in sizes.T]
     common = Counter((one.height, one.width) for one in scans).most_common(3)
     return Sizes(ranges[0], ranges[1], tuple((height, width, n) for (height, width), n in common))
+
+
+def _color_notes(scans: Sequence[_Scan]) -> list[str]:
+    """Notes on color profiles: what is converted, and what is ignored."""
+    profiles = [one.profile for one in scans if one.profile]
+    converted = Counter(profile.name for profile in profiles if profile.convert)
+    notes = []
+    if total := converted.total():
+        names = some([f"{name} ({n:,})" for name, n in converted.most_common()])
+        notes.append(f"{count(total, 'image')} with a color profile, converted to sRGB: {names}")
+    if ignored := sum(not profile.name for profile in profiles):
+        what = f"{count(ignored, 'image')} with a color profile that is damaged or of other colors"
+        notes.append(f"{what}: it is ignored")
+    return notes
 
 
 def _duplicates(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[tuple[Place, ...], ...]:

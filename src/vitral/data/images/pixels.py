@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 from PIL import Image
 
+from vitral.data.images.color import Convert, conversion_of
 from vitral.data.images.levels import (
     BYTES,
     FRACTIONS,
@@ -74,11 +75,14 @@ def from_pillow(
         levels = (levels[0] * LEVELS[1] // maximum, levels[1] * LEVELS[1] // maximum) if maximum else levels
     image.load()
     turn, rows = orientation_of(image), max(1, _STRIP // image.width)
+    convert = (
+        None if levels and image.mode.startswith("I") else conversion_of(image)
+    )  # of measured values there is none
     levels = _levels_of(image, levels, rows)
     if rows >= image.height:
-        small = _to_gray_or_rgb(image, background, levels)
+        small = _to_gray_or_rgb(image, background, levels, convert)
         return finish_pixels(np.array(small.transpose(UPRIGHT[turn]) if turn > 1 else small), channels)
-    return _by_strips(image, channels, background, levels, turn, rows)
+    return _by_strips(image, channels, background, levels, convert, turn, rows)
 
 
 def stated_maximum(image: Image.Image) -> int | None:
@@ -97,6 +101,7 @@ def _by_strips(
     channels: int | None,
     background: tuple[int, int, int],
     levels: Levels,
+    convert: Convert | None,
     turn: int,
     rows: int,
 ) -> np.ndarray:
@@ -104,7 +109,7 @@ def _by_strips(
     width, height = image.size
     upright = stored = np.empty(0, np.uint8)
     for top, end in _strips(height, rows):
-        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, levels)
+        strip = _to_gray_or_rgb(image.crop((0, top, width, end)), background, levels, convert)
         pixels = finish_pixels(np.asarray(strip), channels)
         if top == 0:
             sides = (width, height) if turn >= 5 else (height, width)
@@ -142,31 +147,34 @@ def _as_stored(upright: np.ndarray, orientation: int) -> np.ndarray:
     return upright.swapaxes(0, 1) if orientation >= 5 else upright
 
 
-def _to_gray_or_rgb(image: Image.Image, background: tuple[int, int, int], levels: Levels) -> Image.Image:
-    """Convert any mode to "L" or "RGB"; more than 8 bits by their levels."""
+def _to_gray_or_rgb(
+    image: Image.Image, background: tuple[int, int, int], levels: Levels, convert: Convert | None
+) -> Image.Image:
+    """Convert any mode to "L" or "RGB", with the colors of sRGB; more than 8 bits by their levels."""
     mode = image.mode
     if mode in ("LA", "La", "PA", "RGBA", "RGBa") or ("transparency" in image.info and mode in ("1", "L", "P", "RGB")):
-        return compose_alpha(image, background)
-    if mode in ("L", "RGB"):
-        return image
-    if mode == "1":
-        return image.convert("L")
+        return compose_alpha(image, background, convert)
     if mode in ("I", "F") or mode.startswith("I;16"):
-        return Image.fromarray(scaled(np.asarray(image), levels))
-    if mode in ("P", "CMYK", "YCbCr", "HSV", "RGBX"):
-        return image.convert("RGB")
-    raise ValueError(f"pixel mode '{mode}' is not supported")
+        image = Image.fromarray(scaled(np.asarray(image), levels))
+    elif mode == "1":
+        image = image.convert("L")
+    elif mode in ("P", "YCbCr", "HSV", "RGBX") or (mode == "CMYK" and convert is None):
+        image = image.convert("RGB")
+    elif mode not in ("L", "RGB", "CMYK"):
+        raise ValueError(f"pixel mode '{mode}' is not supported")
+    return convert(image) if convert else image
 
 
-def compose_alpha(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    """Composite an image on a solid background; gray stays gray."""
+def compose_alpha(image: Image.Image, background: tuple[int, int, int], convert: Convert | None = None) -> Image.Image:
+    """Composite an image, converted to sRGB, on a solid background; gray stays gray."""
     gray = image.mode in ("1", "L", "LA", "La")
     if image.mode in ("La", "RGBa", "PA"):
         image = image.convert({"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}[image.mode])
     colors = image.convert("LA" if gray else "RGBA")
     color = Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0)) if gray else background
     base = Image.new("L" if gray else "RGB", image.size, cast(tuple[int, int, int], color))
-    base.paste(colors.convert(base.mode), mask=colors.getchannel("A"))
+    solid = colors.convert(base.mode)
+    base.paste(convert(solid) if convert else solid, mask=colors.getchannel("A"))
     return base
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from vitral.data.dataset import DataSet
+from vitral.data.files import respelled
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
@@ -68,6 +69,8 @@ def load(
     text = os.path.expanduser(str(data))
     if not text:
         raise empty("DATA", "a folder of images, or the name of a set: digits")
+    if not os.path.exists(text):
+        text = respelled(text) or text
     if wanted.task and targets_of(wanted.task).sequence:
         return lines.load_lines(data)
     for kind, source in SOURCES.items():
