@@ -21,6 +21,7 @@ from PIL import Image
 
 import vitral
 from images import noise
+from vitral.data import load
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.inference.inputs import Item, expand
 from vitral.inference.predictor import Predictor
@@ -123,7 +124,7 @@ def test_an_open_file_is_named(folder):
 REFUSED = {
     "number": (3, "an int is no image"),
     "nothing": (None, "a NoneType is no image"),
-    "mapping": ({"image": PIXELS}, "a dict is no image"),
+    "mapping": ({"image": PIXELS}, r"a dict is a table with the columns image(.|\n)*table\['image'\]"),
     "object": (object(), "an object is no image"),
     "text file": (io.StringIO("x"), "open as text"),
     "channels last": (torch.from_numpy(PIXELS), r"a tensor \(8, 10, 3\) is not \(C, H, W\)"),
@@ -153,6 +154,24 @@ def test_other_objects_are_refused_by_type(predictor, kind):
     found = list(predictor.stream([PIXELS, given, PIXELS]))
     assert [isinstance(one, ImageError) for one in found] == [False, True, False]
     assert found[1].name == str(given) if isinstance(given, str) else "image 1"
+
+
+def test_a_table_in_memory_is_no_images_but_its_column_is(predictor, folder):
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    paths = [str(folder / "a/0.png"), str(folder / "b/1.png")]
+    frame = pandas.DataFrame({"label": ["a", "b"], "path": paths})
+    table = arrow.table({"label": ["a", "b"], "path": paths})
+    for given in (frame, table, table.to_batches()[0], frame.to_dict("list"), frame.iloc[0].to_dict()):
+        for call in (predictor, predictor.embed, lambda images: list(predictor([images]))):
+            with pytest.raises(ImageError, match="is a table with the columns label, path") as caught:
+                call(given)
+            assert "table['path']" in str(caught.value)
+    for column in (frame["path"], table["path"], table["path"].chunk(0)):
+        assert [one.name for one in predictor(column)] == paths
+    for given in (frame, {"a": 1}, ["a.png"], 3):
+        for call in (vitral.train, vitral.pretrain, load, lambda data: vitral.evaluate(predictor, data)):
+            with pytest.raises(UsageError, match="data are a path"):
+                call(given)
 
 
 def test_sources_without_images(predictor, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from vitral.data.dataset import Split
 from vitral.data.files import Files, respelled
 from vitral.data.images.decode import MAX_BYTES, read_image
 from vitral.data.images.levels import Limits, array_levels
+from vitral.data.tables_in_memory import columns_of, why_no_image
 from vitral.errors import ImageError, type_of
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
 
@@ -118,6 +119,8 @@ def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
             yield from ((None, image) for image in _rows(images))
     elif hasattr(images, "read"):
         yield _read(images)
+    elif hasattr(images, "as_py"):  # a value of pyarrow
+        yield from _expand(images.as_py())
     elif _is_iterable(images):
         for one in images:
             yield from _expand(one)
@@ -136,9 +139,11 @@ def _rows(batch: np.ndarray | Tensor) -> Iterator[Any]:
 
 
 def _is_iterable(images: Any) -> bool:
-    """True for an iterable of images; False for one image and for a mapping."""
-    single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Mapping, Item)
-    return isinstance(images, Iterable) and not isinstance(images, single) and not hasattr(images, "read")
+    """True for an iterable of images; False for one image and for a table, which would yield names of columns."""
+    single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Item)
+    if not isinstance(images, Iterable) or isinstance(images, single) or hasattr(images, "read"):
+        return False
+    return columns_of(images) is None
 
 
 def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFile | None:
@@ -237,7 +242,9 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
         return pixels_of(_read(image)[1], name=name, channels=channels, levels=levels)
     elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image):
-        raise ImageError(name, f"{type_of(image)} is no image", hint=ACCEPTED)
+        columns = columns_of(image)
+        why, hint = (f"{type_of(image)} is no image", ACCEPTED) if columns is None else why_no_image(image, columns)
+        raise ImageError(name, why, hint=hint)
     return read_image(image, name=name, channels=channels, levels=levels)
 
 

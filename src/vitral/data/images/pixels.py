@@ -75,9 +75,8 @@ def from_pillow(
         levels = (levels[0] * LEVELS[1] // maximum, levels[1] * LEVELS[1] // maximum) if maximum else levels
     image.load()
     turn, rows = orientation_of(image), max(1, _STRIP // image.width)
-    convert = (
-        None if levels and image.mode.startswith("I") else conversion_of(image)
-    )  # of measured values there is none
+    measured = levels is not None and image.mode.startswith("I")  # and no color
+    convert = None if measured else conversion_of(image)
     levels = _levels_of(image, levels, rows)
     if rows >= image.height:
         small = _to_gray_or_rgb(image, background, levels, convert)

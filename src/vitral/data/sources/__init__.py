@@ -13,6 +13,7 @@ import numpy as np
 from vitral.data.dataset import DataSet
 from vitral.data.files import respelled
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
+from vitral.data.tables_in_memory import as_path
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
 from vitral.plugins import Extensible
@@ -66,7 +67,7 @@ def load(
 
     Raises `DataError` (unreadable, empty, badly labeled) or `UsageError` (unknown name).
     """
-    text = os.path.expanduser(str(data))
+    text = os.path.expanduser(as_path(data))
     if not text:
         raise empty("DATA", "a folder of images, or the name of a set: digits")
     if not os.path.exists(text):

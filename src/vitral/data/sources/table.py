@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, split_name
+from vitral.data.dataset import FILE_COLUMNS, LABEL_COLUMNS, DataSet, case_notes, split_name
 from vitral.data.files import Files, Folder, is_image, splits_of
 from vitral.data.images.decode import EXTENSIONS as IMAGE_EXTENSIONS
 from vitral.data.sources.labeling import reader_of
@@ -28,18 +28,7 @@ from vitral.errors import DataError
 from vitral.wording import count, shown, some
 
 COLUMNS = {
-    "file": (
-        "file",
-        "filename",
-        "file_name",
-        "filepath",
-        "filepaths",
-        "file_path",
-        "path",
-        "image",
-        "image_path",
-        "img",
-    ),
+    "file": FILE_COLUMNS,
     "label": (*LABEL_COLUMNS, "tags"),
     "group": ("group", "groups", "group_id"),
     "split": ("split", "set", "subset", "partition", "data set", "data_set", "dataset"),
