@@ -453,6 +453,9 @@ def test_formats_that_are_not_on_the_list_are_refused(data: bytes) -> None:
         (b"\x7fELF\x02\x01\x01" + bytes(40), r"a program \(ELF\)"),
         (b"MZ\x90\0\x03" + bytes(40), r"a program \(Windows\)"),
         (b"\n<!DOCTYPE html><html></html>", "a web page"),
+        (b"\0\0\0\x14ftypqt  " + bytes(40), r"a video \(MP4\)"),
+        (b"\0\0\0\x08wide\0\0\0\0mdat", r"a video \(QuickTime\)"),
+        (b"OggS\0\2" + bytes(40), r"a video or a sound \(Ogg\)"),
     ],
 )
 def test_other_files_are_named_with_their_kind_and_a_way_out(data: bytes, kind: str) -> None:

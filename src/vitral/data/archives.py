@@ -296,8 +296,9 @@ class Zip(_Archive):
         entries: list[tuple[int, int, int, int, int]] = []
         with zipfile.ZipFile(where) as archive:
             for member in archive.infolist():
-                # Some packers on Windows write "cat\1.jpg".
-                name = member.filename if "/" in member.filename else member.filename.replace("\\", "/")
+                name = _name_in_zip(member)
+                if "/" not in name:  # some packers on Windows write "cat\1.jpg"
+                    name = name.replace("\\", "/")
                 if name.endswith("/"):
                     continue
                 if member.flag_bits & 1:

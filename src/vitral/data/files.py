@@ -14,7 +14,7 @@ import numpy as np
 
 from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order
 from vitral.data.images.decode import EXTENSIONS, MAX_BYTES, check_link
-from vitral.data.images.file_kinds import LIKE_IMAGES
+from vitral.data.images.file_kinds import LIKE_IMAGES, VIDEOS
 from vitral.data.spellings import by_composed, nfc
 from vitral.data.targets.classes import index_labels
 from vitral.errors import DataError
@@ -77,12 +77,22 @@ def count_extensions(paths: Sequence[str]) -> str:
 
 def other_files(paths: Sequence[str]) -> list[str]:
     """Notes on files that are no images that are read, with those of image formats apart."""
-    images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
-    rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES]
-    what = "images of formats that are not read"
-    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    notes = unread_files(paths)
+    rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES | VIDEOS]
     are = "is" if len(rest) == 1 else "are"
     return notes + ([f"{count(len(rest), 'other file')} {are} not used: {count_extensions(rest)}"] if rest else [])
+
+
+def unread_files(paths: Sequence[str]) -> list[str]:
+    """Notes on images of formats that are not read, and on videos."""
+    images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
+    videos = [path for path in paths if os.path.splitext(path)[1].lower() in VIDEOS]
+    what = "images of formats that are not read"
+    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    if videos:
+        are = "is" if len(videos) == 1 else "are"
+        notes.append(f"{count(len(videos), 'video')} {are} not used: {count_extensions(videos)}; extract their frames")
+    return notes
 
 
 def is_like_image(path: str) -> bool:

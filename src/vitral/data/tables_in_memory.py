@@ -16,7 +16,7 @@ from vitral.wording import some
 
 
 def columns_of(value: Any) -> list[str] | None:
-    """Names of the columns of a mapping, or of a table of pandas, polars, pyarrow or datasets; None for other objects."""
+    """Columns of a mapping, or of a table of pandas, polars, pyarrow or datasets, by name; None for other objects."""
     if isinstance(value, Mapping):
         return list(map(str, value))
     names = getattr(value, "column_names", None)  # before `columns`, which pyarrow has for the values

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitral.data.archives import ARCHIVES, open_files
 from vitral.data.dataset import DataSet, Split
-from vitral.data.files import Files, is_image, respelled
+from vitral.data.files import Files, is_image, respelled, unread_files
 from vitral.data.sources import remote, shards
 from vitral.data.spellings import respelled_note
 from vitral.errors import DataError, empty
@@ -40,7 +40,7 @@ class _Paths:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on what was left out."""
-        return self.files.notes
+        return (*self.files.notes, *unread_files(self.files.paths))
 
     def check(self) -> None:
         """Raise `DataError` if there is no image, or an archive is damaged."""

@@ -23,8 +23,7 @@ from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unrea
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, LazyNames, Split
 from vitral.data.files import UNOPENED
-from vitral.data.images.color import Profile
-from vitral.data.images.decode import probe, read_image
+from vitral.data.images.decode import Probe, probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
 from vitral.data.images.levels import check_levels
@@ -49,10 +48,8 @@ class _Scan(NamedTuple):
     thumbnail: np.ndarray = np.zeros(0, np.uint8)
     height: int = 0
     width: int = 0
-    mode: str = ""
-    format: str = ""
+    header: Probe = Probe(0, 0, "", 0, "")
     reason: str = ""
-    profile: Profile | None = None
 
 
 def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
@@ -86,8 +83,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         classes=dataset.classes,
         counts={s: tuple(np.bincount(p.labels, minlength=classes).tolist()) for s, p in dataset.splits.items()},
         sizes=sizes,
-        modes=dict(Counter(one.mode for one in good).most_common()),
-        formats=dict(Counter(one.format for one in good).most_common()),
+        modes=dict(Counter(one.header.mode for one in good).most_common()),
+        formats=dict(Counter(one.header.format for one in good).most_common()),
         unreadable=tuple(
             Unreadable(split, i, dataset.splits[split].names[i], one.reason)
             for split, ones in scans.items()
@@ -97,7 +94,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
-        notes=(*dataset.notes, *notes, *_color_notes(good)),
+        notes=(*dataset.notes, *notes, *_color_notes(good), *_page_notes(good)),
         unused=dataset.unused,
     )
 
@@ -120,13 +117,12 @@ def _scan(split: Split, index: int) -> _Scan:
     except ImageError as error:
         return _Scan(reason=error.why or "unreadable")
     height, width, channels = pixels.shape
-    mode, kind, profile = "L" if channels == 1 else "RGB", "pixels", None
+    header = Probe(height, width, "L" if channels == 1 else "RGB", channels, "pixels")
     if not isinstance(raw, np.ndarray):
         header = probe(raw)
-        mode, kind, profile = header.mode, header.format, header.profile
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(pixels.data)
-    return _Scan(digest.digest(), thumbnail(pixels), height, width, mode, kind, profile=profile)
+    return _Scan(digest.digest(), thumbnail(pixels), height, width, header)
 
 
 def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
@@ -140,7 +136,7 @@ def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
 
 def _color_notes(scans: Sequence[_Scan]) -> list[str]:
     """Notes on color profiles: what is converted, and what is ignored."""
-    profiles = [one.profile for one in scans if one.profile]
+    profiles = [one.header.profile for one in scans if one.header.profile]
     converted = Counter(profile.name for profile in profiles if profile.convert)
     notes = []
     if total := converted.total():
@@ -150,6 +146,17 @@ def _color_notes(scans: Sequence[_Scan]) -> list[str]:
         what = f"{count(ignored, 'image')} with a color profile that is damaged or of other colors"
         notes.append(f"{what}: it is ignored")
     return notes
+
+
+def _page_notes(scans: Sequence[_Scan]) -> list[str]:
+    """Note on animations and files of several pages."""
+    several = Counter(one.header.format for one in scans if one.header.several)
+    if not several:
+        return []
+    formats = some(f"{name} ({n:,})" for name, n in several.most_common())
+    return [
+        f"{count(several.total(), 'image')} with several frames or pages, of which the first one is read: {formats}"
+    ]
 
 
 def _duplicates(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[tuple[Place, ...], ...]:

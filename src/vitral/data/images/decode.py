@@ -155,6 +155,8 @@ class Probe:
     """JPEG, PNG, WEBP, AVIF, HEIF, BMP, GIF, TIFF or PPM."""
     profile: Profile | None = None
     """The color profile; None without one."""
+    several: bool = False
+    """True for an animation and for a file of several pages, of which the first one is read."""
 
 
 def probe(data: bytes, *, name: str = "image") -> Probe:
@@ -166,7 +168,17 @@ def describe(image: Image.Image) -> Probe:
     """`Probe` of an open Pillow image."""
     gray = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
     kind = {"MPO": "JPEG"}.get(image.format or "", image.format or "")
-    return Probe(image.height, image.width, image.mode, 1 if gray else 3, kind, profile_of(image))
+    channels = 1 if gray else 3
+    return Probe(image.height, image.width, image.mode, channels, kind, profile_of(image), _has_several(image))
+
+
+def _has_several(image: Image.Image) -> bool:
+    if image.format in ("JPEG", "MPO"):  # of a phone: maps of depth or of light beside the one image
+        return False
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # as in read_image: a damaged second frame does not matter
+        return False
 
 
 def deep_values(raw: bytes | np.ndarray) -> np.ndarray | None:
