@@ -93,19 +93,23 @@ def _read(data: bytes, mode: str) -> Profile:
         return Profile("", None)
 
 
-def _of_colors(profile: ImageCms.ImageCmsProfile, mode: str) -> Convert:
+def _of_colors(profile: ImageCms.ImageCmsProfile, mode: str, *, exact: bool = False) -> Convert:
+    """Convert colors by LittleCMS; `exact` without its tables, which are many times faster and coarse in the dark."""
     from PIL import ImageCms
 
+    flags = ImageCms.Flags.NOOPTIMIZE if exact else ImageCms.Flags.NONE
+
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
-    transform = ImageCms.buildTransform(profile, srgb, mode, "RGB")
+    transform = ImageCms.buildTransform(profile, srgb, mode, "RGB", flags=flags)
     return lambda image: cast(Image.Image, transform.apply(image))
 
 
 def _of_grays(profile: ImageCms.ImageCmsProfile, space: str) -> Convert:
     """Convert grays by a table; a profile of RGB has neutral colors, too."""
     mode = "L" if space == _SPACES["L"] else "RGB"
+    exact = _of_colors(profile, mode, exact=True)
     ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None])
-    table = np.asarray(_of_colors(profile, mode)(ramp.convert(mode)))[0, :, 1].tolist()
+    table = np.asarray(exact(ramp.convert(mode)))[0, :, 1].tolist()
     return lambda image: image.point(table)
 
 

@@ -36,7 +36,7 @@ def check_levels(levels: object) -> None:
 
 
 class Limits(NamedTuple):
-    """What the values of an image or a set tell of their scale."""
+    """The least and the greatest value of an image or a set."""
 
     low: float
     high: float
