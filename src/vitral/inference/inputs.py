@@ -219,7 +219,7 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     """
     if isinstance(image, ImageError):
         raise ImageError(name, image.why or "", hint=image.hint)
-    limits = None
+    limits: Limits | None = None
     if isinstance(image, Row):
         image, limits = image.image, image.limits
     if isinstance(image, Tensor):

@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -89,7 +89,14 @@ def _read(data: bytes, mode: str) -> Profile:
         convert = _of_grays(opened, space) if mode == "L" else _of_colors(opened, mode)
         name = " ".join((opened.profile.profile_description or "unnamed").split())[:_LONGEST_NAME]
         return Profile(name, None if mode != "CMYK" and _changes_nothing(convert, mode) else convert)
-    except (ImageCms.PyCMSError, OSError, ValueError, TypeError, MemoryError):
+    except (
+        ImageCms.PyCMSError,
+        ImportError,
+        OSError,
+        ValueError,
+        TypeError,
+        MemoryError,
+    ):  # a Pillow without LittleCMS
         return Profile("", None)
 
 
@@ -98,10 +105,9 @@ def _of_colors(profile: ImageCms.ImageCmsProfile, mode: str, *, exact: bool = Fa
     from PIL import ImageCms
 
     flags = ImageCms.Flags.NOOPTIMIZE if exact else ImageCms.Flags.NONE
-
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
     transform = ImageCms.buildTransform(profile, srgb, mode, "RGB", flags=flags)
-    return lambda image: cast(Image.Image, transform.apply(image))
+    return transform.apply
 
 
 def _of_grays(profile: ImageCms.ImageCmsProfile, space: str) -> Convert:
