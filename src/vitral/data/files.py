@@ -196,10 +196,10 @@ class Folder:
         return self._listing[1]
 
     def find(self, path: str) -> str | None:
-        for one in (path, respelled(path, self.root)):
-            if one is not None and os.path.isfile(os.path.join(self.root, one)):
-                return one
-        return None
+        if os.path.isfile(os.path.join(self.root, path)):
+            return path
+        other = respelled(path, self.root)
+        return other if other is not None and os.path.isfile(os.path.join(self.root, other)) else None
 
     def read(self, path: str, limit: int) -> bytes:
         return read_file(os.path.join(self.root, path), limit)
@@ -232,7 +232,7 @@ def _alike(folder: str, name: str) -> Sequence[str]:
         return ()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _composed_names(folder: str, changed: int) -> Mapping[str, Sequence[str]]:
     """Composed name → names, of a folder that was last `changed` then: a table may have millions of rows."""
     return by_composed(os.listdir(folder))

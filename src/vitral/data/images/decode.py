@@ -209,12 +209,12 @@ def read_image(
 
     `image` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4,
     where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps gray images gray and converts all others to RGB.
-    Transparent pixels show `background`. Colors with a profile
-    are converted to sRGB (`color`). 16 bits are scaled to 8. Floats are 0..1 or 0..255, an array of other
-    integers is 0..255, a file of 32-bit integers is 0..65535; other values are refused (`pixels`). With
-    `levels`, floats and integers of 16 and 32 bits in gray images are black at the first and white at the second. Of an
-    animation the first frame is read. With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of
-    its size as long as it stays that large. A JPEG that would take more than `MAX_MEMORY` is always decoded smaller.
+    Transparent pixels show `background`. Colors with a profile are converted to sRGB (`color`). 16 bits are scaled to
+    8. Floats are 0..1 or 0..255, an array of other integers is 0..255, a file of 32-bit integers is 0..65535; other
+    values are an error (`levels`). With `levels`, floats and integers of 16 and 32 bits in gray images are black at the
+    first and white at the second. Of an animation the first frame is read. With `at_least` = (height, width), a JPEG
+    may be decoded at 1/2, 1/4 or 1/8 of its size as long as it stays that large. A JPEG that would take more than
+    `MAX_MEMORY` is always decoded smaller.
 
     Raises `ImageError` with `name` (by default the path) if the image cannot be read or exceeds a limit, `UsageError`
     for another number of channels.

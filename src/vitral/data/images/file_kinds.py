@@ -34,7 +34,7 @@ _KINDS: tuple[tuple[int, tuple[bytes, ...], str, str], ...] = (
     (0, (b"PK\3\4",), "a zip archive", "unpack it, or give it as DATA"),
     (0, (b"\x1f\x8b",), "a gzip archive", "unpack it"),
     (0, (b"\x1aE\xdf\xa3",), "a video (Matroska or WebM)", "extract its frames"),
-    (4, (b"moov", b"mdat", b"wide"), "a video (QuickTime)", "extract its frames"),
+    (4, (b"moov", b"mdat", b"wide\0"), "a video (QuickTime)", "extract its frames"),
     (0, (b"\x30\x26\xb2\x75",), "a video (Windows Media)", "extract its frames"),
     (0, (b"FLV\1",), "a video (Flash)", "extract its frames"),
     (0, (b"OggS",), "a video or a sound (Ogg)", "extract its frames"),
