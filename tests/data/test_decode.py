@@ -127,9 +127,10 @@ def test_one_bit_is_black_and_white() -> None:
     ("values", "wanted"),
     [
         ([0.0, 0.5, 1.0], [0, 128, 255]),
-        ([-0.2, 0.5, 1.001], [0, 128, 255]),  # one overshooting value does not darken the image
+        ([0.0, 0.5, 1.0009], [0, 128, 255]),  # rounding
         ([0.0, 51.0, 255.0], [0, 51, 255]),
-        ([-9.0, 51.0, 260.0], [0, 51, 255]),
+        ([-9.0, 51.0, 260.0], [0, 51, 255]),  # resampling overshoots
+        ([0.0, 5.0, 32.0], [0, 5, 32]),
         ([0.0, float("nan"), 1.0], [0, 0, 255]),
     ],
 )
@@ -139,12 +140,40 @@ def test_floats_are_0_to_1_or_0_to_255(values: list[float], wanted: list[int]) -
     assert read_image(encoded(Image.fromarray(array), "TIFF")).ravel().tolist() == wanted
 
 
-@pytest.mark.parametrize("values", [[-1.0, 0.0, 1.0], [0.0, 1.7], [0.0, 65535.0], [-3.0, -3.0], [-100.0, 255.0]])
+@pytest.mark.parametrize("values", [
+    [-1.0, 0.0, 1.0], [0.0, 1.7], [0.0, 65535.0], [-3.0, -3.0], [-100.0, 255.0], [-0.2, 0.5, 1.0], [-2.1, 2.64],
+    [0.0, 4.0], [-0.3, 9.5], [-0.01, 100.0], [0.0, 31.9],
+])  # fmt: skip
 def test_floats_of_another_range_are_refused(values: list[float]) -> None:
     array = np.array([values], np.float32)
     for image in (array, encoded(Image.fromarray(array), "TIFF")):
         with pytest.raises(ImageError, match="not surely 0 to 1 or 0 to 255"):
             read_image(image)
+
+
+@pytest.mark.parametrize("kind", ["array", "TIFF"])
+def test_floats_without_a_finite_value_are_refused(kind: str) -> None:
+    array = np.full((2, 2), np.nan, np.float32)
+    with pytest.raises(ImageError, match="without a finite value"):
+        read_image(array if kind == "array" else encoded(Image.fromarray(array), "TIFF"))
+
+
+@pytest.mark.parametrize("levels", [None, (0, 1), (0, 255), (0, 4095), (0, 65535)])
+@pytest.mark.parametrize("kind", ["array", "PIL", "TIFF"])
+def test_standardized_pixels_are_refused_whatever_levels_are_known(kind: str, levels: tuple[int, int] | None) -> None:
+    share = (gradient()[..., 0] / 255) ** 3
+    for values in ((share - 0.485) / 0.229, (share - share.mean()) / share.std()):
+        image = Image.fromarray(values.astype(np.float32))
+        given = {"array": values, "PIL": image, "TIFF": encoded(image, "TIFF")}[kind]
+        with pytest.raises(ImageError, match=r"(floats|values) from"):
+            read_image(given, levels=levels)
+
+
+def test_a_large_image_of_floats_has_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.vstack([np.full((40, 50), 0.5), np.full((40, 50), 3000.5)]).astype(np.float32)
+    monkeypatch.setattr("vitral.data.images.pixels._STRIP", 1000)
+    found = read_image(encoded(Image.fromarray(values), "TIFF"), levels=(0, 4095))
+    assert sorted(set(found.ravel().tolist())) == [0, 187], "its dark half alone could be fractions"
 
 
 def test_integers_have_the_range_that_their_container_states() -> None:
@@ -424,6 +453,9 @@ def test_formats_that_are_not_on_the_list_are_refused(data: bytes) -> None:
         (b"\x7fELF\x02\x01\x01" + bytes(40), r"a program \(ELF\)"),
         (b"MZ\x90\0\x03" + bytes(40), r"a program \(Windows\)"),
         (b"\n<!DOCTYPE html><html></html>", "a web page"),
+        (b"\0\0\0\x14ftypqt  " + bytes(40), r"a video \(MP4\)"),
+        (b"\0\0\0\x08wide\0\0\0\0mdat", r"a video \(QuickTime\)"),
+        (b"OggS\0\2" + bytes(40), r"a video or a sound \(Ogg\)"),
     ],
 )
 def test_other_files_are_named_with_their_kind_and_a_way_out(data: bytes, kind: str) -> None:

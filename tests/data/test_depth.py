@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitral
@@ -17,8 +18,9 @@ from running import printed, train
 from vitral.data import DataSet, Split, load
 from vitral.data.images.decode import read_image
 from vitral.data.images.depth import Depth, depth_of, leveled
+from vitral.data.images.levels import to_uint8
 from vitral.errors import DataError, ImageError, UsageError
-from vitral.inference.inputs import pixels_of
+from vitral.inference.inputs import expand, pixels_of
 from vitral.weights.preprocessing_configs import differences
 
 
@@ -193,19 +195,42 @@ def test_values_that_do_not_belong_to_the_levels_of_floats_are_refused(tmp_path)
         read_image(deep, levels=(0, 255))
 
 
-def test_an_array_that_is_dark_or_of_the_other_range_is_refused():
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_an_array_that_is_dark_or_of_the_other_range_is_refused(kind):
     values = np.array([[0, 0.5, 1]], np.float32)
-    assert pixels_of(values, channels=1)[..., 0].tolist() == [[0, 128, 255]]
-    with pytest.raises(ImageError, match="trained on floats of 0 to 255") as caught:
-        pixels_of(values, channels=1, levels=(0, 255))
-    assert caught.value.hint == "pass uint8"
-    assert pixels_of(values * 200, channels=1, levels=(0, 255))[..., 0].tolist() == [[0, 100, 200]]
-    assert pixels_of(values * 0, channels=1, levels=(0, 255)).max() == 0
+
+    def grays(scale: float, levels: tuple[int, int] | None) -> list[int]:
+        image = values * scale if kind == "array" else torch.from_numpy(values * scale)[None]
+        return pixels_of(image, channels=1, levels=levels)[..., 0].tolist()[0]
+
+    assert grays(1, None) == grays(1, (0, 1)) == [0, 128, 255]
+    assert grays(200, None) == grays(200, (0, 255)) == [0, 100, 200]
+    assert grays(0, (0, 255)) == [0, 0, 0]
+    for scale, levels in ((1, (0, 255)), (200, (0, 1))):
+        with pytest.raises(ImageError, match=r"trained on floats of 0 to .*: pass uint8"):
+            grays(scale, levels)
+    with pytest.raises(ImageError, match="not surely"):
+        grays(20, (0, 255))
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_batch_has_one_scale(kind):
+    batch = np.zeros((2, 1, 2, 3), np.float32)
+    batch[0], batch[1] = 200, 1  # which alone would be white
+    dark = batch.copy()
+    dark[0] = 20
+    given = {"array": lambda batch: batch.transpose(0, 2, 3, 1), "tensor": torch.from_numpy}[kind]
+    assert [int(pixels_of(item.image, channels=1).max()) for item in expand(given(batch))] == [200, 1]
+    for item in expand(given(dark)):
+        with pytest.raises(ImageError, match="floats from 1 to 20, which are not surely"):
+            pixels_of(item.image, channels=1)
 
 
 @pytest.mark.parametrize(
     ("high", "kind", "message", "hint"),
     [(1200.0, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1200"),
+     (1.1, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1"),
+     (2.6, np.float32, "not surely 0 to 1 or 0 to 255", "before standardization"),
      (4000, np.uint16, "a set has one scale", "--levels BLACK WHITE")],
 )  # fmt: skip
 def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hint, tmp_path, capsys):
@@ -220,6 +245,34 @@ def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hi
         train(tmp_path / "set", tmp_path / "run")
     assert hint in str(caught.value)
     assert message in " ".join(printed(capsys, "data", "check", str(tmp_path / "set"), code=1)[0].split())
+
+
+@pytest.mark.parametrize("brightest", [65_535, 65_470, 65_300, 40_000, 8_000, 4_095])
+def test_grays_of_16_bits_are_counted_up_to_the_brightest(brightest, tmp_path):
+    for label in "ab":
+        for number in range(4):
+            values = np.linspace(number + (label == "b") / 2, brightest, 64).reshape(8, 8)
+            saved(values.astype(np.uint16), tmp_path / "set" / label / f"{number}.png")
+    depth = depth_of(load(tmp_path / "set")["train"])
+    if brightest == 4_095:
+        with pytest.raises(DataError, match="8 bits keep 17 grays"):
+            depth.check(None, "set")
+    else:
+        depth.check(None, "set")
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
+def test_integers_at_the_limits_of_their_type(kind):
+    limits = np.iinfo(kind)
+    values = np.array([[limits.min, 0, limits.max]], kind)
+    white = min(limits.max, 2**31 - 1)
+    if values.itemsize > 1:
+        assert to_uint8(values, (0, white)).tolist() == [[0, 0, 255]]
+    if kind in ("u1", "u2"):
+        assert to_uint8(values).tolist() == [[0, 0, 255]]
+    else:
+        with pytest.raises(ValueError, match="integers from"):
+            to_uint8(values)
 
 
 @pytest.mark.parametrize(("high", "kind"), [(1200, np.float32), (200, np.int32)])

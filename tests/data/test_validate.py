@@ -13,7 +13,9 @@ from rich.console import Console
 from images import MakeImages, noise
 from vitral.data import load
 from vitral.data.checks.validate import DataCheck, Unreadable, check, readable
-from vitral.errors import DataError, UsageError
+from vitral.data.images.decode import read_image
+from vitral.errors import DataError, ImageError, UsageError
+from vitral.inference.sources import find, notes
 
 
 def printed(found: DataCheck) -> str:
@@ -188,3 +190,23 @@ def test_real_photographs_are_sound(shared_data: Path) -> None:
 def test_a_single_class_is_reported(make_images: MakeImages) -> None:
     found = check(load(make_images({"cat": 12})))
     assert found.findings() == [("one class", "every image is cat: a classifier needs at least two classes")]
+
+
+def test_animations_pages_and_videos_are_named(make_images: MakeImages) -> None:
+    folder = make_images({"a": 4, "b": 4})
+    frames = [Image.open(folder / f"a/{i}.png").copy() for i in range(3)]
+    for name, options in (("a/moving.gif", {}), ("b/moving.webp", {"lossless": True}), ("b/pages.tif", {})):
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:], **options)
+    frames[0].save(folder / "a/still.gif")
+    (folder / "a/live.MOV").write_bytes(b"\0\0\0\x14ftypqt  ")
+    (folder / "b/clip.mp4").write_bytes(b"\0\0\0\x14ftypisom")
+    found = check(load(folder))
+    assert "3 images with several frames or pages, of which the first one is read: GIF (1), WEBP (1), TIFF (1)" in (
+        found.notes
+    )
+    assert "2 videos are not used: .mov (1), .mp4 (1); extract their frames" in found.notes
+    assert "2 videos are not used: .mov (1), .mp4 (1); extract their frames" in notes(find([folder]))
+    assert found.images == 12
+    for name in ("a/live.MOV", "b/clip.mp4"):
+        with pytest.raises(ImageError, match=r"it is a video .*: extract its frames"):
+            read_image(folder / name)

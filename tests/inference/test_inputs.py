@@ -21,6 +21,7 @@ from PIL import Image
 
 import vitral
 from images import noise
+from vitral.data import load
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.inference.inputs import Item, expand
 from vitral.inference.predictor import Predictor
@@ -47,6 +48,10 @@ KINDS = {
     "open file": io.BytesIO,
     "tensor": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1),
     "floats": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1) / 255,
+    "bytes as floats": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).float(),
+    "bytes as doubles": lambda _: PIXELS.astype(np.float64),
+    "bfloat16": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).double().to(torch.bfloat16),
+    "integers": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1).long(),
     "half": lambda _: (torch.from_numpy(PIXELS).permute(2, 0, 1) / 255).half(),
     "with gradient": lambda _: (torch.from_numpy(PIXELS).permute(2, 0, 1) / 255).requires_grad_(),
 }
@@ -119,17 +124,20 @@ def test_an_open_file_is_named(folder):
 REFUSED = {
     "number": (3, "an int is no image"),
     "nothing": (None, "a NoneType is no image"),
-    "mapping": ({"image": PIXELS}, "a dict is no image"),
+    "mapping": ({"image": PIXELS}, r"a dict is a table with the columns image(.|\n)*table\['image'\]"),
     "object": (object(), "an object is no image"),
     "text file": (io.StringIO("x"), "open as text"),
     "channels last": (torch.from_numpy(PIXELS), r"a tensor \(8, 10, 3\) is not \(C, H, W\)"),
     "flat": (torch.zeros(8, 10), r"a tensor \(8, 10\) is not(.|\n)*try: tensor\[None\], with its one channel"),
     "clips": ([torch.zeros(2, 4, 3, 8, 10)], r"is not \(C, H, W\)(.|\n)*try: tensor\.flatten\(0, -4\)"),
     "empty": (torch.zeros(3, 0, 10), r"a tensor \(3, 0, 10\) is not"),
-    "standardized": (torch.linspace(-2, 2, 240).view(3, 8, 10), "floats from -2 to 2, not from 0 to 1"),
-    "bytes as floats": (torch.full((3, 8, 10), 200.0), "floats from 200 to 200"),
-    "not a number": (torch.full((3, 8, 10), torch.nan), "floats from nan to nan"),
-    "integers": (torch.zeros(3, 8, 10, dtype=torch.int64), r"a tensor of torch\.int64"),
+    "standardized": (torch.linspace(-2, 2, 240).view(3, 8, 10), "floats from -2 to 2, which are not surely"),
+    "standardized array": (np.linspace(-2, 2.6, 240).reshape(8, 10, 3), "floats from -2 to 2.6, which are not surely"),
+    "linear light": (np.linspace(0, 4, 240).reshape(8, 10, 3), "floats from 0 to 4, which are not surely"),
+    "not a number": (torch.full((3, 8, 10), torch.nan), "floats without a finite value"),
+    "integers": (torch.full((3, 8, 10), 256), "integers from 256 to 256"),
+    "complex": (torch.zeros(3, 8, 10, dtype=torch.complex64), "values of type complex64"),
+    "sparse": (torch.zeros(3, 8, 10).to_sparse(), r"a tensor of torch\.float32 and torch\.sparse_coo"),
     "zero byte": ("a\0b.png", "null"),
 }
 
@@ -146,6 +154,24 @@ def test_other_objects_are_refused_by_type(predictor, kind):
     found = list(predictor.stream([PIXELS, given, PIXELS]))
     assert [isinstance(one, ImageError) for one in found] == [False, True, False]
     assert found[1].name == str(given) if isinstance(given, str) else "image 1"
+
+
+def test_a_table_in_memory_is_no_images_but_its_column_is(predictor, folder):
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    paths = [str(folder / "a/0.png"), str(folder / "b/1.png")]
+    frame = pandas.DataFrame({"label": ["a", "b"], "path": paths})
+    table = arrow.table({"label": ["a", "b"], "path": paths})
+    for given in (frame, table, table.to_batches()[0], frame.to_dict("list"), frame.iloc[0].to_dict()):
+        for call in (predictor, predictor.embed, lambda images: list(predictor([images]))):
+            with pytest.raises(ImageError, match="is a table with the columns label, path") as caught:
+                call(given)
+            assert "table['path']" in str(caught.value)
+    for column in (frame["path"], table["path"], table["path"].chunk(0)):
+        assert [one.name for one in predictor(column)] == paths
+    for given in (frame, {"a": 1}, ["a.png"], 3):
+        for call in (vitral.train, vitral.pretrain, load, lambda data: vitral.evaluate(predictor, data)):
+            with pytest.raises(UsageError, match="data are a path"):
+                call(given)
 
 
 def test_sources_without_images(predictor, tmp_path):

@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import IO, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from vitral.data.dataset import Fetch
 from vitral.data.files import Files, Folder, LeftOut, check_size, file_state, is_hidden
 from vitral.data.images.decode import MAX_BYTES
+from vitral.data.spellings import by_composed, nfc
 from vitral.errors import DataError
 from vitral.wording import shown
 
@@ -140,8 +142,15 @@ class _Archive:
         self.members, self.paths, self.notes = listing.members, sorted(listing.members), listing.left.notes
         self.left = listing.left
 
-    def has(self, path: str) -> bool:
-        return path in self.members
+    def find(self, path: str) -> str | None:
+        if path in self.members or path.isascii():
+            return path if path in self.members else None
+        alike = self._composed.get(nfc(path), ())
+        return alike[0] if len(alike) == 1 else None
+
+    @cached_property
+    def _composed(self) -> dict[str, list[str]]:
+        return by_composed(self.members)
 
     def _rows(self, paths: Sequence[str]) -> np.ndarray:
         return np.array([self.members[path] for path in paths], np.int64)
@@ -156,7 +165,7 @@ class Tar(_Archive):
     def __init__(self, where: str):
         listing = Listing()
         entries: list[tuple[int, int]] = []
-        with tarfile.open(where, "r:") as tar:
+        with tarfile.open(where, "r:", encoding="utf-8") as tar:
             entries.extend((member.offset_data, member.size) for member in _members(tar, listing))
             end = tar.offset
         self._set_listing(where, listing)
@@ -229,7 +238,7 @@ class InMemoryTar(_Archive):
         with gzip.open(where, "rb") as stream:
             expected = max(FREE_BYTES, MOST_EXPANSION * os.path.getsize(where))
             limited = _Limited(stream, min(limit, expected), where)
-            with tarfile.open(fileobj=cast(IO[bytes], limited), mode="r|") as tar:
+            with tarfile.open(fileobj=cast(IO[bytes], limited), mode="r|", encoding="utf-8") as tar:
                 for member in _members(tar, listing):
                     limited.check(member.size)
                     file = tar.extractfile(member)
@@ -287,8 +296,9 @@ class Zip(_Archive):
         entries: list[tuple[int, int, int, int, int]] = []
         with zipfile.ZipFile(where) as archive:
             for member in archive.infolist():
-                # Some packers on Windows write "cat\1.jpg".
-                name = member.filename if "/" in member.filename else member.filename.replace("\\", "/")
+                name = _name_in_zip(member)
+                if "/" not in name:  # some packers on Windows write "cat\1.jpg"
+                    name = name.replace("\\", "/")
                 if name.endswith("/"):
                     continue
                 if member.flag_bits & 1:
@@ -310,6 +320,41 @@ class Zip(_Archive):
 
     def fetch(self, paths: Sequence[str]) -> Fetch:
         return ZipFetch(self._handle, self._entries[self._rows(paths)])
+
+
+_UTF8 = 0x800
+"""Flag of a name in UTF-8 (PKWARE APPNOTE 4.4.4)."""
+_UNICODE_PATH = 0x7075
+"""Extra field with a name in UTF-8 (PKWARE APPNOTE 4.6.9)."""
+
+
+def _name_in_zip(member: zipfile.ZipInfo) -> str:
+    """Name of a file in UTF-8: as the archive states, or if the name is valid as such; otherwise in code page 437.
+
+    macOS, and `zip` on Linux, write UTF-8 without saying so, and the standard's code page would garble it.
+    """
+    if member.flag_bits & _UTF8:
+        return member.filename
+    raw = member.orig_filename.partition("\0")[0].encode("cp437")  # as zipfile decoded it
+    if (stated := _unicode_path(member.extra, raw)) is not None:
+        return stated
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("cp437")
+
+
+def _unicode_path(extra: bytes, raw: bytes) -> str | None:
+    """Name in the extra field for one in UTF-8, if it belongs to the raw name; None without one."""
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        field, extra = extra[4 : 4 + size], extra[4 + size :]
+        if kind == _UNICODE_PATH and field[:1] == b"\1" and field[1:5] == struct.pack("<I", zlib.crc32(raw)):
+            try:
+                return field[5:].decode().partition("\0")[0] or None
+            except UnicodeDecodeError:
+                return None
+    return None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ def split_name(text: str) -> str | None:
     return SPLIT_NAMES.get(words[0]) if len(words) == 1 else None
 
 
+FILE_COLUMNS = (
+    *("file", "filename", "file_name", "filepath", "filepaths", "file_path"),
+    *("path", "image", "image_path", "img"),
+)
+"""Names of the column of files of a table, in lower case."""
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 """Names of the label column of a table, in lower case."""
 

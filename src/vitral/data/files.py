@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from vitral.data.dataset import DataSet, Fetch, LazyNames, Split, case_notes, in_order
 from vitral.data.images.decode import EXTENSIONS, MAX_BYTES, check_link
-from vitral.data.images.file_kinds import LIKE_IMAGES
+from vitral.data.images.file_kinds import LIKE_IMAGES, VIDEOS
+from vitral.data.spellings import by_composed, nfc
 from vitral.data.targets.classes import index_labels
 from vitral.errors import DataError
 from vitral.folders import RUN_FILES
@@ -37,8 +38,10 @@ class Files(Protocol):
     def notes(self) -> tuple[str, ...]:
         """Notes on what was left out, a sentence each."""
 
-    def has(self, path: str) -> bool:
-        """True if there is such a file."""
+    def find(self, path: str) -> str | None:
+        """Return the path of a file as it is spelled here: "é" may be one character or two. None for no such file, and
+        for several.
+        """
 
     def read(self, path: str, limit: int) -> bytes:
         """Read a file; ValueError above `limit` bytes, OSError if it cannot be read."""
@@ -74,12 +77,22 @@ def count_extensions(paths: Sequence[str]) -> str:
 
 def other_files(paths: Sequence[str]) -> list[str]:
     """Notes on files that are no images that are read, with those of image formats apart."""
-    images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
-    rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES]
-    what = "images of formats that are not read"
-    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    notes = unread_files(paths)
+    rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES | VIDEOS]
     are = "is" if len(rest) == 1 else "are"
     return notes + ([f"{count(len(rest), 'other file')} {are} not used: {count_extensions(rest)}"] if rest else [])
+
+
+def unread_files(paths: Sequence[str]) -> list[str]:
+    """Notes on images of formats that are not read, and on videos."""
+    images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
+    videos = [path for path in paths if os.path.splitext(path)[1].lower() in VIDEOS]
+    what = "images of formats that are not read"
+    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    if videos:
+        are = "is" if len(videos) == 1 else "are"
+        notes.append(f"{count(len(videos), 'video')} {are} not used: {count_extensions(videos)}; extract their frames")
+    return notes
 
 
 def is_like_image(path: str) -> bool:
@@ -182,14 +195,47 @@ class Folder:
     def notes(self) -> tuple[str, ...]:
         return self._listing[1]
 
-    def has(self, path: str) -> bool:
-        return os.path.isfile(os.path.join(self.root, path))
+    def find(self, path: str) -> str | None:
+        if os.path.isfile(os.path.join(self.root, path)):
+            return path
+        other = respelled(path, self.root)
+        return other if other is not None and os.path.isfile(os.path.join(self.root, other)) else None
 
     def read(self, path: str, limit: int) -> bytes:
         return read_file(os.path.join(self.root, path), limit)
 
     def fetch(self, paths: Sequence[str]) -> Fetch:
         return FolderFetch(self.root, paths)
+
+
+def respelled(path: str, root: str = "") -> str | None:
+    """Find the file or folder, below `root` or not, whose path is in another form of Unicode: composed or decomposed.
+
+    None if there is none, or several. Archives of a Mac hold decomposed names, keyboards write composed ones.
+    """
+    if path.isascii():
+        return None
+    found = ["/" if path.startswith("/") else ""]
+    for part in filter(None, path.split("/")):
+        found = [os.path.join(one, name) for one in found for name in _alike(os.path.join(root, one) or ".", part)]
+    there = [one for one in found if os.path.exists(os.path.join(root, one))]
+    return there[0] if len(there) == 1 else None
+
+
+def _alike(folder: str, name: str) -> Sequence[str]:
+    """Names in a folder that are this one in any form of Unicode."""
+    if name.isascii():
+        return (name,)
+    try:
+        return _composed_names(folder, os.stat(folder).st_mtime_ns).get(nfc(name), ())
+    except (OSError, ValueError):
+        return ()
+
+
+@lru_cache(maxsize=4096)
+def _composed_names(folder: str, changed: int) -> Mapping[str, Sequence[str]]:
+    """Composed name → names, of a folder that was last `changed` then: a table may have millions of rows."""
+    return by_composed(os.listdir(folder))
 
 
 UNOPENED = "(folder that cannot be opened).jpg"

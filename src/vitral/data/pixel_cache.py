@@ -35,12 +35,13 @@ from torch import Tensor
 from vitral import bounded
 from vitral._version import __version__
 from vitral.data.dataset import Split
+from vitral.data.images.decode import DECODING
 from vitral.digest import check, digest, sealed_json
 from vitral.errors import DataError
 from vitral.folders import cache_folder
 
 FORMAT = 2
-"""Version of the files and of decoding; a new one invalidates all existing entries."""
+"""Version of the files; a new one invalidates all existing entries."""
 
 _PIXELS, _INDEX, _ABOUT = "pixels.bin", "index.npy", "entry.json"
 _PART = ".part"  # suffix of incomplete entries
@@ -55,7 +56,7 @@ def pixels_key(images: Split, settings: Mapping[str, Any]) -> str:
     the versions of the libraries, with the CPU's instruction set, since other kernels may round differently.
     """
     programs = {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")} | {"vitral": __version__}
-    header = [FORMAT, programs, torch.backends.cpu.get_cpu_capability(), dict(settings)]
+    header = [FORMAT, DECODING, programs, torch.backends.cpu.get_cpu_capability(), dict(settings)]
     hashed = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=20)
     for index in range(len(images)):
         hashed.update(f"{images.identity(index)}\0".encode(errors="surrogateescape"))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from vitral.wording import count, some
 
 _MISSING = frozenset(
     ("", "nan", "NaN", "NAN", "<NA>", "NA", "N/A", "n/a", "#N/A", "NaT", "None", "NULL", "Null", "null")
@@ -39,3 +43,20 @@ def listed(cell: str) -> list[str] | None:
 def nfc(text: str) -> str:
     """Return a name with composed letters: archives of a Mac hold "é" as two characters."""
     return unicodedata.normalize("NFC", text)
+
+
+def by_composed(names: Iterable[str]) -> dict[str, list[str]]:
+    """Composed name → the names, of those that are not ASCII."""
+    found = defaultdict[str, list[str]](list)
+    for name in names:
+        if not name.isascii():
+            found[nfc(name)].append(name)
+    return dict(found)
+
+
+def respelled_note(where: str, names: Collection[str]) -> str:
+    """Return a note on names whose files are found in another form of Unicode."""
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"{count(len(names), 'name')} of {where} {are} written in another form of Unicode than the files: {some(names)}"
+    )

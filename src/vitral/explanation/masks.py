@@ -17,6 +17,7 @@ import numpy as np
 from vitral.data.dataset import Split
 from vitral.data.files import is_image
 from vitral.data.images.decode import read_image
+from vitral.data.spellings import nfc
 from vitral.errors import DataError
 from vitral.explanation.benchmark import MaskOf
 
@@ -62,7 +63,7 @@ def _matching(name: str, masks: Mapping[str, Draw]) -> Draw | None:
 
 
 def _key(path: str) -> str:
-    return PurePosixPath(path.replace("\\", "/")).with_suffix("").as_posix()
+    return nfc(PurePosixPath(path.replace("\\", "/")).with_suffix("").as_posix())
 
 
 def _masks(folder: Path) -> dict[str, Draw]:

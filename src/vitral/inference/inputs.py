@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from vitral.data.archives import ARCHIVES
 from vitral.data.dataset import Split
-from vitral.data.files import Files
+from vitral.data.files import Files, respelled
 from vitral.data.images.decode import MAX_BYTES, read_image
-from vitral.data.images.pixels import BYTES
+from vitral.data.images.levels import Limits, array_levels
+from vitral.data.tables_in_memory import columns_of, why_no_image
 from vitral.errors import ImageError, type_of
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
 
@@ -37,7 +38,6 @@ ACCEPTED = (
     "a path, folder, .txt list or archive; bytes or an open file; a PIL image; a numpy array (H, W, C); "
     "a torch tensor (C, H, W) or (B, C, H, W); an iterable of these"
 )
-_SLACK = 1e-3  # rounding may move a float this far out of [0, 1]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,14 @@ class Record:
 
     split: Split
     index: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image of a batch of floats, which has one scale."""
+
+    image: np.ndarray | Tensor
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -108,9 +116,11 @@ def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
         elif isinstance(images, np.ndarray) and images.ndim != 4:  # of paths
             yield from _expand(images.ravel().tolist())
         else:
-            yield from ((None, image) for image in images)
+            yield from ((None, image) for image in _rows(images))
     elif hasattr(images, "read"):
         yield _read(images)
+    elif hasattr(images, "as_py"):  # a value of pyarrow
+        yield from _expand(images.as_py())
     elif _is_iterable(images):
         for one in images:
             yield from _expand(one)
@@ -118,10 +128,22 @@ def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
         yield None, images
 
 
+def _rows(batch: np.ndarray | Tensor) -> Iterator[Any]:
+    """Yield the images of one array."""
+    floats = batch.dtype.kind == "f" if isinstance(batch, np.ndarray) else batch.is_floating_point()
+    try:
+        limits = Limits.of(_values(batch)) if floats else None
+    except (RuntimeError, TypeError, ValueError):  # each image has the reason
+        limits = None
+    yield from batch if limits is None else (Row(image, limits) for image in batch)
+
+
 def _is_iterable(images: Any) -> bool:
-    """True for an iterable of images; False for one image and for a mapping."""
-    single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Mapping, Item)
-    return isinstance(images, Iterable) and not isinstance(images, single) and not hasattr(images, "read")
+    """True for an iterable of images; False for one image and for a table, which would yield names of columns."""
+    single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Item)
+    if not isinstance(images, Iterable) or isinstance(images, single) or hasattr(images, "read"):
+        return False
+    return columns_of(images) is None
 
 
 def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFile | None:
@@ -197,9 +219,14 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     """
     if isinstance(image, ImageError):
         raise ImageError(name, image.why or "", hint=image.hint)
-    if levels == BYTES and isinstance(image, np.ndarray):
-        _check_scale(image, name)
-    if isinstance(image, Record):
+    limits: Limits | None = None
+    if isinstance(image, Row):
+        image, limits = image.image, image.limits
+    if isinstance(image, Tensor):
+        image = _of_tensor(image, name)
+    if isinstance(image, np.ndarray):
+        levels = _levels_of(image, limits, name, levels)
+    elif isinstance(image, Record):
         image = image.split.raw(image.index)
     elif isinstance(image, Member):
         try:
@@ -207,24 +234,30 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
         except (OSError, ValueError) as error:
             raise ImageError(name, getattr(error, "strerror", None) or str(error)) from error
     elif isinstance(image, Listed):
-        if not os.path.lexists(image.path):  # another kind of text is no list
+        path = image.path if os.path.lexists(image.path) else respelled(image.path)
+        if path is None:  # another kind of text is no list
             why, hint = f"{image.path}: no such file", "a .txt is a list of one path a line"
             raise ImageError(name, why, where=image.where, hint=hint)
-        image = image.path
-    elif isinstance(image, Tensor):
-        image = _of_tensor(image, name)
+        image = path
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):
         return pixels_of(_read(image)[1], name=name, channels=channels, levels=levels)
-    elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
-        raise ImageError(name, f"{type_of(image)} is no image", hint=ACCEPTED)
+    elif not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image):
+        columns = columns_of(image)
+        why, hint = (f"{type_of(image)} is no image", ACCEPTED) if columns is None else why_no_image(image, columns)
+        raise ImageError(name, why, hint=hint)
     return read_image(image, name=name, channels=channels, levels=levels)
 
 
-def _check_scale(image: np.ndarray, name: str) -> None:
-    """Raise `ImageError` for floats of 0 to 1 where floats of 0 to 255 were trained on: dark, or of the other range."""
-    if image.dtype.kind == "f" and image.size and 0 < (high := np.nan_to_num(image).max()) <= 1:
-        why = f"floats up to {high:g}, and the network was trained on floats of 0 to 255"
-        raise ImageError(name, why, hint="pass uint8")
+def _levels_of(
+    image: np.ndarray, limits: Limits | None, name: str, levels: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """Levels of an array, by default by its own limits; `ImageError` for floats whose scale is not sure."""
+    if image.dtype.kind != "f" or not image.size:
+        return levels
+    try:
+        return array_levels(limits or Limits.of([image]), levels)
+    except ValueError as error:
+        raise ImageError(name, str(error)) from error
 
 
 def _shape_hint(shape: tuple[int, ...]) -> str:
@@ -237,18 +270,20 @@ def _shape_hint(shape: tuple[int, ...]) -> str:
 
 
 def _of_tensor(image: Tensor, name: str) -> np.ndarray:
-    """Convert a tensor (C, H, W) to an array (H, W, C) uint8."""
+    """Convert a tensor (C, H, W) to an array (H, W, C), of the same values."""
     shape = tuple(image.shape)
     if image.ndim != 3 or not 1 <= shape[0] <= 4 or not image.numel():
         raise ImageError(name, f"a tensor {shape} is not (C, H, W) with C from 1 to 4", hint=_shape_hint(shape))
-    image = image.detach().cpu()
-    if image.is_floating_point():
-        image = image.float()
-        low, high = image.min().item(), image.max().item()
-        if not (low >= -_SLACK and high <= 1 + _SLACK):  # also for NaN
-            why = f"a tensor of floats from {low:.4g} to {high:.4g}, not from 0 to 1"
-            raise ImageError(name, why, hint="pixels before standardization, clamp(0, 1), or uint8")
-        image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
-    if image.dtype != torch.uint8:
-        raise ImageError(name, f"a tensor of {image.dtype}", hint="uint8, or floats from 0 to 1")
-    return image.permute(1, 2, 0).numpy()
+    try:
+        return np.moveaxis(_values(image), 0, 2)
+    except (RuntimeError, TypeError) as error:
+        hint = "uint8, or floats from 0 to 1"
+        raise ImageError(name, f"a tensor of {image.dtype} and {image.layout}", hint=hint) from error
+
+
+def _values(images: np.ndarray | Tensor) -> np.ndarray:
+    """The values of an array or a tensor on any device. RuntimeError or TypeError for a tensor that numpy lacks."""
+    if isinstance(images, np.ndarray):
+        return images
+    images = images.detach().cpu()
+    return (images.float() if images.dtype == torch.bfloat16 else images).numpy()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from vitral.data.archives import ARCHIVES, open_files
 from vitral.data.dataset import DataSet, Split
-from vitral.data.files import Files, is_image
+from vitral.data.files import Files, is_image, respelled, unread_files
 from vitral.data.sources import remote, shards
+from vitral.data.spellings import respelled_note
 from vitral.errors import DataError, empty
 from vitral.folders import is_run
 from vitral.wording import natural
@@ -39,7 +40,7 @@ class _Paths:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on what was left out."""
-        return self.files.notes
+        return (*self.files.notes, *unread_files(self.files.paths))
 
     def check(self) -> None:
         """Raise `DataError` if there is no image, or an archive is damaged."""
@@ -103,8 +104,19 @@ class ListFile:
         self.where = where
 
     @cached_property
-    def _count(self) -> int:
-        return sum(1 for _ in self)
+    def _survey(self) -> tuple[int, list[str]]:
+        """Number of the paths, and those whose files are spelled in another form of Unicode."""
+        total, others = 0, []
+        for _, path in self:
+            total += 1
+            if not path.isascii() and not os.path.lexists(path) and respelled(path):
+                others.append(path)
+        return total, others
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the list, a sentence each."""
+        return (respelled_note(self.where, others),) if (others := self._survey[1]) else ()
 
     def check(self) -> None:
         """Raise `DataError` if the file is empty or not a list of paths."""
@@ -112,7 +124,7 @@ class ListFile:
             raise DataError("no images", where=self.where, why="the list is empty", hint="one path a line")
 
     def __len__(self) -> int:
-        return self._count
+        return self._survey[0]
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yield the number of each line with its path."""
@@ -152,6 +164,7 @@ def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
     for path in map(str, paths):
         if not path:
             raise empty("IMAGE", _usage(command))
+        path = path if os.path.lexists(path) else respelled(path) or path
         if is_shards(path):
             sources.append(Shards(path))
         elif os.path.isdir(path):
@@ -175,7 +188,7 @@ def notes(sources: Sequence[Source]) -> list[str]:
     """Return notes on what the sources leave out, a sentence each."""
     found: list[str] = []
     for source in sources:
-        if isinstance(source, Folder | Archive):
+        if isinstance(source, Folder | Archive | ListFile):
             found += source.notes
         elif isinstance(source, Shards):
             found += source.dataset.notes

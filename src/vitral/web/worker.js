@@ -135,14 +135,14 @@ function incomplete(detail) {
 
 // ---- images
 
-/** Decode an image: upright, colors as stored, transparent pixels on white. */
+/** Decode an image: upright, in the colors of sRGB, transparent pixels on white. */
 async function decode(file, preprocessing) {
   const turn = orientation(new Uint8Array(await file.arrayBuffer()));
   let bitmap;
   try {
     bitmap = await createImageBitmap(file, {
       imageOrientation: turn ? "none" : "from-image",
-      colorSpaceConversion: "none",
+      colorSpaceConversion: "default", // to sRGB, as Python converts
     });
   } catch {
     const detail = "this browser cannot read it";

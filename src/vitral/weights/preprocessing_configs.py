@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vitral.data.images.pixels import BYTES, FRACTIONS, LEVELS
+from vitral.data.images.levels import BYTES, FRACTIONS, LEVELS
 from vitral.data.images.preprocessing import INTERPOLATIONS, Center, Preprocessing, Resize, before_crop
 from vitral.errors import UsageError, WeightsError
 from vitral.weights.notes import Alarm

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitral.data.tables_in_memory import as_path
 from vitral.errors import UsageError, unknown
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback
@@ -37,7 +38,7 @@ def pretrain(
     if method is None and not resume:
         method = default
     if method is None and not options.get("out"):
-        given = {"data": data and str(data), **options, "recipe": default}
+        given = {"data": None if data is None else as_path(data), **options, "recipe": default}
         options["out"] = str(folder_of({name: value for name, value in given.items() if value is not None}).path)
     return train(
         data, resume=resume, overwrite=overwrite, quiet=quiet, callbacks=callbacks, recipe=method, began=began,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from vitral.console import stderr
 from vitral.data.checks.validate import left_out
+from vitral.data.tables_in_memory import as_path
 from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
@@ -65,7 +66,7 @@ def train(
         raise UsageError("--resume and --overwrite are mutually exclusive", why=why, hint="leave one out")
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
-        given["data"] = str(data)
+        given["data"] = as_path(data)
     with stop_raises(), plain_modes(), global_generators(), joined(given.get("device", "auto")) as ranks:
         console = stderr(quiet=quiet or not ranks.main)
         try:

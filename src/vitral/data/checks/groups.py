@@ -20,6 +20,7 @@ from vitral import bounded
 from vitral.atomic import write_text
 from vitral.data.checks.near import LEAST_SIDE, SIDE, near_pairs, thumbnail
 from vitral.data.dataset import DataSet, Split
+from vitral.data.images.decode import DECODING
 from vitral.errors import ImageError
 from vitral.folders import cache_folder
 from vitral.system import cores
@@ -42,7 +43,7 @@ def near_sets(split: Split) -> Sets:
         return ()
     if len(split) > FEW:
         return _equal(split.names)
-    hashed = hashlib.blake2b(f"{_FORMAT} {split.levels or ''}".encode(), digest_size=20)
+    hashed = hashlib.blake2b(f"{_FORMAT} {DECODING} {split.levels or ''}".encode(), digest_size=20)
     for index in range(len(split)):
         hashed.update(f"{split.identity(index)}\0".encode(errors="surrogateescape"))
     cached = cache_folder("near") / f"{hashed.hexdigest()}.json"

@@ -23,10 +23,10 @@ from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unrea
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, LazyNames, Split
 from vitral.data.files import UNOPENED
-from vitral.data.images.decode import probe, read_image
+from vitral.data.images.decode import Probe, probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
-from vitral.data.images.pixels import check_levels
+from vitral.data.images.levels import check_levels
 from vitral.errors import SKIP_HINT, DataError, ImageError, UsageError
 from vitral.thread_pool import pool
 from vitral.wording import count, natural, some
@@ -48,8 +48,7 @@ class _Scan(NamedTuple):
     thumbnail: np.ndarray = np.zeros(0, np.uint8)
     height: int = 0
     width: int = 0
-    mode: str = ""
-    format: str = ""
+    header: Probe = Probe(0, 0, "", 0, "")
     reason: str = ""
 
 
@@ -84,8 +83,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         classes=dataset.classes,
         counts={s: tuple(np.bincount(p.labels, minlength=classes).tolist()) for s, p in dataset.splits.items()},
         sizes=sizes,
-        modes=dict(Counter(one.mode for one in good).most_common()),
-        formats=dict(Counter(one.format for one in good).most_common()),
+        modes=dict(Counter(one.header.mode for one in good).most_common()),
+        formats=dict(Counter(one.header.format for one in good).most_common()),
         unreadable=tuple(
             Unreadable(split, i, dataset.splits[split].names[i], one.reason)
             for split, ones in scans.items()
@@ -95,7 +94,7 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
-        notes=(*dataset.notes, *notes),
+        notes=(*dataset.notes, *notes, *_color_notes(good), *_page_notes(good)),
         unused=dataset.unused,
     )
 
@@ -118,13 +117,12 @@ def _scan(split: Split, index: int) -> _Scan:
     except ImageError as error:
         return _Scan(reason=error.why or "unreadable")
     height, width, channels = pixels.shape
-    mode, kind = "L" if channels == 1 else "RGB", "pixels"
+    header = Probe(height, width, "L" if channels == 1 else "RGB", channels, "pixels")
     if not isinstance(raw, np.ndarray):
         header = probe(raw)
-        mode, kind = header.mode, header.format
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(pixels.data)
-    return _Scan(digest.digest(), thumbnail(pixels), height, width, mode, kind)
+    return _Scan(digest.digest(), thumbnail(pixels), height, width, header)
 
 
 def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
@@ -134,6 +132,31 @@ def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
     ranges = [(int(n.min()), int(np.median(n)), int(n.max())) for n in sizes.T]
     common = Counter((one.height, one.width) for one in scans).most_common(3)
     return Sizes(ranges[0], ranges[1], tuple((height, width, n) for (height, width), n in common))
+
+
+def _color_notes(scans: Sequence[_Scan]) -> list[str]:
+    """Notes on color profiles: what is converted, and what is ignored."""
+    profiles = [one.header.profile for one in scans if one.header.profile]
+    converted = Counter(profile.name for profile in profiles if profile.convert)
+    notes = []
+    if total := converted.total():
+        names = some([f"{name} ({n:,})" for name, n in converted.most_common()])
+        notes.append(f"{count(total, 'image')} with a color profile, converted to sRGB: {names}")
+    if ignored := sum(not profile.name for profile in profiles):
+        what = f"{count(ignored, 'image')} with a color profile that is damaged or of other colors"
+        notes.append(f"{what}: it is ignored")
+    return notes
+
+
+def _page_notes(scans: Sequence[_Scan]) -> list[str]:
+    """Note on animations and files of several pages."""
+    several = Counter(one.header.format for one in scans if one.header.several)
+    if not several:
+        return []
+    formats = some(f"{name} ({n:,})" for name, n in several.most_common())
+    return [
+        f"{count(several.total(), 'image')} with several frames or pages, of which the first one is read: {formats}"
+    ]
 
 
 def _duplicates(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[tuple[Place, ...], ...]:

@@ -35,21 +35,24 @@ from PIL import (
     features,
 )
 
+from vitral.data.images.color import Profile, conversion_of, profile_of
 from vitral.data.images.file_kinds import kind_of, media_brand
 from vitral.data.images.jpeg_header import MAX_PLAIN, PlainJpeg
 from vitral.data.images.lazy_torchvision import loaded
+from vitral.data.images.levels import LEVELS, to_uint8
 from vitral.data.images.pixels import (
-    LEVELS,
     WHITE,
     compose_alpha,
     finish_pixels,
     from_pillow,
     orientation_of,
     stated_maximum,
-    to_uint8,
     turn_upright,
 )
 from vitral.errors import ImageError, UsageError
+
+DECODING = 1
+"""Version of the pixels that files are decoded to: part of the keys of everything that is kept of them."""
 
 MAX_BYTES = 256 << 20
 """Largest image file, in bytes."""
@@ -150,6 +153,10 @@ class Probe:
     """Channels that `read_image` returns by default: 1 or 3."""
     format: str
     """JPEG, PNG, WEBP, AVIF, HEIF, BMP, GIF, TIFF or PPM."""
+    profile: Profile | None = None
+    """The color profile; None without one."""
+    several: bool = False
+    """True for an animation and for a file of several pages, of which the first one is read."""
 
 
 def probe(data: bytes, *, name: str = "image") -> Probe:
@@ -161,7 +168,17 @@ def describe(image: Image.Image) -> Probe:
     """`Probe` of an open Pillow image."""
     gray = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
     kind = {"MPO": "JPEG"}.get(image.format or "", image.format or "")
-    return Probe(image.height, image.width, image.mode, 1 if gray else 3, kind)
+    channels = 1 if gray else 3
+    return Probe(image.height, image.width, image.mode, channels, kind, profile_of(image), _has_several(image))
+
+
+def _has_several(image: Image.Image) -> bool:
+    if image.format in ("JPEG", "MPO"):  # of a phone: maps of depth or of light beside the one image
+        return False
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # as in read_image: a damaged second frame does not matter
+        return False
 
 
 def deep_values(raw: bytes | np.ndarray) -> np.ndarray | None:
@@ -192,11 +209,12 @@ def read_image(
 
     `image` is an encoded file (bytes or path), a Pillow image, or an array (H, W) or (H, W, C) with C in 1 to 4,
     where 2 and 4 end in alpha. `channels` is 1 or 3; None keeps gray images gray and converts all others to RGB.
-    Transparent pixels show `background`. 16 bits are scaled to 8. Floats are 0..1 or 0..255, an array of other
-    integers is 0..255, a file of 32-bit integers is 0..65535; other values are refused (`pixels`). With
-    `levels`, floats and integers of 16 and 32 bits in gray images are black at the first and white at the second. Of an
-    animation the first frame is read. With `at_least` = (height, width), a JPEG may be decoded at 1/2, 1/4 or 1/8 of
-    its size as long as it stays that large. A JPEG that would take more than `MAX_MEMORY` is always decoded smaller.
+    Transparent pixels show `background`. Colors with a profile are converted to sRGB (`color`). 16 bits are scaled to
+    8. Floats are 0..1 or 0..255, an array of other integers is 0..255, a file of 32-bit integers is 0..65535; other
+    values are an error (`levels`). With `levels`, floats and integers of 16 and 32 bits in gray images are black at the
+    first and white at the second. Of an animation the first frame is read. With `at_least` = (height, width), a JPEG
+    may be decoded at 1/2, 1/4 or 1/8 of its size as long as it stays that large. A JPEG that would take more than
+    `MAX_MEMORY` is always decoded smaller.
 
     Raises `ImageError` with `name` (by default the path) if the image cannot be read or exceeds a limit, `UsageError`
     for another number of channels.
@@ -371,7 +389,7 @@ def _decode(
         turn = orientation_of(image)
         if at_least:
             image.draft(None, at_least if turn >= 5 else at_least[::-1])  # Pillow wants (width, height), as stored
-        plain = image.size == full_size and image.width * image.height <= MAX_PLAIN
+        plain = image.size == full_size and image.width * image.height <= MAX_PLAIN and not conversion_of(image)
         if plain and (pixels := _decode_jpeg(data, image.mode)) is not None:
             return finish_pixels(turn_upright(pixels, turn), channels)
     if image.format in ("JPEG", "MPO"):

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitral.data.dataset import DataSet, Split
 from vitral.data.images.decode import deep_values
-from vitral.data.images.pixels import FRACTIONS, LEVELS, UNSURE, Levels, check_levels, float_levels, scaled_integers
+from vitral.data.images.levels import FRACTIONS, LEVELS, UNSURE, Levels, Limits, check_levels, float_levels, scaled
 from vitral.errors import DataError, ImageError
 from vitral.wording import count
 
@@ -19,6 +19,8 @@ _SAMPLED, _FEW = 64, 4
 _FEWEST_GRAYS = 32
 """Images whose brightest value is a darker gray than this are not trained on unasked, and no range of whole bits that
 keeps fewer grays is proposed."""
+_OVERSHOOT = 0.25
+"""Values of 0 to 1 that resampling moved this far outside are proposed as such."""
 _RANGES = (1023, 4095, 16383, LEVELS[1])
 """Largest values of 10, 12, 14 and 16 bits."""
 
@@ -61,14 +63,16 @@ class Depth:
             why = f"other images have integers up to {self.range[1]:,}, and a set has one scale"
             raise DataError(f"{what} beside integers", where=source, why=why, hint="--levels BLACK WHITE")
         try:
-            return float_levels(low, high)
+            return float_levels(Limits(low, high))
         except ValueError as error:
-            hint = f"--levels {math.floor(low)} {math.ceil(high)}, or scale them first"
+            overshoot = low >= -_OVERSHOOT and high <= 1 + _OVERSHOOT
+            levels = "0 1" if overshoot else f"{math.floor(low)} {math.ceil(high)}"
+            hint = f"--levels {levels}, or values from before standardization"
             raise DataError(what, where=source, why=UNSURE, hint=hint) from error
 
     def grays(self, levels: Levels | None) -> int:
         """Count the grays, of 256, that these values become."""
-        return len(np.unique(scaled_integers(self.values, levels or LEVELS)))
+        return len(np.unique(scaled(self.values, levels or LEVELS)))
 
     @property
     def proposal(self) -> Levels:
@@ -111,7 +115,7 @@ class Depth:
 
     def check(self, levels: Levels | None, source: str) -> None:
         """Raise `DataError` if 8 bits keep almost nothing, as of 12-bit values in 16 bits, and no levels are stated."""
-        if levels is None and scaled_integers(self.values[-1:], LEVELS)[0] + 1 < _FEWEST_GRAYS:
+        if levels is None and int(scaled(self.values[-1:], LEVELS)[0]) + 1 < _FEWEST_GRAYS:
             what = f"16-bit images of which 8 bits keep {count(self.grays(None), 'gray')}"
             why = f"values reach {self.range[1]:,} of {LEVELS[1]:,}, and images are computed in 8 bits"
             raise DataError(what, where=source, why=why, hint=f"{self._hint}; for windows examples/medical.py")

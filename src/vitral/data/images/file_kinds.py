@@ -13,6 +13,11 @@ LIKE_IMAGES = frozenset(
 )
 """Extensions of images that are not read, in lower case: a data set that leaves some out is not whole."""
 
+VIDEOS = frozenset(
+    (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".wmv", ".flv", ".mpg", ".mpeg", ".3gp", ".ogv", ".mts")
+)
+"""Extensions of videos, in lower case."""
+
 _KINDS: tuple[tuple[int, tuple[bytes, ...], str, str], ...] = (
     (0, (b"\xff\x0a", b"\0\0\0\x0cJXL "), "a JPEG XL image", CONVERT),
     (0, (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "a JPEG 2000 image", CONVERT),
@@ -29,6 +34,10 @@ _KINDS: tuple[tuple[int, tuple[bytes, ...], str, str], ...] = (
     (0, (b"PK\3\4",), "a zip archive", "unpack it, or give it as DATA"),
     (0, (b"\x1f\x8b",), "a gzip archive", "unpack it"),
     (0, (b"\x1aE\xdf\xa3",), "a video (Matroska or WebM)", "extract its frames"),
+    (4, (b"moov", b"mdat", b"wide\0"), "a video (QuickTime)", "extract its frames"),
+    (0, (b"\x30\x26\xb2\x75",), "a video (Windows Media)", "extract its frames"),
+    (0, (b"FLV\1",), "a video (Flash)", "extract its frames"),
+    (0, (b"OggS",), "a video or a sound (Ogg)", "extract its frames"),
     (0, (b"\0\0\1\xba", b"\0\0\1\xb3"), "a video (MPEG)", "extract its frames"),
     (8, (b"AVI ",), "a video (AVI)", "extract its frames"),
     (8, (b"WAVE",), "a sound", "remove it"),

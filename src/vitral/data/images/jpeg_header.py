@@ -5,17 +5,19 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from vitral.data.images.color import jpeg_is_srgb
+
 MAX_PLAIN = 1 << 25
 """Pixels up to which torchvision decodes, at ten bytes each."""
 
 # JPEG markers (ITU T.81, table B.1).
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-_SCAN, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
+_SCAN, _APP1, _APP2, _APP14 = 0xDA, 0xE1, 0xE2, 0xEE
 _HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, restart interval, comment, application
 
 
 class PlainJpeg(NamedTuple):
-    """An ordinary JPEG without EXIF, by its header."""
+    """An ordinary JPEG without EXIF and in the colors of sRGB, by its header."""
 
     mode: str
     """Pillow's: "L" or "RGB"."""
@@ -30,7 +32,7 @@ class PlainJpeg(NamedTuple):
 
         Walks the segments up to the scan (ITU T.81, B.1.1): Pillow's parser would take a tenth of the decoding time.
         """
-        found, adobe, at = None, False, 2
+        found, adobe, tagged, at = None, False, list[int](), 2
         if not data.startswith(b"\xff\xd8\xff"):
             return None
         while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
@@ -46,5 +48,8 @@ class PlainJpeg(NamedTuple):
             elif kind not in _HARMLESS or (kind == _APP1 and data[at + 4 : at + 8] == b"Exif"):
                 return None
             adobe |= kind == _APP14
+            tagged += [at] if kind == _APP2 else []
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if found and not all(jpeg_is_srgb(data, place, found.mode) for place in tagged):
+            return None
         return found and found._replace(is_ycbcr=found.is_ycbcr and not adobe)

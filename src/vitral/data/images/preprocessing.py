@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.data.images.canvas import LEAST_WIDTH, on_canvas, sizes_on
-from vitral.data.images.pixels import check_levels
+from vitral.data.images.levels import check_levels
 from vitral.errors import UsageError, unknown
 from vitral.model.config_base import MAX_SIDE
 

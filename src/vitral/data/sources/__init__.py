@@ -11,7 +11,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from vitral.data.dataset import DataSet
+from vitral.data.files import respelled
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
+from vitral.data.tables_in_memory import as_path
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
 from vitral.plugins import Extensible
@@ -65,9 +67,11 @@ def load(
 
     Raises `DataError` (unreadable, empty, badly labeled) or `UsageError` (unknown name).
     """
-    text = os.path.expanduser(str(data))
+    text = os.path.expanduser(as_path(data))
     if not text:
         raise empty("DATA", "a folder of images, or the name of a set: digits")
+    if not os.path.exists(text):
+        text = respelled(text) or text
     if wanted.task and targets_of(wanted.task).sequence:
         return lines.load_lines(data)
     for kind, source in SOURCES.items():

@@ -61,8 +61,8 @@ def _from_pairs(files: Files, name: str) -> DataSet:
     texts: dict[str, list[str]] = defaultdict(list)
     without = []
     for path in filter(is_image, files.paths):
-        own = posixpath.splitext(path)[0] + ".txt"
-        if not files.has(own):
+        own = files.find(posixpath.splitext(path)[0] + ".txt")
+        if own is None:
             without.append(path)
             continue
         split = split_name(path.partition("/")[0] if "/" in path else "") or "train"

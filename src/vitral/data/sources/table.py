@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from vitral.data.dataset import LABEL_COLUMNS, DataSet, case_notes, split_name
+from vitral.data.dataset import FILE_COLUMNS, LABEL_COLUMNS, DataSet, case_notes, split_name
 from vitral.data.files import Files, Folder, is_image, splits_of
 from vitral.data.images.decode import EXTENSIONS as IMAGE_EXTENSIONS
 from vitral.data.sources.labeling import reader_of
+from vitral.data.spellings import nfc, respelled_note
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.data.targets.target import LabelReader
 from vitral.data.targets.text import TEXT_COLUMNS, TEXTS
@@ -27,18 +28,7 @@ from vitral.errors import DataError
 from vitral.wording import count, shown, some
 
 COLUMNS = {
-    "file": (
-        "file",
-        "filename",
-        "file_name",
-        "filepath",
-        "filepaths",
-        "file_path",
-        "path",
-        "image",
-        "image_path",
-        "img",
-    ),
+    "file": FILE_COLUMNS,
     "label": (*LABEL_COLUMNS, "tags"),
     "group": ("group", "groups", "group_id"),
     "split": ("split", "set", "subset", "partition", "data set", "data_set", "dataset"),
@@ -118,6 +108,8 @@ class Table:
         self.columns = {kind: lower.index(name) for kind, name in name_of.items() if name is not None}
         self.added: dict[str, str] = {}
         """Name of a file in the table → the name with the suffix that it lacks."""
+        self.respelled: dict[str, str] = {}
+        """Name of a file in the table → the name in another form of Unicode."""
 
     def _reader(self) -> Any:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter)
@@ -228,6 +220,8 @@ class Table:
         if self.added:
             name, path = next(iter(self.added.items()))
             notes.append(f"{len(self.added):,} file names of the table have no suffix: {name} is {path}")
+        if self.respelled:
+            notes.append(respelled_note("the table", self.respelled))
         if "split" not in self.columns and (flags := [kind for kind in ("val", "test") if kind in self.columns]):
             pairs = ", ".join(f"{self.header[self.columns[kind]]} as {kind}" for kind in flags)
             notes.append(f"splits by the columns {pairs}")
@@ -267,8 +261,10 @@ class Table:
         """Find the path among the files, or None. Tables from Windows contain "cat\\1.jpg"."""
         for spelling in (file, file.replace("\\", "/")) if "\\" in file else (file,):
             path = posixpath.normpath(posixpath.join(self.folder, spelling))
-            if "\0" not in path and self.files.has(path):
-                return path
+            if "\0" not in path and (there := self.files.find(path)):
+                if there != path:
+                    self.respelled[file] = there
+                return there
             if "\0" not in path and path != "." and not is_image(path):
                 found = self._images_named(path)
                 if len(found) == 1:  # several would be a guess
@@ -279,15 +275,15 @@ class Table:
     def _images_named(self, path: str) -> list[str]:
         """Return the images with this path but for a suffix."""
         if path.startswith(("/", "../")):  # outside the files that are listed
-            return [path + suffix for suffix in sorted(SUFFIXES) if self.files.has(path + suffix)]
-        return self._by_stem.get(path, [])
+            return [there for suffix in sorted(SUFFIXES) if (there := self.files.find(path + suffix))]
+        return self._by_stem.get(nfc(path), [])
 
     @cached_property
     def _by_stem(self) -> dict[str, list[str]]:
-        """Path without suffix → images; listed once, since a table may have millions of rows."""
+        """Composed path without suffix → images; listed once, since a table may have millions of rows."""
         found: dict[str, list[str]] = defaultdict(list)
         for path in filter(is_image, self.files.paths):
-            found[posixpath.splitext(path)[0]].append(path)
+            found[nfc(posixpath.splitext(path)[0])].append(path)
         return found
 
     def _refuse(self, problems: _Problems, label: str) -> None:

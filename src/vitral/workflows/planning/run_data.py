@@ -17,6 +17,7 @@ from vitral.data.checks.groups import count_groups, with_near
 from vitral.data.checks.validate import drop_unopened
 from vitral.data.dataset import relative_names
 from vitral.data.sources.unlabeled import load_images
+from vitral.data.spellings import nfc
 from vitral.data.splits import subset, with_validation
 from vitral.data.targets import Labeling
 from vitral.errors import DataError, VitralError
@@ -214,8 +215,8 @@ def _equal(one: bytes | np.ndarray, other: bytes | np.ndarray) -> bool:
 
 
 def _short_names(images: Split) -> list[str]:
-    """Names without the folders above the class."""
-    return ["/".join(name.split("/")[-2:]) for name in relative_names(images.names)]
+    """Names without the folders above the class, composed: a copy may have decomposed ones."""
+    return [nfc("/".join(name.split("/")[-2:])) for name in relative_names(images.names)]
 
 
 def _prepared(plan: Plan, dataset: DataSet) -> DataSet:

@@ -25,6 +25,7 @@ from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data.checks.validate import left_out
 from vitral.data.files import file_numbers
+from vitral.data.images.decode import DECODING
 from vitral.data.images.depth import leveled
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches, Progress
@@ -101,7 +102,8 @@ def feature_key(model: nn.Module, images: Split, preprocessing: Preprocessing, m
     """
     state = hashlib.sha256()
     config = {k: v for k, v in model.config.to_json().items() if k not in _NOT_IN_FEATURES}  # type: ignore[operator, union-attr]
-    settings = [FORMAT, __version__, config, preprocessing.to_json(), machine.device.type, machine.precision]
+    versions = [FORMAT, DECODING, __version__]
+    settings = [*versions, config, preprocessing.to_json(), machine.device.type, machine.precision]
     state.update(json.dumps(settings, sort_keys=True).encode())
     weights = model.state_dict().items()
     hash_state(state, {name: value for name, value in weights if not name.startswith(("head.", "head_dist."))})
