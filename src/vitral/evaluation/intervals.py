@@ -4,20 +4,22 @@
     mean_interval(values, groups)          of a mean, by Student's t
     design_effect(values, groups)          by how much groups multiply the variance of a mean
 
-Copies, rows of one file, frames of a video and photographs of one patient say less than as many independent images. The
-variance of a mean over groups of n_g images, n in all, is that of independent images times the design effect (Kish 1965,
-"Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ n_g² / n, if they are all
-the same. Wilson's interval of n / design effect images then holds the truth as often as it states (Korn and Graubard
-1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from Survey Data";
-compared with others by Dean and Pagano 2015). `python -m benchmarks intervals` measures how often.
+Copies, rows of one file, frames of a video and photographs of one patient say less than as many independent images.
+The variance of a mean over G groups of n_g images, n in all, is that of independent images times the design effect
+(Kish 1965, "Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ n_g² / n,
+if they are all the same. Wilson's interval of n / design effect images then holds the truth as often as it states (Korn
+and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from
+Survey Data"; compared with others by Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
+Proportions in Clustered Surveys"). `python -m benchmarks intervals` measures how often.
 
-Two estimates of the design effect are known, and the larger one counts:
+There are two estimates of the design effect, of which the larger one counts. v is the variance of a value:
 
-    1 + ρ (m - 1)                          ρ the likeness within a group, 1 - W / ((n - G) v) (Fleiss and Cuzick 1979, "The
-                                           Reliability of Dichotomous Judgments: Unequal Numbers of Judges per Subject"):
-                                           W are the squared deviations from the means of the groups, v the variance
-    G / (G - 1) · Σ (n_g (x_g - x))² / (n v)   the linearized variance over G groups (Cochran 1977, "Sampling Techniques",
-                                           equation 11.30), valid also where large groups are harder than small ones
+    1 + ρ (m - 1)       with the likeness ρ = 1 - W / ((n - G) v) of images of a group (Fleiss and Cuzick 1979, "The
+                        Reliability of Dichotomous Judgments: Unequal Numbers of Judges per Subject"); W is the sum of
+                        the squared deviations from the means of the groups
+    G / (G - 1) · Σ n_g² (x_g - x)² / (n v)
+                        the linearized variance (Cochran 1977, "Sampling Techniques", equation 11.30), which also holds
+                        where large groups are harder than small ones
 """
 
 from __future__ import annotations

@@ -126,14 +126,17 @@ class LabelsEvaluation(Measured):
 
 
 def measure_labels(
-    probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: Sequence[float],
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    thresholds: Sequence[float],
     groups: Groups = None,
-) -> LabelsEvaluation:  # fmt: skip
+) -> LabelsEvaluation:
     """Compute the metrics of predictions.
 
     `probabilities` (n, K) from 0 to 1, `labels` (n, K) 0 or 1, `thresholds` (K,): a label is predicted if its
-    probability reaches its threshold; `groups` (n,) are equal for images that belong together, which the interval counts.
-    Raises `UsageError` for invalid shapes or values, `DataError` without images.
+    probability reaches its threshold; `groups` (n,) are equal for images that belong together, which the interval
+    counts. Raises `UsageError` for invalid shapes or values, `DataError` without images.
     """
     probabilities, labels = np.asarray(probabilities, np.float64), np.asarray(labels).astype(bool)
     _check(probabilities, labels, len(names))

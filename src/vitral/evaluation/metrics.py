@@ -215,9 +215,7 @@ class Evaluation(Measured):
             console.print(plain_text(f"Not measured, without images ({len(without)}): {names}", style="dim"))
 
 
-def measure(
-    probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], groups: Groups = None
-) -> Evaluation:
+def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], groups: Groups = None) -> Evaluation:
     """Compute the metrics of predictions.
 
     `probabilities` is (n, K), with rows summing to 1; `labels` is (n,), indices into the K `classes`; `groups` (n,) are

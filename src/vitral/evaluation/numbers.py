@@ -67,7 +67,8 @@ class NumbersEvaluation(Measured):
         try:
             scores = [{**one, "mae_interval": tuple(one["mae_interval"])} for one in plain["per_number"]]
             images = int(plain["images"])
-            return cls(images, int(plain.get("groups", images)), plain["r2"], tuple(NumberScore(**one) for one in scores))
+            groups = int(plain.get("groups", images))
+            return cls(images, groups, plain["r2"], tuple(NumberScore(**one) for one in scores))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError("not an evaluation of numbers", why=f"{type(error).__name__}: {error}") from error
 

@@ -110,15 +110,13 @@ def measure_texts(
     )  # fmt: skip
 
 
-def _rate(
-    read: Sequence[Sequence[str]], right: Sequence[Sequence[str]], groups: Groups
-) -> tuple[float, Interval, int]:
+def _rate(read: Sequence[Sequence[str]], right: Sequence[Sequence[str]], groups: Groups) -> tuple[float, Interval, int]:
     """Error rate, its interval over resampled groups of lines, and the number of characters or words."""
     errors = np.array([edits(one, other) for one, other in zip(read, right, strict=True)], np.float64)
     sizes = np.array([len(one) for one in right], np.float64)
     if groups is not None and count_groups(groups, len(right)) < len(right):
         place = np.unique(groups, return_inverse=True)[1]
-        errors, sizes = np.bincount(place, errors), np.bincount(place, sizes)
+        errors, sizes = (np.bincount(place, each).astype(np.float64) for each in (errors, sizes))
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(sizes), size=(_RESAMPLES, len(sizes)), dtype=np.int32)
     rates = errors[drawn].sum(1) / np.maximum(sizes[drawn].sum(1), 1)

@@ -49,8 +49,9 @@ def separate(
 
     truth = np.repeat([0, 1], [len(known), len(unknown)])
     auroc = float(roc_auc_score(truth, np.concatenate([known, unknown])))
-    effects = design_effect(_placements(known, unknown), groups[0]), design_effect(_placements(unknown, known), groups[1])
-    interval = auroc_interval(auroc, len(known) / effects[0], len(unknown) / effects[1])
+    effect = design_effect(_placements(known, unknown), groups[0])
+    other = design_effect(_placements(unknown, known), groups[1])
+    interval = auroc_interval(auroc, len(known) / effect, len(unknown) / other)
     if threshold is None:
         return Separation(auroc, interval)
     found, kept = float((unknown > threshold).mean()), float((known <= threshold).mean())

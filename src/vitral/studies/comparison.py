@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
 import time
@@ -22,7 +21,7 @@ from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
 from vitral.errors import UsageError
 from vitral.evaluation.intervals import Groups, count_groups
-from vitral.evaluation.metrics import GROUPED, Evaluation, measure
+from vitral.evaluation.metrics import Evaluation, measure
 from vitral.folders import is_run
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
@@ -99,8 +98,8 @@ class Comparison:
         beaten = [one.second if one.first == best else one.first for one in against if one.claimed]
         rest = [one.second if one.first == best else one.first for one in against if not one.claimed]
         if not beaten:
-            return f"No difference can be claimed between {best} and {_listed(rest)} on {self.counted}."
-        said = f"{best} is more accurate than {_listed(beaten)} on {self.counted}."
+            return f"No difference can be claimed between {best} and {_listed(rest)} on {self.counted()}."
+        said = f"{best} is more accurate than {_listed(beaten)} on {self.counted()}."
         return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
 
     def notes(self) -> list[str]:
@@ -118,14 +117,13 @@ class Comparison:
         if self.noise > _STEADY:
             why = "the machine has other work, or shares its cores"
             found.append(f"times of one network varied by {self.noise:.0%} from round to round: {why}")
-        if any(one.evaluation.widened for one in self.contenders):
-            found.append(f"{GROUPED}; a group counts once in p")
+        if count_groups(self.groups, len(self.images)) < len(self.images):
+            found.append("images of a group are alike: intervals and p count groups")
         return found
 
-    @property
-    def counted(self) -> str:
+    def counted(self, kind: str = "image") -> str:
         """Number of common images, and of groups if there are fewer: "400 images in 80 groups"."""
-        return in_groups(len(self.images), count_groups(self.groups, len(self.images)))
+        return in_groups(len(self.images), count_groups(self.groups, len(self.images)), kind)
 
     def to_json(self) -> dict[str, Any]:
         differences = [

@@ -21,6 +21,7 @@ from vitral.data.loader import Progress
 from vitral.errors import ImageError, UsageError, none_readable, unreadable
 from vitral.evaluation.calibration import FEWEST
 from vitral.evaluation.intervals import count_groups
+from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.unknown import Separation, separate, threshold_of
 from vitral.inference.inputs import Item, Items, Record
 from vitral.inference.outputs import output_of
@@ -92,6 +93,8 @@ class UnknownImages:
         console.print(rows)
         unknown = in_groups(self.images, self.groups, "unknown image")
         console.print(f"{unknown} against the {self.known:,} above", highlight=False)
+        if self.groups < self.images or self.known_groups < self.known:
+            console.print(GROUPED, highlight=False)
         if self.detector:
             console.print(f"at the threshold that keeps {self.share:.4g} of the validation images", highlight=False)
 
@@ -150,8 +153,16 @@ def evaluate_unknown(
             "the known images set the threshold: known kept is no figure of new ones, which test images would give",
         )
     result = UnknownImages(
-        str(folder), images, count_groups(groups[1], images), len(evaluated.images), evaluated.evaluation.groups, share,
-        found, None, tuple(bad), notes,
+        str(folder),
+        images,
+        count_groups(groups[1], images),
+        len(evaluated.images),
+        evaluated.evaluation.groups,
+        share,
+        found,
+        None,
+        tuple(bad),
+        notes,
     )
     if not thresholds:
         return result
@@ -209,8 +220,8 @@ def _scores(
     def compute(images: Tensor) -> np.ndarray:
         logits = predictor.logits(images)
         values = predictor.output.values(logits)
-        for pixels in images.cpu().numpy():
-            groups.append(seen.setdefault(hashlib.blake2b(pixels.tobytes(), digest_size=20).digest(), len(seen)))
+        hashes = [hashlib.blake2b(one.tobytes(), digest_size=20).digest() for one in images.cpu().numpy()]
+        groups.extend(seen.setdefault(one, len(seen)) for one in hashes)
         parts = values, logits, lambda: predictor.features(images), statistics
         found = [scored(name, *parts).cpu() for name in names]
         if progress:

@@ -24,7 +24,7 @@ from vitral.evaluation.intervals import count_groups
 from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
-from vitral.wording import count, in_groups, some
+from vitral.wording import in_groups, some
 
 _FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
 """Number of validation images below which a larger fraction is recommended, and that fraction."""
@@ -60,7 +60,8 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
             why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
         if missing := _absent(dataset, "val"):
             why += f"; none of {some([repr(name) for name in missing])}"
-        if count_groups(dataset["val"].groups, counts["val"]) < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
+        few = count_groups(dataset["val"].groups, counts["val"]) < _FEW_VALIDATION
+        if few and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; too few for a reliable accuracy and a sure choice of the epoch: --val-fraction {_WIDER_FRACTION}"
         reasons.append(Choice("validation", _counted(dataset["val"]), why))
     elif "test" in counts:

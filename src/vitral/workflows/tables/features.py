@@ -282,7 +282,8 @@ def evaluate_features(
     skip = data.skip or (own is not None and left_out_bad(predictor))
     train, support = _side(predictor, machine, dataset["train"], feature_cache, skip, progress)
     test, images = _side(predictor, machine, dataset[measured], feature_cache, skip, progress)
-    train_labels, test_labels, groups = np.asarray(support.labels), np.asarray(images.labels), with_copies(images).groups
+    train_labels, test_labels = np.asarray(support.labels), np.asarray(images.labels)
+    groups = with_copies(images).groups
     trained = own is not None and RunFolder(predictor.source).read_plan().run.recipe != "linear-probe"
     seen = "the run trained these features on all of these training images; those of new images need more labels"
     notes = [*cut_notes, *filter(None, (seen * trained, changed, feature_cache.failure, left_out(dataset.left_out)))]
@@ -325,7 +326,10 @@ def _side(
     skip: bool,
     progress: Progress | None,
 ) -> tuple[Tensor, Split]:
-    """Return the features of a split, and its readable images. To skip bad images, all are decoded even if features are cached."""
+    """Return the features of a split, and its readable images.
+
+    To skip bad images, all are decoded even if features are cached.
+    """
     batches = None
     if skip:
         on = predictor.machine.device
