@@ -77,9 +77,10 @@ class Classes(Output):
         The set of an image has the classes with 1 - p up to the ⌈(n + 1) · coverage⌉-th smallest score of n validation
         images, and the most probable class in any case. For images that are exchangeable with those, the true class is
         in it with a probability of at least `coverage`: on average over images and validation sets, not for each
-        class. Of images in G groups it is the ⌈n (G + 1) / G · coverage⌉-th, since only groups are exchangeable (Dunn,
-        Wasserman and Ramdas 2022, "Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", pooling).
-        Raises `UsageError` if there are too few validation images or groups.
+        class. Of images in G groups it is the ⌈n (G + 1) / G · coverage⌉-th, since only groups are exchangeable; the
+        probability then holds for many groups ("CDF pooling" of Dunn, Wasserman and Ramdas 2022, "Distribution-Free
+        Prediction Sets for Two-Layer Hierarchical Models"). Raises `UsageError` if there are too few validation images
+        or groups.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
