@@ -27,11 +27,19 @@ LIKENESS = (0.0, 0.1, 0.3, 0.7, 1.0)
 RANGES = ((0.4, 0.6), (0.85, 0.95), (0.93, 0.99))
 """Ranges of the true accuracy."""
 SIZES = {
-    "100 of 1": [1] * 100, "300 of 3": [3] * 300, "50 of 2": [2] * 50, "80 of 5": [5] * 80, "20 of 5": [5] * 20,
-    "10 of 5": [5] * 10, "8 of 5": [5] * 8, "40 of 20": [20] * 40, "15 of 20": [20] * 15,
-    "50 of 1, 5 of 10": [1] * 50 + [10] * 5, "80 of 1 to 16": np.geomspace(1, 16, 80).astype(int).tolist(),
+    "100 of 1": [1] * 100,
+    "300 of 3": [3] * 300,
+    "50 of 2": [2] * 50,
+    "80 of 5": [5] * 80,
+    "20 of 5": [5] * 20,
+    "10 of 5": [5] * 10,
+    "8 of 5": [5] * 8,
+    "40 of 20": [20] * 40,
+    "15 of 20": [20] * 15,
+    "50 of 1, 5 of 10": [1] * 50 + [10] * 5,
+    "80 of 1 to 16": np.geomspace(1, 16, 80).astype(int).tolist(),
     "40 of 1 to 32": np.geomspace(1, 32, 40).astype(int).tolist(),
-}  # fmt: skip
+}
 """Groups of a data set → size of each."""
 
 
@@ -90,9 +98,13 @@ def compared(
 
 def _differences(draws: int) -> Table:
     columns = {
-        "groups": "groups", "images": "images|,d", "likeness": "ρ|g", "held": "interval holds 0|.1%",
-        "claimed": "claimed, by groups|.1%", "alone": "claimed, by images|.1%",
-    }  # fmt: skip
+        "groups": "groups",
+        "images": "images|,d",
+        "likeness": "ρ|g",
+        "held": "interval holds 0|.1%",
+        "claimed": "claimed, by groups|.1%",
+        "alone": "claimed, by images|.1%",
+    }
     rows = []
     for name in ("100 of 1", "80 of 5", "20 of 5", "15 of 20", "40 of 1 to 32"):
         for likeness in LIKENESS if name != "100 of 1" else (0.0,):
@@ -102,6 +114,14 @@ def _differences(draws: int) -> Table:
                 low, high = paired_interval(each, groups)
                 counts += (low <= 0 <= high, mcnemar(sums_of(each, groups)) < 0.05, mcnemar(each) < 0.05)
             held, claimed, alone = (counts / draws).tolist()
-            rows.append({"groups": name, "images": sum(SIZES[name]), "likeness": likeness, "held": held,
-                         "claimed": claimed, "alone": alone})  # fmt: skip
+            rows.append(
+                {
+                    "groups": name,
+                    "images": sum(SIZES[name]),
+                    "likeness": likeness,
+                    "held": held,
+                    "claimed": claimed,
+                    "alone": alone,
+                }
+            )
     return Table("Two equally good networks", columns, rows)
