@@ -107,6 +107,16 @@ def test_metrics_count_groups_and_say_so(capsys):
         assert ("unreliable with only 400 images in 80 groups" in printed) == (one is five)
 
 
+def test_a_report_counts_groups():
+    from vitral.evaluation.report import ReportContent, render
+
+    pages = [
+        render(ReportContent("x", evaluation=grouped(one)), run="r") for one in (None, np.repeat(np.arange(80), 5))
+    ]
+    assert [f"320 of 400 validation images in 80 groups correct; {GROUPED}." in page for page in pages] == [False, True]
+    assert ["Too few groups of images to judge calibration" in page for page in pages] == [False, True]
+
+
 def test_errors_of_texts_and_numbers_count_groups():
     read, right = ["ab", "ax", "abc", "b"] * 10, ["ab", "ab", "abc", "a"] * 10
     groups = np.tile(np.arange(4), 10)
