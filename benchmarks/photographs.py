@@ -60,7 +60,7 @@ from vitral.bench.harness import timed
 from vitral.bench.peers import PEERS
 from vitral.data import Split
 from vitral.device import Machine, synchronize
-from vitral.evaluation.metrics import wilson_interval
+from vitral.evaluation.intervals import wilson_interval
 from vitral.system import cores
 from vitral.training.run_folder import RunFolder
 from vitral.workflows.planning.job import Job

@@ -35,7 +35,7 @@ from vitral.data.dataset import Split
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.sources import load
 from vitral.device import Machine, choose, seed_everything, synchronize
-from vitral.evaluation.metrics import wilson_interval
+from vitral.evaluation.intervals import wilson_interval
 from vitral.training.loop import Averaged
 from vitral.training.optimizers import OptimizerSet
 from vitral.training.options import Run

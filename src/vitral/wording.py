@@ -70,6 +70,11 @@ def count(number: float, singular: str = "", plural: str = "") -> str:
     return f"{number:,} {word}" if singular else f"{number:,}"
 
 
+def in_groups(images: int, groups: int, kind: str = "image") -> str:
+    """Count images, and their groups if these are fewer: "400 images in 80 groups"."""
+    return count(images, kind) if groups >= images else f"{count(images, kind)} in {count(groups, 'group')}"
+
+
 def memory_size(count: float) -> str:
     """Format bytes of memory or disk: "3.5 GiB", "120 MiB", "12 KiB"."""
     if count >= 2**30:

@@ -152,7 +152,7 @@ def test_an_image_with_two_answers_is_noted_and_kept_on_one_side(
     whole = load(tmp_path / "set.csv", wanted=Labeling(task), tasks=("class", "numbers", "labels"))
     assert any("1 row with an image that came before: 0.png" in note for note in whole.notes)
     assert any("1 image with more than one label: 0.png" in note for note in whole.notes)
-    joined = with_near(whole, near_sets(whole["train"]))
+    joined = with_near(whole, {"train": near_sets(whole["train"])})
     for seed in range(8):
         split = with_validation(joined, 0.5, seed)
         sides = [{Path(name).name.split("#")[0] for name in split[one].names} for one in ("train", "val")]

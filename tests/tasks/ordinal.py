@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.data.targets.classes import OneClass
+from vitral.evaluation.intervals import Groups
 from vitral.evaluation.metrics import Evaluation
 from vitral.evaluation.report import ReportContent
 from vitral.inference.outputs import Output
@@ -74,7 +75,7 @@ class OrdinalTask(ClassTask):
     def page(self, content: ReportContent, *about: Any, **more: Any) -> ReportContent:
         return dataclasses.replace(super().page(content, *about, **more), measured=self.figures)
 
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
         return output
 
 

@@ -21,7 +21,7 @@ from images import MakeImages
 from running import TINY, call_at_batch, in_child, mostly_slow, printed, recorded, same_bits, weights_of
 from vitral.data.sources.unlabeled import NOT_HELD_OUT, UNLABELED, load_images
 from vitral.errors import DataError, Interrupted, TrainingError, UsageError
-from vitral.evaluation.metrics import wilson_interval
+from vitral.evaluation.intervals import wilson_interval
 from vitral.pretraining import monitor
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.pretrain import UNSUPPORTED_BY

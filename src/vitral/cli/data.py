@@ -129,7 +129,7 @@ def data_shard(
     dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
     dataset = drop_unopened(dataset) if bad_images == "skip" else dataset
     if val_fraction and "val" not in dataset.splits:
-        dataset = with_near(dataset, near_sets(dataset["train"]))
+        dataset = with_near(dataset, {"train": near_sets(dataset["train"])})
     dataset = with_validation(dataset, val_fraction, seed)
     total = sum(map(len, dataset.splits.values()))
     try:

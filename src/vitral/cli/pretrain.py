@@ -14,7 +14,7 @@ from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
 from vitral.cli.train import NOT_IN_RUN, run_options
 from vitral.distributed.environment import is_follower
-from vitral.wording import count
+from vitral.wording import in_groups
 
 
 def pretrain(format: str = "text", **given: Any) -> int:
@@ -60,14 +60,15 @@ _FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_siz
 
 
 def _print_result(folder: Path, result: Any) -> None:
-    from vitral.evaluation.metrics import wilson_interval, with_interval
-    from vitral.pretraining.monitor import SAMPLED
+    from vitral.evaluation.intervals import wilson_interval
+    from vitral.evaluation.metrics import with_interval
 
     for name, what in (("knn_accuracy", "k nearest neighbors"), ("probe_accuracy", "linear probe")):
         if name in result:
-            images = min(SAMPLED, result["images"]["val"])
-            accuracy = with_interval(result[name], wilson_interval(round(result[name] * images), images))
-            say(f"{what}: accuracy {accuracy} on {count(images, 'validation image')}, not used in training")
+            probed = result["probed"]
+            interval = wilson_interval(result[name] * probed["independent"], probed["independent"])
+            images = in_groups(probed["images"], probed["groups"], "validation image")
+            say(f"{what}: accuracy {with_interval(result[name], interval)} on {images}, not used in training")
     if (report := folder / "report.html").is_file():
         say(f"Report   {report}")
     say(f"Weights  {folder / 'model.safetensors'}")

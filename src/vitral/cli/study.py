@@ -74,7 +74,7 @@ def _print(found: Comparison) -> None:
     from vitral.studies.page import p_value
 
     where = "" if found.split == "all" else f"{found.split} "
-    print_text(f"{len(found.images):,} {where}images of {found.source}")
+    print_text(f"{found.counted(f'{where}image')} of {found.source}")
     networks = _columns("network", "accuracy (95 %)", "ECE", "weights", "images/s", "ms/image", "correct alone")
     for place, one in enumerate(found.contenders):
         low, high = one.evaluation.accuracy_interval

@@ -125,20 +125,25 @@ _DEFAULTS = {
 
 
 def _print_result(folder: Path, result: Any) -> None:
+    from vitral.evaluation.metrics import GROUPED
     from vitral.workflows.tasks import evaluation_of
 
     split = "test" if "test" in result else "val"
-    images = {
-        "test": "test images, not used in training",
-        "val": f"validation images, also used to choose the {'best epoch' if result['epochs'] else 'regularization'}",
+    chosen = "best epoch" if result["epochs"] else "regularization"
+    kind, use = {
+        "test": ("test image", "not used in training"),
+        "val": ("validation image", f"also used to choose the {chosen}"),
     }[split]
     if split in result:
         evaluation = evaluation_of(result[split])
         say("")
-        say(f"{evaluation.headline()} on {evaluation.images:,} {images}")
+        say(f"{evaluation.headline()} on {evaluation.counted(kind)}, {use}")
+        if evaluation.widened:
+            say(f"({GROUPED})")
     say(f"Report   {folder / 'report.html'}")
     best, epochs = result.get("best_epoch"), result["epochs"]
-    enough = result["images"].get("val", 0) >= _SURE
+    val = result.get("val", {})
+    enough = val.get("groups", val.get("images", 0)) >= _SURE
     if best and enough and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
 
@@ -146,7 +151,7 @@ def _print_result(folder: Path, result: Any) -> None:
 _WASTED_EPOCHS = 20
 """Epochs after the best one at which `--early-stop` is suggested …"""
 _SURE = 30
-"""… if so many validation images chose it."""
+"""… if so many groups of validation images chose it."""
 
 
 def _print_next_commands(folder: Path, result: Any) -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from vitral.console import table
 from vitral.errors import DataError, UsageError
-from vitral.evaluation.metrics import Measured, plain_text, wilson_interval
-from vitral.wording import count
+from vitral.evaluation.intervals import Groups, Interval, count_groups, proportion_interval
+from vitral.evaluation.metrics import GROUPED, Measured, is_wider, plain_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class LabelsEvaluation(Measured):
     """Metrics computed by `measure_labels`; every rate is a fraction from 0 to 1."""
 
     images: int
+    groups: int
     unlabeled: int
     """Images without any label."""
     mean_average_precision: float
@@ -49,8 +50,8 @@ class LabelsEvaluation(Measured):
     """Example-based accuracy: mean over images of |true ∩ predicted| / |true ∪ predicted|, 1 if both are empty."""
     exact_match: float
     """Share of images whose set of labels is predicted exactly."""
-    exact_match_interval: tuple[float, float]
-    """95 % Wilson interval."""
+    exact_match_interval: Interval
+    """95 % interval, which counts groups (`vitral.evaluation.intervals`)."""
     loss: float
     """Mean binary cross-entropy in nats."""
     per_label: tuple[LabelScore, ...]
@@ -62,6 +63,10 @@ class LabelsEvaluation(Measured):
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(score.name for score in self.per_label)
+
+    @property
+    def widened(self) -> bool:
+        return is_wider(self.exact_match_interval, self.exact_match, self.images)
 
     def headline(self) -> str:
         """The main metrics in a line."""
@@ -79,7 +84,7 @@ class LabelsEvaluation(Measured):
     def from_json(cls, plain: Mapping[str, Any]) -> LabelsEvaluation:
         """Invert `to_json`. Raises `DataError` for a missing or invalid part."""
         try:
-            fields = {name: value for name, value in plain.items() if name != "task"}
+            fields = {"groups": plain["images"], **{name: value for name, value in plain.items() if name != "task"}}
             low, high = fields["exact_match_interval"]
             scores = tuple(LabelScore(**score) for score in fields["per_label"])
             grids = {name: np.array(fields[name], np.int64) for name in ("together", "together_predicted")}
@@ -98,8 +103,10 @@ class LabelsEvaluation(Measured):
         rows.add_row("macro F1", f"{self.macro_f1:.2%}", "mean over labels, at their thresholds")
         rows.add_row("micro F1", f"{self.micro_f1:.2%}", "all decisions together")
         rows.add_row("accuracy", f"{self.jaccard:.2%}", "mean share of labels in common (Jaccard), of each image")
-        interval = f"95 % interval {low:.2%} to {high:.2%}, {count(self.images, 'image')}"
+        interval = f"95 % interval {low:.2%} to {high:.2%}, {self.counted()}"
         rows.add_row("exact sets", f"{self.exact_match:.2%}", interval)
+        if self.widened:
+            rows.add_row("", "", GROUPED)
         rows.add_row("loss", f"{self.loss:.4f}", "binary cross-entropy")
         console.print(rows)
         scored = sorted((one for one in self.per_label if one.images), key=lambda one: (one.f1, one.name))
@@ -119,12 +126,17 @@ class LabelsEvaluation(Measured):
 
 
 def measure_labels(
-    probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: Sequence[float]
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    thresholds: Sequence[float],
+    groups: Groups = None,
 ) -> LabelsEvaluation:
     """Compute the metrics of predictions.
 
     `probabilities` (n, K) from 0 to 1, `labels` (n, K) 0 or 1, `thresholds` (K,): a label is predicted if its
-    probability reaches its threshold. Raises `UsageError` for invalid shapes or values, `DataError` without images.
+    probability reaches its threshold; `groups` (n,) are equal for images that belong together, which the interval
+    counts. Raises `UsageError` for invalid shapes or values, `DataError` without images.
     """
     probabilities, labels = np.asarray(probabilities, np.float64), np.asarray(labels).astype(bool)
     _check(probabilities, labels, len(names))
@@ -145,12 +157,12 @@ def measure_labels(
     present = true > 0
     of_label = np.where(labels, probabilities, 1 - probabilities)
     return LabelsEvaluation(
-        images=len(labels), unlabeled=int((~labels.any(1)).sum()),
+        images=len(labels), groups=count_groups(groups, len(labels)), unlabeled=int((~labels.any(1)).sum()),
         mean_average_precision=float(average[present].mean()) if present.any() else 0.0,
         macro_f1=float(f1[present].mean()) if present.any() else 0.0,
         micro_f1=float(_ratio(2 * hits.sum(), true.sum() + predicted.sum())),
         jaccard=float(shares.mean()), exact_match=float(exact.mean()),
-        exact_match_interval=wilson_interval(int(exact.sum()), len(exact)),
+        exact_match_interval=proportion_interval(exact, groups),
         loss=float(-np.log(np.clip(of_label, 1e-12, 1.0)).mean()), per_label=scores,
         together=_together(labels), together_predicted=_together(found),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from rich.text import Text
 
 from vitral.console import Described, table
 from vitral.errors import DataError, UsageError
-from vitral.wording import count
+from vitral.evaluation.intervals import Groups, Interval, count_groups, proportion_interval, wilson_interval
+from vitral.wording import in_groups
 
 CALIBRATION_BINS = 15
 """Equal-width bins of the confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"."""
@@ -23,7 +23,6 @@ DENSE_JSON_CLASSES = 1000
 """Up to this number of classes JSON holds the full confusion matrix; beyond, its nonzero cells (21,843² is a GB)."""
 
 _SMALLEST_PROBABILITY = 1e-12  # keeps the loss finite if a float32 softmax rounds to 0
-Z95 = 1.959963984540054  # the 97.5 % point of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,35 @@ class Measured(Described):
     """Metrics of the images of a split, for any task."""
 
     images: int
+    groups: int
+    """Groups of images that belong together, such as copies; as many as images if each is on its own."""
 
     def headline(self) -> str:
         """The main metrics in a line."""
         raise NotImplementedError
 
+    @property
+    def widened(self) -> bool:
+        """True if groups make the intervals wider than those of as many independent images."""
+        return self.groups < self.images
+
+    def counted(self, kind: str = "image") -> str:
+        """Number of images, and of groups if there are fewer: "400 images in 80 groups"."""
+        return in_groups(self.images, self.groups, kind)
+
     def described(self) -> dict[str, str]:
         """Name → value of the facts to show."""
-        return {"images": count(self.images, "image"), "metrics": self.headline()}
+        return {"images": self.counted(), "metrics": self.headline()}
+
+
+GROUPED = "images of a group are alike, so the interval is wider than of as many independent ones"
+"""The clause on a wider interval."""
+
+
+def is_wider(interval: Interval, rate: float, images: int) -> bool:
+    """True if the interval of a rate is wider than that of as many independent images."""
+    low, high = wilson_interval(rate * images, images)
+    return interval[1] - interval[0] > high - low + 1e-9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,9 +95,10 @@ class Evaluation(Measured):
     """Metrics computed by `measure`; every rate is a fraction from 0 to 1."""
 
     images: int
+    groups: int
     accuracy: float
-    accuracy_interval: tuple[float, float]
-    """95 % Wilson interval of the accuracy."""
+    accuracy_interval: Interval
+    """95 % interval of the accuracy, which counts groups (`vitral.evaluation.intervals`)."""
     top5: float | None
     """Share of images with the label among the five most probable classes; None for five classes or fewer."""
     loss: float
@@ -98,6 +119,10 @@ class Evaluation(Measured):
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(score.name for score in self.per_class)
+
+    @property
+    def widened(self) -> bool:
+        return is_wider(self.accuracy_interval, self.accuracy, self.images)
 
     @property
     def balanced_accuracy(self) -> float:
@@ -131,6 +156,7 @@ class Evaluation(Measured):
         """Return plain data for `json`, which `from_json` reads back without loss."""
         plain: dict[str, Any] = {
             "images": self.images,
+            "groups": self.groups,
             "accuracy": self.accuracy,
             "accuracy_interval": list(self.accuracy_interval),
             "balanced_accuracy": self.balanced_accuracy,
@@ -158,6 +184,7 @@ class Evaluation(Measured):
             per_class = tuple(ClassScore(**score) for score in plain["per_class"])
             return cls(
                 images=int(plain["images"]),
+                groups=int(plain.get("groups", plain["images"])),
                 accuracy=float(plain["accuracy"]),
                 accuracy_interval=(float(low), float(high)),
                 top5=None if plain["top5"] is None else float(plain["top5"]),
@@ -188,29 +215,31 @@ class Evaluation(Measured):
             console.print(plain_text(f"Not measured, without images ({len(without)}): {names}", style="dim"))
 
 
-def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> Evaluation:
+def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], groups: Groups = None) -> Evaluation:
     """Compute the metrics of predictions.
 
-    `probabilities` is (n, K), with rows summing to 1; `labels` is (n,), indices into the K `classes`. Of equal
-    probabilities the lower index wins. Raises `UsageError` for invalid shapes or values, `DataError` without images.
+    `probabilities` is (n, K), with rows summing to 1; `labels` is (n,), indices into the K `classes`; `groups` (n,) are
+    equal for images that belong together, which the interval counts. Of equal probabilities the lower index wins.
+    Raises `UsageError` for invalid shapes or values, `DataError` without images.
     """
     probabilities, labels = np.asarray(probabilities), np.asarray(labels)
     _check(probabilities, labels, len(classes))
-    images, count = probabilities.shape
+    images, number = probabilities.shape
     predicted = probabilities.argmax(axis=1)
     confidence = probabilities.max(axis=1).astype(np.float64)
     of_label = probabilities[np.arange(images), labels].astype(np.float64)
     correct = predicted == labels
     from sklearn.metrics import confusion_matrix  # takes a second to import
 
-    confusion = confusion_matrix(labels, predicted, labels=np.arange(count)).astype(np.int64)
+    confusion = confusion_matrix(labels, predicted, labels=np.arange(number)).astype(np.int64)
     per_class = _class_scores(labels, predicted, classes, confusion)
     calibration, ece = _calibrate(confidence, correct)
     return Evaluation(
         images=images,
+        groups=count_groups(groups, images),
         accuracy=float(correct.mean()),
-        accuracy_interval=wilson_interval(int(correct.sum()), images),
-        top5=float((_rank_of_label(probabilities, labels) < 5).mean()) if count > 5 else None,
+        accuracy_interval=proportion_interval(correct, groups),
+        top5=float((_rank_of_label(probabilities, labels) < 5).mean()) if number > 5 else None,
         loss=float(-np.log(np.clip(of_label, _SMALLEST_PROBABILITY, 1.0)).mean()),
         ece=ece,
         calibration=calibration,
@@ -223,17 +252,6 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
 def with_interval(rate: float, interval: tuple[float, float]) -> str:
     """Return a rate and its 95 % interval as text."""
     return f"{rate:.2%} ({interval[0]:.1%} to {interval[1]:.1%})"
-
-
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % interval of a rate (Wilson 1927); unlike p ± 2σ it is valid for few trials and rates near 1."""
-    rate, z2 = successes / trials, Z95**2
-    center = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
-    # At the ends the bounds are exactly 0 and 1, without rounding errors.
-    low = 0.0 if successes == 0 else max(0.0, center - half)
-    high = 1.0 if successes == trials else min(1.0, center + half)
-    return low, high
 
 
 def _check(probabilities: np.ndarray, labels: np.ndarray, count: int) -> None:
@@ -320,8 +338,8 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 ENOUGH_IMAGES = 100
-"""Number of images for reliable rates: with fewer, an accuracy may be off by ten percent, and even a calibrated network
-may have an ECE as large.
+"""Number of images, or of groups, for reliable rates: with fewer, an accuracy may be off by ten percent, and even a
+calibrated network may have an ECE as large.
 """
 
 
@@ -331,15 +349,17 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_column(style="bold")
     rows.add_column(justify="right")
     rows.add_column(style="dim")
-    interval = f"95 % interval {low:.2%} to {high:.2%}, {count(evaluation.images, 'image')}"
+    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.counted()}"
     rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
+    if evaluation.widened:
+        rows.add_row("", "", GROUPED)
     if evaluation.top5 is not None:
         rows.add_row("top-5", f"{evaluation.top5:.2%}", "")
     if not evaluation.one_class:
         rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; unreliable with only {count(evaluation.images, 'image')}" if evaluation.images < ENOUGH_IMAGES else ""
+    few = f"; unreliable with only {evaluation.counted()}" if evaluation.groups < ENOUGH_IMAGES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean gap of confidence and accuracy, bin by bin (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")

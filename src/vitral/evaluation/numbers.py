@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from rich.console import Console
 
 from vitral.console import table
 from vitral.errors import DataError, UsageError
-from vitral.evaluation.metrics import Measured, plain_text
-from vitral.wording import count
+from vitral.evaluation.intervals import Groups, Interval, count_groups, mean_interval
+from vitral.evaluation.metrics import GROUPED, Measured, plain_text
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class NumberScore:
     """Share of the variance that is explained; below 0 is worse than the mean. None if all images have the same."""
     mae: float
     """Mean absolute error."""
-    mae_interval: tuple[float, float]
-    """95 % interval of the mean absolute error by Student's t; both ends are `mae` for a single image."""
+    mae_interval: Interval
+    """95 % interval of the mean absolute error by Student's t over groups; both ends are `mae` for a single one."""
     rmse: float
     """Root of the mean squared error, to which large errors contribute more."""
     bias: float
@@ -40,6 +39,7 @@ class NumbersEvaluation(Measured):
     """Metrics computed by `measure_numbers`."""
 
     images: int
+    groups: int
     r2: float | None
     """Mean over the numbers that vary."""
     per_number: tuple[NumberScore, ...]
@@ -59,20 +59,22 @@ class NumbersEvaluation(Measured):
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
         scores = [{**asdict(one), "mae_interval": list(one.mae_interval)} for one in self.per_number]
-        return {"task": "numbers", "images": self.images, "r2": self.r2, "per_number": scores}
+        return {"task": "numbers", "images": self.images, "groups": self.groups, "r2": self.r2, "per_number": scores}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> NumbersEvaluation:
         """Invert `to_json`. Raises `DataError` for a missing or invalid part."""
         try:
             scores = [{**one, "mae_interval": tuple(one["mae_interval"])} for one in plain["per_number"]]
-            return cls(int(plain["images"]), plain["r2"], tuple(NumberScore(**one) for one in scores))
+            images = int(plain["images"])
+            groups = int(plain.get("groups", images))
+            return cls(images, groups, plain["r2"], tuple(NumberScore(**one) for one in scores))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError("not an evaluation of numbers", why=f"{type(error).__name__}: {error}") from error
 
     def print_table(self, console: Console) -> None:
         """Print the metrics of each number."""
-        rows = table(f"{count(self.images, 'image')}; MAE with its 95 % interval")
+        rows = table(f"{self.counted()}; MAE with its 95 % interval")
         rows.add_column("number")
         for heading in ("R²", "MAE", "interval", "RMSE", "bias", "MAE of the mean"):
             rows.add_column(heading, justify="right")
@@ -81,12 +83,17 @@ class NumbersEvaluation(Measured):
             figures = (f"{one.rmse:.4g}", f"{one.bias:+.3g}", f"{one.mae_of_mean:.4g}")
             rows.add_row(plain_text(one.name), _r2(one.r2), f"{one.mae:.4g}", interval, *figures)
         console.print(rows)
+        if self.widened:
+            console.print(plain_text(GROUPED, "dim"))
 
 
-def measure_numbers(predicted: np.ndarray, numbers: np.ndarray, names: Sequence[str]) -> NumbersEvaluation:
+def measure_numbers(
+    predicted: np.ndarray, numbers: np.ndarray, names: Sequence[str], groups: Groups = None
+) -> NumbersEvaluation:
     """Compute the metrics of predicted numbers (n, T) for the true ones (n, T).
 
-    Raises `UsageError` for other shapes or values that are not finite, `DataError` without images.
+    `groups` (n,) are equal for images that belong together, which the intervals count. Raises `UsageError` for other
+    shapes or values that are not finite, `DataError` without images.
     """
     predicted, numbers = np.asarray(predicted, np.float64), np.asarray(numbers, np.float64)
     if predicted.shape != numbers.shape or predicted.ndim != 2 or predicted.shape[1] != len(names):
@@ -96,30 +103,22 @@ def measure_numbers(predicted: np.ndarray, numbers: np.ndarray, names: Sequence[
         raise DataError("no images to measure on", why="the split is empty")
     if not np.isfinite(predicted).all():
         raise UsageError("predicted numbers are not finite", why="the model has diverged", hint="a lower --lr")
-    scores = tuple(_score(name, predicted[:, k], numbers[:, k]) for k, name in enumerate(names))
+    scores = tuple(_score(name, predicted[:, k], numbers[:, k], groups) for k, name in enumerate(names))
     varying = [one.r2 for one in scores if one.r2 is not None]
-    return NumbersEvaluation(len(numbers), float(np.mean(varying)) if varying else None, scores)
+    r2 = float(np.mean(varying)) if varying else None
+    return NumbersEvaluation(len(numbers), count_groups(groups, len(numbers)), r2, scores)
 
 
-def _score(name: str, predicted: np.ndarray, true: np.ndarray) -> NumberScore:
+def _score(name: str, predicted: np.ndarray, true: np.ndarray, groups: Groups) -> NumberScore:
     errors, centered = predicted - true, true - true.mean()
     absolute, variance = np.abs(errors), float(np.square(centered).sum())
     mae = float(absolute.mean())
-    half = _half_width(absolute)
+    low, high = mean_interval(absolute, groups)
     return NumberScore(
         str(name), 1 - float(np.square(errors).sum()) / variance if variance else None, mae,
-        (max(0.0, mae - half), mae + half), float(np.sqrt(np.square(errors).mean())), float(errors.mean()),
+        (max(0.0, low), high), float(np.sqrt(np.square(errors).mean())), float(errors.mean()),
         float(np.abs(centered).mean()),
     )  # fmt: skip
-
-
-def _half_width(values: np.ndarray) -> float:
-    """Return half of the 95 % interval of a mean, by Student's t; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    from scipy.stats import t  # takes a moment to import
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _r2(value: float | None) -> str:

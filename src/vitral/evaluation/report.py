@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import ENOUGH_IMAGES, ClassScore, Evaluation
+from vitral.evaluation.metrics import ENOUGH_IMAGES, GROUPED, ClassScore, Evaluation
 from vitral.evaluation.page_numbers import compact, duration, percent
 from vitral.evaluation.pages import environment, finished, write_page
 from vitral.evaluation.sections import Headline, Section
@@ -174,7 +174,8 @@ def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: s
             "split": split,
             "accuracy": evaluation.accuracy,
             "interval": evaluation.accuracy_interval,
-            "images": evaluation.images,
+            "of": evaluation.counted(" ".join(filter(None, (split, "image")))),
+            "alike": GROUPED if evaluation.widened else "",
             "right": int(np.trace(evaluation.confusion)),
             "guess": None if evaluation.one_class else max(per_class) / evaluation.images,
             "guess_class": evaluation.classes[int(np.argmax(per_class))],
@@ -203,8 +204,8 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         if not evaluation.one_class:
             facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, each with the same weight"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        few = evaluation.images < ENOUGH_IMAGES
-        unreliable = f"; unreliable with only {count(evaluation.images, 'image')}" if few else ""
+        few = evaluation.groups < ENOUGH_IMAGES
+        unreliable = f"; unreliable with only {evaluation.counted()}" if few else ""
         gap = "mean gap between confidence and accuracy, bin by bin"
         facts.append(("calibration error", percent(evaluation.ece), f"{gap}{unreliable}"))
     if known("parameters"):
@@ -261,8 +262,9 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
     confidence = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"mean confidence {percent(confidence)}, accuracy {percent(evaluation.accuracy)}"
-    if evaluation.images < ENOUGH_IMAGES:
-        return f"Too few images to judge calibration: {means}."
+    if evaluation.groups < ENOUGH_IMAGES:
+        of = "images" if evaluation.groups == evaluation.images else "groups of images"
+        return f"Too few {of} to judge calibration: {means}."
     if confidence > high:
         return f"Overconfident: {means}."
     if confidence < low:

@@ -2,6 +2,9 @@
 
 auroc_interval(auroc, m, n)        Newcombe 2006, "Confidence intervals for an effect size measure based on the
                                    Mann–Whitney statistic", part 2, method 5
+
+Images in groups count as fewer by the design effect of their placements, the share of the other images that have a
+lower score (Obuchowski 1997, "Nonparametric Analysis of Clustered ROC Curve Data").
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitral.evaluation.metrics import Z95
+from vitral.evaluation.intervals import Z95, Groups, design_effect
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,35 @@ class Separation:
         return {**vars(self), "auroc_interval": list(self.auroc_interval)}
 
 
-def separate(known: np.ndarray, unknown: np.ndarray, threshold: float | None = None) -> Separation:
-    """Measure how well the scores of known (m,) and unknown (n,) images differ, and the shares at a threshold."""
+def separate(
+    known: np.ndarray, unknown: np.ndarray, threshold: float | None = None, groups: tuple[Groups, Groups] = (None, None)
+) -> Separation:
+    """Measure how well the scores of known (m,) and unknown (n,) images differ, and the shares at a threshold.
+
+    `groups` (m,) and (n,) are equal for images that belong together.
+    """
     from sklearn.metrics import roc_auc_score  # takes a moment to import
 
     truth = np.repeat([0, 1], [len(known), len(unknown)])
     auroc = float(roc_auc_score(truth, np.concatenate([known, unknown])))
-    interval = auroc_interval(auroc, len(known), len(unknown))
+    effect = design_effect(_placements(known, unknown), groups[0])
+    other = design_effect(_placements(unknown, known), groups[1])
+    interval = auroc_interval(auroc, len(known) / effect, len(unknown) / other)
     if threshold is None:
         return Separation(auroc, interval)
     found, kept = float((unknown > threshold).mean()), float((known <= threshold).mean())
     return Separation(auroc, interval, threshold, found, kept)
 
 
-def auroc_interval(auroc: float, known: int, unknown: int) -> tuple[float, float]:
-    """Return the 95 % interval of an AUROC from these numbers of images.
+def _placements(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Share of the others below each score, of which equal ones count half."""
+    ranked = np.sort(others)
+    below, up_to = (np.searchsorted(ranked, scores, side) for side in ("left", "right"))
+    return (below + up_to) / (2 * len(others))
+
+
+def auroc_interval(auroc: float, known: float, unknown: float) -> tuple[float, float]:
+    """Return the 95 % interval of an AUROC from these numbers of independent images.
 
     Like Wilson's interval of a rate it takes the variance at the ends of the interval, so it is also valid near 1.
     """

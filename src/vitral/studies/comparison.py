@@ -16,18 +16,20 @@ from torch import Tensor
 
 from vitral.console import go_on
 from vitral.data import Split
+from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
 from vitral.errors import UsageError
+from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.folders import is_run
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 from vitral.model import summarize
-from vitral.studies.paired import Difference, holm, mcnemar, paired_interval
+from vitral.studies.paired import Difference, holm, mcnemar, paired_interval, sums_of
 from vitral.training.run_folder import RunFolder
-from vitral.wording import count
+from vitral.wording import count, in_groups
 from vitral.workflows.evaluate import Evaluated, evaluate_images
 
 _ROUNDS, _BATCH = 5, 32
@@ -79,6 +81,8 @@ class Comparison:
     """The common images, labeled with the classes of the first contender given."""
     contenders: tuple[Contender, ...]
     differences: tuple[Difference, ...]
+    groups: Groups = None
+    """(n,), equal for images that belong together; None if each is on its own."""
     noise: float = 0.0
     """Difference of the slowest and the fastest round of one network, as a share of its median: the largest of all."""
 
@@ -94,8 +98,8 @@ class Comparison:
         beaten = [one.second if one.first == best else one.first for one in against if one.claimed]
         rest = [one.second if one.first == best else one.first for one in against if not one.claimed]
         if not beaten:
-            return f"No difference can be claimed between {best} and {_listed(rest)} on {self._images}."
-        said = f"{best} is more accurate than {_listed(beaten)} on {self._images}."
+            return f"No difference can be claimed between {best} and {_listed(rest)} on {self.counted()}."
+        said = f"{best} is more accurate than {_listed(beaten)} on {self.counted()}."
         return f"{said} Between it and {_listed(rest)} no difference can be claimed." if rest else said
 
     def notes(self) -> list[str]:
@@ -113,11 +117,13 @@ class Comparison:
         if self.noise > _STEADY:
             why = "the machine has other work, or shares its cores"
             found.append(f"times of one network varied by {self.noise:.0%} from round to round: {why}")
+        if count_groups(self.groups, len(self.images)) < len(self.images):
+            found.append("images of a group are alike: intervals and p count groups")
         return found
 
-    @property
-    def _images(self) -> str:
-        return count(len(self.images), "image")
+    def counted(self, kind: str = "image") -> str:
+        """Number of common images, and of groups if there are fewer: "400 images in 80 groups"."""
+        return in_groups(len(self.images), count_groups(self.groups, len(self.images)), kind)
 
     def to_json(self) -> dict[str, Any]:
         differences = [
@@ -128,7 +134,8 @@ class Comparison:
         ]  # fmt: skip
         only = {one.name: [self.images.names[i] for i in self.only_right(k)] for k, one in enumerate(self.contenders)}
         return {
-            "data": self.source, "split": self.split, "images": len(self.images), "device": self.device,
+            "data": self.source, "split": self.split, "images": len(self.images),
+            "groups": count_groups(self.groups, len(self.images)), "device": self.device,
             "contenders": [one.to_json() for one in self.contenders], "differences": differences,
             "conclusion": self.conclusion(), "only_right": only,
         }  # fmt: skip
@@ -161,8 +168,9 @@ def compare(
     for one in found:
         require_classes(one.predictor.output, "vitral compare", "vitral evaluate RUN, for each of them")
     chosen = _common(found, names)
+    groups = common_groups([one.images.select(numbers).groups for one, numbers in zip(found, chosen, strict=True)])
     evaluations = [
-        measure(one.probabilities[numbers], one.images.labels[numbers], one.predictor.classes)
+        measure(one.probabilities[numbers], one.images.labels[numbers], one.predictor.classes, groups)
         for one, numbers in zip(found, chosen, strict=True)
     ]
     used = [one if isinstance(one, Predictor) else options.load(one) for one in models]  # as `vitral predict` does
@@ -186,7 +194,8 @@ def compare(
     order = sorted(range(len(contenders)), key=lambda k: (-contenders[k].evaluation.accuracy, k))
     ranked = tuple(contenders[k] for k in order)
     device_name = first.predictor.machine.name
-    return Comparison(first.source, first.split, device_name, images, ranked, differences(ranked), noise)
+    found_differences = differences(ranked, groups)
+    return Comparison(first.source, first.split, device_name, images, ranked, found_differences, groups, noise)
 
 
 def _training(source: str) -> tuple[str, str]:
@@ -198,17 +207,17 @@ def _training(source: str) -> tuple[str, str]:
     return folder.read_plan().run.init or "random weights", count(epochs, "epoch") if epochs else ""
 
 
-def differences(contenders: Sequence[Contender]) -> tuple[Difference, ...]:
-    """The difference of every pair, the first of which stands before the second."""
+def differences(contenders: Sequence[Contender], groups: Groups = None) -> tuple[Difference, ...]:
+    """The difference of every pair, the first of which stands before the second; `groups` (n,) of their images."""
     pairs = list(itertools.combinations(contenders, 2))
-    counts = [(int((a.correct & ~b.correct).sum()), int((b.correct & ~a.correct).sum())) for a, b in pairs]
-    p_values = [mcnemar(*count) for count in counts]
+    each = [a.correct.astype(np.int64) - b.correct for a, b in pairs]
+    p_values = [mcnemar(sums_of(one, groups)) for one in each]
     found = list[Difference]()
-    for (a, b), (only_a, only_b), p, adjusted in zip(pairs, counts, p_values, holm(p_values), strict=True):
-        n = len(a.correct)
+    for (a, b), one, p, adjusted in zip(pairs, each, p_values, holm(p_values), strict=True):
+        only_a, only_b = int((one > 0).sum()), int((one < 0).sum())
         alike = float(np.mean([x == y for x, y in zip(a.predicted, b.predicted, strict=True)]))
-        interval = paired_interval(only_a, only_b, n)
-        found.append(Difference(a.name, b.name, (only_a - only_b) / n, interval, only_a, only_b, alike, p, adjusted))
+        interval, mean = paired_interval(one, groups), (only_a - only_b) / len(one)
+        found.append(Difference(a.name, b.name, mean, interval, only_a, only_b, alike, p, adjusted))
     return tuple(found)
 
 

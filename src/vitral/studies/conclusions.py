@@ -122,7 +122,7 @@ def _gains(results: Results) -> Iterator[str]:
         if len(by_seed) < 2 or not (seeds := sorted(by_seed[0].keys() & by_seed[1].keys())):
             continue
         more, less = ([each[seed] for seed in seeds] for each in by_seed)
-        gain = paired_difference("", name, name, more, less, results.images)
+        gain = paired_difference("", name, name, more, less, results.groups_of_images)
         interval = _points(gain) if len(seeds) > 1 else f"{_signed(gain.difference)} points, with one seed"
         if len(seeds) > 1 and gain.interval[0] <= 0 <= gain.interval[1]:
             interval += "; no difference can be claimed"
@@ -187,7 +187,7 @@ def _of_search(results: Results) -> Iterator[str]:
     if first is not None and first is not best and first.test:
         against = f", the plan's own values {100 * first.test.accuracy:.2f} %"
     yield (
-        f"On the {count(best.test.images, 'test image')}, which chose nothing, it reaches "
+        f"On the {best.test.counted('test image')}, which chose nothing, it reaches "
         f"{100 * best.test.accuracy:.2f} % ({100 * low:.1f} % to {100 * high:.1f} %){against}."
     )
 
@@ -234,6 +234,6 @@ def _limits(results: Results) -> Iterator[str]:
         )
     if results.split == "val":
         yield (
-            f"The {count(results.images, 'held-out image')} also chose the best epoch of each run, so that all "
-            "accuracies are slightly too high."
+            f"The {results.counted('held-out image')} also chose the best epoch of each run, so that all accuracies "
+            "are slightly too high."
         )

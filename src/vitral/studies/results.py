@@ -26,6 +26,7 @@ from vitral.studies.spans import corners
 from vitral.studies.study import Cell, Study, StudyFolder, shown
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
+from vitral.wording import in_groups
 
 Status = Literal["done", "failed", "pruned", "begun", "open"]
 
@@ -46,6 +47,8 @@ class Outcome:
     split: str = ""
     images: int = 0
     """Held-out images."""
+    groups: int = 0
+    """Groups of them that belong together; as many as images if each is on its own."""
     train_images: int | None = None
     accuracy: float | None = None
     loss: float | None = None
@@ -106,7 +109,7 @@ class Group:
         """Mean over the finished seeds; None if there is none."""
         if not self.done:
             return None
-        mean = mean_of([one.accuracy or 0.0 for one in self.done], 1 / max(1, self.done[0].images))
+        mean = mean_of([one.accuracy or 0.0 for one in self.done], 1 / max(1, self.done[0].groups))
         low, high = mean.interval  # Student's interval knows no bounds
         return dataclasses.replace(mean, interval=(max(0.0, low), min(1.0, high)))
 
@@ -193,6 +196,15 @@ class Results:
         return next((one.images for one in self.outcomes if one.done), 0)
 
     @cached_property
+    def groups_of_images(self) -> int:
+        """Number of groups of held-out images that belong together."""
+        return next((one.groups for one in self.outcomes if one.done), 0)
+
+    def counted(self, kind: str = "image") -> str:
+        """Number of held-out images, and of groups if there are fewer."""
+        return in_groups(self.images, self.groups_of_images, kind)
+
+    @cached_property
     def split(self) -> str:
         """Held-out split: test if the data have one, else val, which also chose the best epoch of each run."""
         return next((one.split for one in self.outcomes if one.done), "")
@@ -238,7 +250,7 @@ class Results:
             a, b = b, a
         first, second = ([one.accuracy[key] for key in keys] for one in (a, b))
         claims = self.study.seeds > 1
-        return paired_difference(where, a.name, b.name, first, second, self.images, claims=claims)
+        return paired_difference(where, a.name, b.name, first, second, self.groups_of_images, claims=claims)
 
     def front(self, cost: str) -> tuple[Group, ...]:
         """Groups that no other one beats in accuracy at the same or a lower `cost` (flops or seconds)."""
@@ -274,6 +286,7 @@ class Results:
                   "flops": one.mean("flops"), "seconds": one.mean("seconds")} for one in self.groups]  # fmt: skip
         differences = [{**dataclasses.asdict(one), "claimed": one.claimed} for one in self.differences]
         return {"study": self.study.to_json(), "finished": self.finished, "split": self.split, "images": self.images,
+                "image_groups": self.groups_of_images,
                 "runs": runs, "means": means, "differences": differences, **self._winner()}  # fmt: skip
 
     def _winner(self) -> dict[str, Any]:
@@ -282,7 +295,7 @@ class Results:
         if self.study.kind != "search" or best is None:
             return {}
         test = best.test and {"accuracy": best.test.accuracy, "interval": list(best.test.accuracy_interval),
-                              "images": best.test.images}  # fmt: skip
+                              "images": best.test.images, "groups": best.test.groups}  # fmt: skip
         return {"winner": {"run": best.cell.name, "factors": dict(best.cell.factors), "val_accuracy": best.accuracy,
                            "test": test, "command": command(best.cell.options)}}  # fmt: skip
 
@@ -341,7 +354,8 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
         of_trial = {"curve": _curve(run), "test": test}
     measured, plan = result.get(split, {}), run.read_plan()
     return Outcome(
-        cell, "done", split=split, images=measured.get("images", 0), train_images=result["images"]["train"],
+        cell, "done", split=split, images=measured.get("images", 0),
+        groups=measured.get("groups", measured.get("images", 0)), train_images=result["images"]["train"],
         accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
         batch_size=plan.run.batch_size * plan.run.accumulate if result["epochs"] else None,

@@ -54,19 +54,20 @@ class SeedDifference:
 
 
 def paired_difference(
-    where: str, first: str, second: str, a: Sequence[float], b: Sequence[float], images: int, *, claims: bool = True
+    where: str, first: str, second: str, a: Sequence[float], b: Sequence[float], groups: int, *, claims: bool = True
 ) -> SeedDifference:
-    """Compare accuracies of two recipes, pair by pair. `images` is the number of held-out images. Without `claims` the
-    p-value is 1: pairs of a single seed do not show the effect of chance.
+    """Compare accuracies of two recipes, pair by pair. `groups` is the number of held-out images, or of groups of
+    them that belong together. Without `claims` the p-value is 1: pairs of a single seed do not show the effect of
+    chance.
 
-    The deviation of the differences is taken as one image at least: few seeds can agree by chance on a coarse scale,
+    The deviation of the differences is taken as one group at least: few seeds can agree by chance on a coarse scale,
     and would then claim any difference.
     """
     each = [x - y for x, y in zip(a, b, strict=True)]
     mean, n = statistics.fmean(each), len(each)
     if n < 2 or not claims:
         return SeedDifference(where, first, second, mean, (mean, mean), n, 1.0)
-    error = max(statistics.stdev(each), 1 / max(images, 1)) / math.sqrt(n)
+    error = max(statistics.stdev(each), 1 / max(groups, 1)) / math.sqrt(n)
     half = float(stats.t.ppf(0.975, n - 1)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
     return SeedDifference(where, first, second, mean, (mean - half, mean + half), n, p)

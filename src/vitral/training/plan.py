@@ -36,6 +36,8 @@ class Plan:
     """Fingerprint of the data at planning; None for runs of versions without it."""
     near: Sets = ()
     """Near-duplicates among the train images of the data, by number, which the validation cut kept together."""
+    near_held_out: Mapping[str, Sets] = dataclasses.field(default_factory=dict)
+    """Other split of the data → its near-duplicates, by number, which an interval counts once."""
     command: str = ""
     """Command that started a saved run."""
     most_epochs: int | None = None

@@ -14,6 +14,7 @@ from typing import IO, Any
 from vitral import bounded
 from vitral.atomic import is_temporary
 from vitral.data.checks.fingerprint import Fingerprint
+from vitral.data.checks.groups import read_sets
 from vitral.errors import RunError, WriteError
 from vitral.folders import is_run
 from vitral.training.manifest import Manifest
@@ -182,8 +183,9 @@ class RunFolder:
             paths = {name: os.path.normpath(os.path.join(start, path)) for name, path in data.get("paths", {}).items()}
             choices = tuple(Choice(**choice) for choice in data["plan"])
             fingerprint = Fingerprint.from_json(data["data"]) if "data" in data else None
-            near = tuple(tuple(map(int, one)) for one in data.get("near", ()))
+            near = read_sets(data.get("near", ()))
+            held_out = {name: read_sets(sets) for name, sets in data.get("near_held_out", {}).items()}
             run, time = Run.from_json(data["run"]), (data.get("most_epochs"), data.get("training_seconds"))
-            return Plan(run, choices, paths, fingerprint, near, data.get("command", ""), *time)
+            return Plan(run, choices, paths, fingerprint, near, held_out, data.get("command", ""), *time)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._no_config(f"{error} is missing" if isinstance(error, KeyError) else str(error)) from error

@@ -20,6 +20,7 @@ from torch import nn
 from vitral.data import DataSet, Split
 from vitral.data import load as load_data
 from vitral.data.checks.findings import Unreadable
+from vitral.data.checks.groups import with_copies
 from vitral.data.checks.validate import drop_unopened, left_out, readable
 from vitral.data.images.depth import leveled
 from vitral.data.loader import Batches, Progress
@@ -41,7 +42,7 @@ from vitral.training.run_folder import RunFolder
 from vitral.weights.class_names import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
 from vitral.workflows.planning.memory import eval_batch_size
-from vitral.workflows.planning.run_data import RunData, is_data_of, load_run_data, seen_as
+from vitral.workflows.planning.run_data import RunData, is_data_of, load_run_data, seen_as, with_known_groups
 from vitral.workflows.tasks import TASKS, task_of
 
 REPEAT = "repeat the command: nothing was written"
@@ -81,7 +82,7 @@ class Evaluated:
     evaluation: Evaluation
     predictor: Predictor
     images: Split
-    """In the order of `probabilities` (n, K), labeled with the network's classes."""
+    """In the order of `probabilities` (n, K), labeled with the network's classes; `groups` are counted in intervals."""
     source: str
     split: str
     """ "all" for data without splits."""
@@ -176,7 +177,7 @@ def _evaluate(
     ranks: Ranks,
 ) -> Evaluated:
     predictor, machine = ranks.agree(lambda: _load(model, options))
-    dataset, own = ranks.agree(lambda: data_for(predictor, data))
+    dataset, own = ranks.agree(lambda: _grouped(predictor, *data_for(predictor, data)))
     chosen, described = ranks.agree(lambda: _describe(predictor, dataset, own, data))
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
     dataset = ranks.agree(lambda: leveled(dataset, predictor.preprocessing.levels))
@@ -190,10 +191,12 @@ def _evaluate(
 
     probabilities = np.zeros((0, len(predictor.classes)), np.float32)
     if ranks.main:
+        images = with_copies(images)
         probabilities = predictor.output.values(logits[0]).numpy()
 
     def measured() -> tuple[Any, Comparison | None]:
-        evaluation = task_of(predictor.output.task).measure(probabilities, images.labels, predictor.output)
+        task = task_of(predictor.output.task)
+        evaluation = task.measure(probabilities, images.labels, predictor.output, images.groups)
         return evaluation, _compare(predictor, logits[0], logits[1], images.labels) if altered else None
 
     evaluation, comparison = ranks.share(measured)
@@ -201,6 +204,13 @@ def _evaluate(
         evaluation, predictor, images, dataset.source, probabilities=probabilities, comparison=comparison,
         unreadable=left_out, **described,
     )  # fmt: skip
+
+
+def _grouped(predictor: Predictor, dataset: DataSet, own: RunData | None) -> tuple[DataSet, RunData | None]:
+    """Return the data with the near-duplicates that the predictor's own run found in them."""
+    folder = RunFolder(predictor.source)
+    known = own is None and folder.is_run()  # a run's own data have theirs
+    return with_known_groups(folder.read_plan(), dataset) if known else dataset, own
 
 
 def _describe(

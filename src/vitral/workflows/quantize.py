@@ -17,11 +17,13 @@ from torch import Tensor
 
 from vitral.console import table
 from vitral.data import Split
+from vitral.data.checks.groups import with_copies
 from vitral.data.dataset import SPLITS
 from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
 from vitral.errors import UsageError, check_positive
+from vitral.evaluation.intervals import count_groups
 from vitral.inference.engines.int8 import observe
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, write_ranges
 from vitral.inference.options import InferenceOptions
@@ -30,11 +32,11 @@ from vitral.inference.predictor import Predictor, int8_engine
 from vitral.system import cpu_name
 from vitral.weights.load import locate
 from vitral.weights.read.references import is_included
-from vitral.wording import count
+from vitral.wording import count, in_groups
 from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
 
 RELIABLE_IMAGES = 100
-"""Number of images below which an accuracy is too uncertain."""
+"""Number of images, or of groups of them, below which an accuracy is too uncertain."""
 BATCH_SIZE = 32
 """Batch size."""
 
@@ -50,7 +52,7 @@ class Quantized:
     judged: int
     """Number of images for the accuracies."""
     judged_on: str
-    """Description of these images: "1,000 test images"."""
+    """Description of these images: "1,000 test images", "1,000 test images in 200 groups"."""
     plain: str
     """The floating-point precision to compare with: bf16 or fp32."""
     accuracy: float
@@ -61,6 +63,13 @@ class Quantized:
     """Speed-up by int8: the ratio of the median times of interleaved batches."""
     changed: str = ""
     """Changes to the run's own held-out images since it was planned."""
+    judged_groups: int | None = None
+    """Groups of the judged images that belong together; None if each is on its own."""
+
+    @property
+    def independent(self) -> int:
+        """Number of groups, among which an image alone is one."""
+        return self.judged if self.judged_groups is None else self.judged_groups
 
     @property
     def is_worthwhile(self) -> bool:
@@ -78,7 +87,7 @@ class Quantized:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "file": str(self.file), "pays": self.is_worthwhile}
+        return {**asdict(self), "file": str(self.file), "judged_groups": self.independent, "pays": self.is_worthwhile}
 
     def print_table(self, console: Console) -> None:
         """Print accuracy and speed of both precisions, and a recommendation."""
@@ -91,8 +100,8 @@ class Quantized:
         console.print(rows)
         advice = f"recommended: --precision {'int8' if self.is_worthwhile else self.plain}"
         console.print(f"{self.agree:.1%} of the predictions agree on {self.judged_on}; {advice}", highlight=False)
-        if self.judged < RELIABLE_IMAGES:
-            few = f"{self.judged} images are too few to measure a loss of accuracy"
+        if self.independent < RELIABLE_IMAGES:
+            few = f"{in_groups(self.judged, self.independent)} are too few to measure a loss of accuracy"
             console.print(f"{few}; use more: vitral quantize RUN DATA", highlight=False)
         if self.changed:
             console.print(f"note: {self.changed}", highlight=False, markup=False)
@@ -147,10 +156,11 @@ def quantize(
     integers = InferenceOptions(precision="int8").load(model)
     predictions, seconds = _compare((plain, integers), evaluation)
     accuracy = [float((predicted == held_out.labels).mean()) for predicted in predictions]
+    groups = count_groups(with_copies(held_out).groups, len(held_out))
     result = Quantized(
-        file, len(training), len(held_out), f"{len(held_out):,} {last} images", plain.machine.precision,
+        file, len(training), len(held_out), in_groups(len(held_out), groups, f"{last} image"), plain.machine.precision,
         accuracy[0], accuracy[1], float((predictions[0] == predictions[1]).mean()),
-        float(np.median(seconds[0]) / np.median(seconds[1])), changed,
+        float(np.median(seconds[0]) / np.median(seconds[1])), changed, groups,
     )  # fmt: skip
     write_ranges(file, network, Calibration(ranges, result.warning), measured_on=measured_on)
     return result

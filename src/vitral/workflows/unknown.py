@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from vitral.data.dataset import spread
 from vitral.data.loader import Progress
 from vitral.errors import ImageError, UsageError, none_readable, unreadable
 from vitral.evaluation.calibration import FEWEST
+from vitral.evaluation.intervals import count_groups
+from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.unknown import Separation, separate, threshold_of
 from vitral.inference.inputs import Item, Items, Record
 from vitral.inference.outputs import output_of
@@ -31,6 +34,7 @@ from vitral.inference.stream import stream
 from vitral.inference.unknown import SCORES, Detector, Statistics, fit_statistics, scored
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
+from vitral.wording import in_groups
 from vitral.workflows.evaluate import Evaluated
 from vitral.workflows.planning.run_data import load_run_data
 
@@ -45,8 +49,12 @@ class UnknownImages:
 
     source: str
     images: int
+    groups: int
+    """Groups of unknown images that belong together; as many as images if each is on its own."""
     known: int
     """Number of evaluated images."""
+    known_groups: int
+    """Groups of them, likewise."""
     share: float
     """Share of the validation images that stay known at the thresholds."""
     scores: dict[str, Separation]
@@ -65,7 +73,8 @@ class UnknownImages:
         """Plain data."""
         scores = {name: one.to_json() for name, one in self.scores.items()}
         return {
-            "data": self.source, "images": self.images, "known": self.known, "share": self.share, "scores": scores,
+            "data": self.source, "images": self.images, "groups": self.groups, "known": self.known,
+            "known_groups": self.known_groups, "share": self.share, "scores": scores,
             "best": self.best, "saved": self.detector is not None, "unreadable": list(self.unreadable),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -82,7 +91,10 @@ class UnknownImages:
             shares = [f"{share:.1%}" for share in (one.unknown_found, one.known_kept) if share is not None]
             rows.add_row(name, f"{one.auroc:.2%}", f"{low:.1%} to {high:.1%}", *shares)
         console.print(rows)
-        console.print(f"{self.images:,} unknown images against the {self.known:,} above", highlight=False)
+        unknown = in_groups(self.images, self.groups, "unknown image")
+        console.print(f"{unknown} against the {self.known:,} above", highlight=False)
+        if self.groups < self.images or self.known_groups < self.known:
+            console.print(GROUPED, highlight=False)
         if self.detector:
             console.print(f"at the threshold that keeps {self.share:.4g} of the validation images", highlight=False)
 
@@ -122,24 +134,35 @@ def evaluate_unknown(
     statistics = _statistics(predictor, train, progress) if train is not None else {}
     names = SCORES if statistics else SCORES[:2]
 
-    def score(items: Iterable[Item]) -> tuple[dict[str, np.ndarray], list[str]]:
+    def score(items: Iterable[Item]) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:
         return _scores(predictor, items, names, statistics, progress)
 
-    unknown, bad = score(Items(sources))
-    if not len(unknown[names[0]]):
+    unknown, alike, bad = score(Items(sources))
+    images = len(alike)
+    if not images:
         raise none_readable(bad, where=folder)
     if bad and bad_images == "error":
         raise unreadable(bad, where=folder)
-    known, _ = score(_items(evaluated.images))
+    known = score(_items(evaluated.images))[0]
     kept = score(_items(val))[0] if val is not None else {}
     thresholds = {name: threshold_of(values, share) for name, values in kept.items()}
-    found = {name: separate(known[name], unknown[name], thresholds.get(name)) for name in names}
+    groups = evaluated.images.groups, alike
+    found = {name: separate(known[name], unknown[name], thresholds.get(name), groups) for name in names}
     if val is not None and list(val.names) == list(evaluated.images.names):
         notes += (
             "the known images set the threshold: known kept is no figure of new ones, which test images would give",
         )
     result = UnknownImages(
-        str(folder), len(unknown[names[0]]), len(evaluated.images), share, found, None, tuple(bad), notes
+        str(folder),
+        images,
+        count_groups(groups[1], images),
+        len(evaluated.images),
+        evaluated.evaluation.groups,
+        share,
+        found,
+        None,
+        tuple(bad),
+        notes,
     )
     if not thresholds:
         return result
@@ -168,9 +191,11 @@ def _run_images(predictor: Predictor) -> tuple[Split | None, Split | None, tuple
     splits = own.dataset.splits
     if "val" not in splits:
         return splits["train"], None, ("no threshold is saved: the run has no validation images",)
-    few = f"only {len(splits['val']):,} validation images: the threshold is unreliable"
-    notes = (own.check_split("val"), few * (len(splits["val"]) < FEWEST))
-    return splits["train"], splits["val"], tuple(filter(None, notes))
+    val = splits["val"]
+    groups = count_groups(val.groups, len(val))
+    few = f"only {in_groups(len(val), groups, 'validation image')}: the threshold is unreliable"
+    notes = (own.check_split("val"), few if groups < FEWEST else "")
+    return splits["train"], val, tuple(filter(None, notes))
 
 
 def _statistics(predictor: Predictor, train: Split, progress: Progress | None) -> Statistics:
@@ -185,12 +210,18 @@ def _statistics(predictor: Predictor, train: Split, progress: Progress | None) -
 def _scores(
     predictor: Predictor, items: Iterable[Item], names: tuple[str, ...], statistics: Statistics,
     progress: Progress | None,
-) -> tuple[dict[str, np.ndarray], list[str]]:  # fmt: skip
-    """Return each score (n,) of the readable images, and the names of the others."""
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:  # fmt: skip
+    """Return each score (n,) of the readable images, their groups (n,), equal for equal pixels, and the names of the
+    others.
+    """
+    seen: dict[bytes, int] = {}
+    groups: list[int] = []
 
     def compute(images: Tensor) -> np.ndarray:
         logits = predictor.logits(images)
         values = predictor.output.values(logits)
+        hashes = [hashlib.blake2b(one.tobytes(), digest_size=20).digest() for one in images.cpu().numpy()]
+        groups.extend(seen.setdefault(one, len(seen)) for one in hashes)
         parts = values, logits, lambda: predictor.features(images), statistics
         found = [scored(name, *parts).cpu() for name in names]
         if progress:
@@ -205,7 +236,7 @@ def _scores(
         else:
             rows.append(row)
     columns = np.stack(rows) if rows else np.zeros((0, len(names)), np.float32)
-    return {name: columns[:, number] for number, name in enumerate(names)}, unreadable
+    return {name: columns[:, number] for number, name in enumerate(names)}, np.array(groups, np.int64), unreadable
 
 
 def _items(images: Split, chosen: np.ndarray | None = None, progress: Progress | None = None) -> Iterable[Item]:

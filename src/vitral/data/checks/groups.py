@@ -1,6 +1,9 @@
-"""Groups of images that a cut keeps on one side: those of a table's `group` column, and near-duplicates.
+"""Groups of images that belong together: those of a table's `group` column, rows of one file, copies, near-duplicates.
+
+A cut keeps a group on one side, and an interval counts it instead of its images (`vitral.evaluation.intervals`).
 
 near_sets(split) -> ((3, 17), …)         equal images and near-duplicates of a split, found once and cached
+with_copies(split) -> Split              the split with rows of one file and equal files in one group each
 joined(split, sets) -> Split             the split with these in one group each
 whole_groups(groups, …) -> mask          a cut by whole groups, with about the same share of every class
 """
@@ -10,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +31,7 @@ from vitral.system import cores
 
 FEW = 3000
 """Images up to which a plan searches near-duplicates: some seconds for photographs (docs/decisions/0021)."""
-_FORMAT = 2  # of the cached sets and of the search
+_FORMAT = 3  # of the cached sets and of the search
 
 
 Sets = tuple[tuple[int, ...], ...]
@@ -35,25 +39,31 @@ Sets = tuple[tuple[int, ...], ...]
 
 
 def near_sets(split: Split) -> Sets:
-    """Sets of near-duplicates; of small images those of equal files, of a large split those that a table repeats.
+    """Sets of near-duplicates; of small images and bare pixels those of equal ones, of a large split those that a table
+    repeats.
 
-    None in shards and in bare pixels.
+    None in shards.
     """
-    if len(split) < 2 or split.shard_numbers() is not None or not isinstance(_first(split), bytes):
+    if len(split) < 2 or split.shard_numbers() is not None:
         return ()
-    if len(split) > FEW:
-        return _equal(split.names)
+    if len(split) > FEW or not isinstance(_first(split), bytes):
+        return _copies(split)
     hashed = hashlib.blake2b(f"{_FORMAT} {DECODING} {split.levels or ''}".encode(), digest_size=20)
     for index in range(len(split)):
         hashed.update(f"{split.identity(index)}\0".encode(errors="surrogateescape"))
     cached = cache_folder("near") / f"{hashed.hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return tuple(tuple(map(int, one)) for one in bounded.read(cached)["sets"])
+        return read_sets(bounded.read(cached)["sets"])
     found = _search(split)
     with contextlib.suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_text(cached, json.dumps({"sets": found}))
     return found
+
+
+def read_sets(plain: Iterable[Iterable[Any]]) -> Sets:
+    """Read sets from JSON; `ValueError` or `TypeError` for anything else."""
+    return tuple(tuple(map(int, one)) for one in plain)
 
 
 def _first(split: Split) -> bytes | np.ndarray | None:
@@ -65,11 +75,23 @@ def _first(split: Split) -> bytes | np.ndarray | None:
 def _search(split: Split) -> Sets:
     with ThreadPoolExecutor(cores()) as pool:
         seen = list(pool.map(lambda index: _seen(split, index), range(len(split))))
-    sides = [side for side, _ in seen if side]
+    sides, copies = [side for side, _ in seen if side], _copies(split)
     if not sides or np.median(sides) < LEAST_SIDE:
-        return _equal([_content(split, index) for index in range(len(split))])
+        return copies
     pairs = near_pairs(np.stack([small for _, small in seen]))
-    return _sets(_connected(len(split), [(one.first, one.second) for one in pairs]))
+    return _sets(_connected(len(split), [*((one.first, one.second) for one in pairs), *_links(copies)]))
+
+
+def with_copies(split: Split) -> Split:
+    """Return the split with the rows of one file, and the equal images of a small split, in one group each."""
+    return joined(split, _copies(split))
+
+
+def _copies(split: Split) -> Sets:
+    """Sets of images of one name; of up to `FEW` images that are not in shards, those of the same content."""
+    if len(split) > FEW or split.shard_numbers() is not None:
+        return _equal(split.names)
+    return _equal([_content(split, index) for index in range(len(split))])
 
 
 def _equal(keys: Sequence[str]) -> Sets:
@@ -79,11 +101,12 @@ def _equal(keys: Sequence[str]) -> Sets:
 
 
 def _content(split: Split, index: int) -> str:
-    """Hash of an image's file; of an unreadable one its number."""
+    """Hash of an image's file or pixels; of an unreadable one its name."""
     with contextlib.suppress(ImageError):
-        if isinstance(raw := split.raw(index), bytes):
-            return hashlib.blake2b(raw, digest_size=20).hexdigest()
-    return str(index)
+        raw = split.raw(index)
+        shape, data = ("", raw) if isinstance(raw, bytes) else (str(raw.shape), np.ascontiguousarray(raw).data)
+        return shape + hashlib.blake2b(data, digest_size=20).hexdigest()
+    return split.names[index]
 
 
 def _seen(split: Split, index: int) -> tuple[int, np.ndarray]:
@@ -95,23 +118,40 @@ def _seen(split: Split, index: int) -> tuple[int, np.ndarray]:
     return min(pixels.shape[:2]), thumbnail(pixels)
 
 
-def with_near(dataset: DataSet, sets: Sets) -> DataSet:
-    """Return the data with these sets of train images in one group each."""
-    if not sets:
-        return dataset
-    return replace(dataset, splits={**dataset.splits, "train": joined(dataset["train"], sets)})
+def with_near(dataset: DataSet, near: Mapping[str, Sets]) -> DataSet:
+    """Return the data with these sets of images of the named splits in one group each; other splits are left out."""
+    found = {name: joined(dataset[name], sets) for name, sets in near.items() if name in dataset.splits}
+    return replace(dataset, splits={**dataset.splits, **found})
+
+
+def near_held_out(dataset: DataSet) -> dict[str, Sets]:
+    """Near-duplicates within the data's own validation and test splits, of splits that have some."""
+    return {name: sets for name in ("val", "test") if name in dataset.splits and (sets := near_sets(dataset[name]))}
 
 
 def joined(split: Split, sets: Sequence[Sequence[int]]) -> Split:
     """Return the split with the images of each set in one group, together with the groups that it has."""
-    links = [(one[0], other) for one in sets for other in one[1:] if max(one[0], other) < len(split)]
-    if split.groups is not None:
-        _, first, place = np.unique(split.groups, return_index=True, return_inverse=True)
-        links += list(enumerate(first[place].tolist()))
-    return replace(split, groups=_connected(len(split), links)) if links else split
+    links = [(first, other) for first, other in _links(sets) if max(first, other) < len(split)]
+    if not links:
+        return split
+    return replace(split, groups=common_groups([split.groups, _connected(len(split), links)]))
 
 
-def count_groups(split: Split) -> int:
+def common_groups(several: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Return groups (n,) in which images are together that are together in any of these; None if none has groups."""
+    known = [one for one in several if one is not None]
+    links = list[tuple[int, int]]()
+    for groups in known:
+        _, first, place = np.unique(groups, return_index=True, return_inverse=True)
+        links += enumerate(first[place].tolist())
+    return _connected(len(known[0]), links) if known else None
+
+
+def _links(sets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    return [(one[0], other) for one in sets for other in one[1:]]
+
+
+def groups_of_several(split: Split) -> int:
     """Number of groups of several images."""
     return 0 if split.groups is None else int((np.unique(split.groups, return_counts=True)[1] > 1).sum())
 

@@ -14,6 +14,7 @@ from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns, Prediction
 from vitral.inference.unknown import Detector
+from vitral.wording import in_groups
 
 
 def require_head(names: Sequence[str]) -> None:
@@ -38,6 +39,8 @@ class Classes(Output):
     """Divisor of the logits, fitted on validation images; 1 changes nothing."""
     scores: tuple[float, ...] = ()
     """1 - p of the labels of the validation images, ascending, for conformal sets; empty if there are none."""
+    groups: int | None = None
+    """Groups of the validation images that belong together; None if each image is on its own."""
     threshold: float | None = None
     """Largest 1 - p of the classes in a set; None predicts no sets."""
     unknown: Detector | None = None
@@ -74,17 +77,23 @@ class Classes(Output):
         The set of an image has the classes with 1 - p up to the ⌈(n + 1) · coverage⌉-th smallest score of n validation
         images, and the most probable class in any case. For images that are exchangeable with those, the true class is
         in it with a probability of at least `coverage`: on average over images and validation sets, not for each
-        class. Raises `UsageError` if there are too few validation images.
+        class. Of images in G groups it is the ⌈n (G + 1) / G · coverage⌉-th, since only groups are exchangeable; the
+        probability then holds for many groups ("CDF pooling" of Dunn, Wasserman and Ramdas 2022, "Distribution-Free
+        Prediction Sets for Two-Layer Hierarchical Models"). Raises `UsageError` if there are too few validation images
+        or groups.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
-        count = len(self.scores)
-        rank = math.ceil(round((count + 1) * coverage, 9))
+        count, of = len(self.scores), "images"
+        groups = count
+        if self.groups is not None:
+            groups, of = self.groups, "images of different groups"
+        rank = math.ceil(round(count * (groups + 1) * coverage / max(groups, 1), 9))
         if not count or rank > count:
             fewest = math.ceil(round(coverage / (1 - coverage), 9))
-            why = f"they have {count:,}" if count else "they have none: train with a validation split"
-            hint = f"--coverage {math.floor(100 * count / (count + 1)) / 100:g}" if count else "vitral train DATA"
-            raise UsageError(f"{coverage:.4g} needs weights with {fewest:,} validation images", why=why, hint=hint)
+            why = f"they have {in_groups(count, groups)}" if count else "they have none: train with a validation split"
+            hint = f"--coverage {math.floor(100 * groups / (groups + 1)) / 100:g}" if count else "vitral train DATA"
+            raise UsageError(f"{coverage:.4g} needs weights with {fewest:,} validation {of}", why=why, hint=hint)
         return replace(self, threshold=self.scores[rank - 1])
 
     def always_known(self) -> Classes:
@@ -94,6 +103,7 @@ class Classes(Output):
     def to_json(self) -> dict[str, Any]:
         calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
         calibrated |= {"scores": list(self.scores)} if self.scores else {}
+        calibrated |= {"groups": self.groups} if self.groups is not None else {}
         calibrated |= {"unknown": self.unknown.to_json()} if self.unknown else {}
         return {"task": "class", **calibrated} if calibrated else {}
 
@@ -103,4 +113,7 @@ class Classes(Output):
         if not (math.isfinite(temperature) and temperature > 0):
             raise ValueError(f"a temperature of {temperature}")
         unknown = Detector.from_json(saved["unknown"], saved["statistics"]) if "unknown" in saved else None
-        return cls(tuple(names), temperature, tuple(map(float, saved.get("scores", ()))), unknown=unknown)
+        groups = int(saved["groups"]) if "groups" in saved else None
+        if groups is not None and groups < 1:
+            raise ValueError(f"{groups} groups of validation images")
+        return cls(tuple(names), temperature, tuple(map(float, saved.get("scores", ()))), groups, unknown=unknown)

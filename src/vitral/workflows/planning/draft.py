@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitral.data import DataSet
@@ -40,6 +40,8 @@ class Draft:
     """The line on the weights that the run starts from."""
     near: Sets = ()
     """Near-duplicates among the train images of the whole data."""
+    near_held_out: Mapping[str, Sets] = field(default_factory=dict)
+    """Other split of the whole data → its near-duplicates."""
     network: ModelConfig | None = None
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from vitral import activity
 from vitral.data import DataSet, load
 from vitral.data.checks.fingerprint import Fingerprint
-from vitral.data.checks.groups import near_sets, with_near
+from vitral.data.checks.groups import near_held_out, near_sets, with_near
 from vitral.data.checks.validate import drop_unopened, readable, sample_unreadable
 from vitral.data.images.depth import leveled
 from vitral.data.sources.unlabeled import load_images
@@ -181,10 +181,13 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)
     activity.tell("comparing the images, for near-duplicates")
     near = near_sets(dataset["train"]) if cuts_validation(run, dataset) else ()
-    split, choices = split_for(run, with_near(dataset, near))
+    held_out = {} if run.recipe in METHODS else near_held_out(dataset)
+    split, choices = split_for(run, with_near(dataset, {"train": near, **held_out}))
     stats = dataclasses.replace(stats, train_images=len(split["train"]))
     plan = recipe(stats, machine)
-    return Draft(given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near)
+    return Draft(
+        given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near, near_held_out=held_out
+    )
 
 
 _SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
@@ -329,7 +332,7 @@ def finish(draft: Draft) -> Job:
     choices = {choice.name: choice for choice in (*kept, *draft.choices)}  # later choices override earlier ones
     run = dataclasses.replace(draft.run, out=draft.run.out or default_folder(draft.given, draft.dataset))
     contents = Fingerprint.of(draft.whole, draft.dataset)
-    plan = Plan(run, tuple(choices.values()), fingerprint=contents, near=draft.near)
+    plan = Plan(run, tuple(choices.values()), fingerprint=contents, near=draft.near, near_held_out=draft.near_held_out)
     return Job(plan, draft.dataset, draft.config, draft.machine, draft.init, draft.teacher)
 
 

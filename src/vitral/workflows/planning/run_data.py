@@ -13,7 +13,7 @@ import numpy as np
 
 from vitral.data import DataSet, Split, load
 from vitral.data.checks.fingerprint import Fingerprint
-from vitral.data.checks.groups import count_groups, with_near
+from vitral.data.checks.groups import Sets, groups_of_several, with_near
 from vitral.data.checks.validate import drop_unopened
 from vitral.data.dataset import relative_names
 from vitral.data.sources.unlabeled import load_images
@@ -21,10 +21,11 @@ from vitral.data.spellings import nfc
 from vitral.data.splits import subset, with_validation
 from vitral.data.targets import Labeling
 from vitral.errors import DataError, VitralError
+from vitral.evaluation.intervals import count_groups
 from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
-from vitral.wording import count, some
+from vitral.wording import in_groups, some
 
 _FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
 """Number of validation images below which a larger fraction is recommended, and that fraction."""
@@ -51,27 +52,33 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
         reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
     counts = {name: len(split) for name, split in dataset.splits.items()}
     if "val" in original:
-        reasons.append(Choice("validation", count(counts["val"], "image"), "the val split of the data"))
+        reasons.append(Choice("validation", _counted(dataset["val"]), "the val split of the data"))
     elif "val" in counts:
         why = f"cut from train, about the same share of {dataset.targets.strata_noun}"
         if "test" in counts:
             why += "; test is reserved for the end"
-        if groups := count_groups(dataset["train"]) + count_groups(dataset["val"]):
+        if groups := groups_of_several(dataset["train"]) + groups_of_several(dataset["val"]):
             why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
         if missing := _absent(dataset, "val"):
             why += f"; none of {some([repr(name) for name in missing])}"
-        if counts["val"] < _FEW_VALIDATION and (run.val_fraction or 0) < _WIDER_FRACTION:
+        few = count_groups(dataset["val"].groups, counts["val"]) < _FEW_VALIDATION
+        if few and (run.val_fraction or 0) < _WIDER_FRACTION:
             why += f"; too few for a reliable accuracy and a sure choice of the epoch: --val-fraction {_WIDER_FRACTION}"
-        reasons.append(Choice("validation", count(counts["val"], "image"), why))
+        reasons.append(Choice("validation", _counted(dataset["val"]), why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
         reasons.append(
-            Choice("validation", count(counts["test"], "image"), "the test split, since nothing is cut from train")
+            Choice("validation", _counted(dataset["test"]), "the test split, since nothing is cut from train")
         )
     else:
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
         reasons.append(Choice("validation", "none", why))
     return dataset, (*reasons, *_absent_classes(run, dataset))
+
+
+def _counted(split: Split) -> str:
+    """Number of images, and of groups if there are fewer."""
+    return in_groups(len(split), count_groups(split.groups, len(split)))
 
 
 def _absent(dataset: DataSet, split: str) -> list[str]:
@@ -165,14 +172,19 @@ def load_run_data(plan: Plan) -> RunData:
     else:
         wanted = Labeling(plan.run.task, plan.run.label_separator, plan.run.targets, plan.run.class_folders)
         whole = load(data, root=root, wanted=wanted, tasks=(plan.run.task,))
-    whole = _prepared(plan, whole)
+    opened = _opened(plan, whole)
+    whole = with_near(opened, _near(plan))
     try:
         dataset, _ = split_for(plan.run, whole)
     except VitralError as error:  # the data could be split when the run was planned
         if plan.fingerprint is None:
             raise
         raise _changed(whole, plan.fingerprint.changes(Fingerprint.of(whole, whole)), "restore them") from error
-    return RunData(dataset, plan.fingerprint, Fingerprint.of(whole, dataset))
+    found = RunData(dataset, plan.fingerprint, Fingerprint.of(whole, dataset))
+    if plan.near_held_out and found.changes:  # their numbers are those of other images
+        dataset, _ = split_for(plan.run, with_near(opened, {"train": plan.near}))
+        found = dataclasses.replace(found, dataset=dataset)
+    return found
 
 
 def is_data_of(plan: Plan, dataset: DataSet) -> bool:
@@ -180,10 +192,16 @@ def is_data_of(plan: Plan, dataset: DataSet) -> bool:
     if plan.fingerprint is None:
         return False
     try:
-        dataset = _prepared(plan, dataset)
+        dataset = with_near(_opened(plan, dataset), {"train": plan.near})
         return Fingerprint.of(dataset, split_for(plan.run, dataset)[0]) == plan.fingerprint
     except VitralError:  # this data cannot be split like the run's
         return False
+
+
+def with_known_groups(plan: Plan, dataset: DataSet) -> DataSet:
+    """Join the near-duplicates that the plan of a run found, if it began with this data."""
+    found = _near(plan)
+    return with_near(dataset, found) if any(found.values()) and is_data_of(plan, dataset) else dataset
 
 
 _PROBES = 16
@@ -219,10 +237,14 @@ def _short_names(images: Split) -> list[str]:
     return [nfc("/".join(name.split("/")[-2:])) for name in relative_names(images.names)]
 
 
-def _prepared(plan: Plan, dataset: DataSet) -> DataSet:
-    """Remove class folders that the run skips because no file in them can be opened; join its near-duplicates."""
-    dataset = drop_unopened(dataset) if plan.run.bad_images == "skip" else dataset
-    return with_near(dataset, plan.near if "train" in dataset.splits else ())
+def _opened(plan: Plan, dataset: DataSet) -> DataSet:
+    """Remove class folders that the run skips because no file in them can be opened."""
+    return drop_unopened(dataset) if plan.run.bad_images == "skip" else dataset
+
+
+def _near(plan: Plan) -> dict[str, Sets]:
+    """Split of the data → the near-duplicates that the plan found in it."""
+    return {"train": plan.near, **plan.near_held_out}
 
 
 def _changed(dataset: DataSet, changes: tuple[str, ...], hint: str) -> DataError:

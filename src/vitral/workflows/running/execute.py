@@ -350,8 +350,8 @@ def _write_result(
     last: _Measured | None = None
     output = _fitted(running, weights, logits)
     for split, logit in logits.items():
-        values, labels = output.values(logit).numpy(), running.batches[split].split.labels
-        last = _Measured(split, output, values, task.measure(values, labels, output))
+        values, images = output.values(logit).numpy(), running.batches[split].split
+        last = _Measured(split, output, values, task.measure(values, images.labels, output, images.groups))
         result |= task.summary(split, last.metrics)
         result[split] = last.metrics.to_json()
     _report(running, model, result, chosen, last)
@@ -363,7 +363,8 @@ def _fitted(running: Running, weights: native.Weights, logits: Mapping[str, Tens
     """Return the output with what is chosen on the validation images, and save it with the weights."""
     output = output_of(weights.classes, weights.output, weights.statistics)
     if "val" in logits:
-        output = task_of(running.job.run.task).fitted(output, logits["val"], running.batches["val"].split.labels)
+        images = running.batches["val"].split
+        output = task_of(running.job.run.task).fitted(output, logits["val"], images.labels, images.groups)
     if (fields := output.to_json()) != weights.output:
         native.save(running.folder.weights, dataclasses.replace(weights, output=fields, statistics={}))
     return output

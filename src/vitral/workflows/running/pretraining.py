@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
 
+from vitral.data import DataSet
+from vitral.data.checks.groups import with_copies
 from vitral.device import seeded
 from vitral.distributed.tensors import has_shards
+from vitral.evaluation.intervals import count_groups, design_effect
 from vitral.pretraining.method import kept
-from vitral.pretraining.monitor import ENTROPIES, Monitor, check_collapse
+from vitral.pretraining.monitor import ENTROPIES, Monitor, check_collapse, monitored
 from vitral.weights import native
 from vitral.workflows.checks.contact_sheet import contact_sheet
 from vitral.workflows.planning.memory import eval_batch_size
@@ -87,10 +91,19 @@ def _write(running: Running, model: Any) -> None:
         "train_loss": last.get("train_loss"),
         **{name: last[name] for name in MEASURED if name in last},
     }
+    if "knn_accuracy" in last:
+        result["probed"] = probed(running.job.dataset)
     cells = draw_samples(running, model)
     contact_sheet(cells, folder.path / SHEET)
     write_report(running, result, cells)
     write_result(running, result)
+
+
+def probed(dataset: DataSet) -> dict[str, float]:
+    """Number of the validation images of the two accuracies, and of independent ones that say as much at least."""
+    images = with_copies(monitored(dataset)[-1])
+    count, most = len(images), design_effect(np.zeros(len(images)), images.groups)
+    return {"images": count, "groups": count_groups(images.groups, count), "independent": count / most}
 
 
 MEASURED = ("knn_accuracy", "probe_accuracy", "feature_rank", "feature_spread")

@@ -40,6 +40,8 @@ def write_config(running: Running) -> None:
         record["data"] = plan.fingerprint.to_json()
     if plan.near:
         record["near"] = [list(one) for one in plan.near]
+    if plan.near_held_out:
+        record["near_held_out"] = {name: [list(one) for one in sets] for name, sets in plan.near_held_out.items()}
     folder.write(folder.config, json.dumps(record, indent=2) + "\n")
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitral._version import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
+from vitral.data.checks.groups import with_copies
 from vitral.data.checks.validate import left_out
 from vitral.data.files import file_numbers
 from vitral.data.images.decode import DECODING
@@ -36,7 +37,8 @@ from vitral.device import Machine, choose
 from vitral.errors import UsageError, VitralError, WriteError, none_readable, unreadable
 from vitral.evaluation import fewshot, neighbors
 from vitral.evaluation.fewshot import FewShot
-from vitral.evaluation.metrics import ENOUGH_IMAGES, Evaluation, measure
+from vitral.evaluation.intervals import count_groups
+from vitral.evaluation.metrics import ENOUGH_IMAGES, GROUPED, Evaluation, measure
 from vitral.folders import cache_folder
 from vitral.inference.features import head_features
 from vitral.inference.options import AUTO, InferenceOptions
@@ -46,6 +48,7 @@ from vitral.model import Network
 from vitral.training.run_folder import RunFolder
 from vitral.weights.files import read_tensors, write_tensors
 from vitral.weights.native import hash_state
+from vitral.wording import in_groups
 from vitral.workflows.planning.memory import eval_batch_size
 
 FORMAT = 2
@@ -193,6 +196,8 @@ class FeatureEvaluation:
     split: str
     """The evaluated split: "test", "val", or "cut from train"."""
     images: int
+    groups: int
+    """Groups of images that belong together; as many as images if each is on its own."""
     support: int
     """Number of training images."""
     classes: tuple[str, ...]
@@ -206,7 +211,8 @@ class FeatureEvaluation:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         plain: dict[str, Any] = {
-            "data": self.source, "split": self.split, "images": self.images, "train_images": self.support,
+            "data": self.source, "split": self.split, "images": self.images, "groups": self.groups,
+            "train_images": self.support,
             "classes": len(self.classes), "features": self.width, "notes": list(self.notes),
         }  # fmt: skip
         if self.few_shot:
@@ -220,7 +226,8 @@ class FeatureEvaluation:
         rows = table()
         for column in ("classifier", "accuracy", "spread", "note"):
             rows.add_column(column, justify="right" if column in ("accuracy", "spread") else "left")
-        few = [f"unreliable with only {self.images} images"] if self.images < ENOUGH_IMAGES else []
+        only = in_groups(self.images, self.groups)
+        few = [f"unreliable with only {only}"] if self.groups < ENOUGH_IMAGES else []
         for entry in self.few_shot:
             short = [f"{entry.short} of {len(self.classes)} classes have fewer images"] if entry.short else []
             note = "; ".join(short + few)
@@ -230,7 +237,8 @@ class FeatureEvaluation:
         if self.knn:
             low, high = self.knn.accuracy_interval
             interval = f"{low:.1%} to {high:.1%}"
-            rows.add_row(f"{self.neighbors} nearest neighbors", f"{self.knn.accuracy:.2%}", interval, "")
+            note = GROUPED if self.knn.widened else ""
+            rows.add_row(f"{self.neighbors} nearest neighbors", f"{self.knn.accuracy:.2%}", interval, note)
         console.print(rows)
 
 
@@ -274,8 +282,10 @@ def evaluate_features(
     dataset, measured, cut_notes = _two_sides(dataset, data.split)
     changed = own.check_split(measured) if own and not cut_notes else ""
     skip = data.skip or (own is not None and left_out_bad(predictor))
-    train, train_labels = _side(predictor, machine, dataset["train"], feature_cache, skip, progress)
-    test, test_labels = _side(predictor, machine, dataset[measured], feature_cache, skip, progress)
+    train, support = _side(predictor, machine, dataset["train"], feature_cache, skip, progress)
+    test, images = _side(predictor, machine, dataset[measured], feature_cache, skip, progress)
+    train_labels, test_labels = np.asarray(support.labels), np.asarray(images.labels)
+    groups = with_copies(images).groups
     trained = own is not None and RunFolder(predictor.source).read_plan().run.recipe != "linear-probe"
     seen = "the run trained these features on all of these training images; those of new images need more labels"
     notes = [*cut_notes, *filter(None, (seen * trained, changed, feature_cache.failure, left_out(dataset.left_out)))]
@@ -286,10 +296,11 @@ def evaluate_features(
     if knn is not None:
         on = machine.device if machine.device.type == "cuda" else torch.device("cpu")
         probabilities = neighbors.knn(train.to(on), train_labels, test.to(on), knn, classes=len(dataset.classes))
-        neighbors_result = measure(probabilities.cpu().numpy(), test_labels, dataset.classes)
+        neighbors_result = measure(probabilities.cpu().numpy(), test_labels, dataset.classes, groups)
     return FeatureEvaluation(
-        dataset.source, "cut from train" if cut_notes else measured, len(test), len(train), dataset.classes,
-        train.shape[1], tuple(shots), neighbors_result, min(knn or 0, len(train)), tuple(notes),
+        dataset.source, "cut from train" if cut_notes else measured, len(test), count_groups(groups, len(test)),
+        len(train), dataset.classes, train.shape[1], tuple(shots), neighbors_result, min(knn or 0, len(train)),
+        tuple(notes),
     )  # fmt: skip
 
 
@@ -304,7 +315,7 @@ def _two_sides(dataset: DataSet, split: str | None) -> tuple[DataSet, str, list[
         return dataset, split, []
     if other := next((name for name in ("test", "val") if name in dataset.splits), None):
         return dataset, other, []
-    dataset = with_validation(dataset)
+    dataset = with_validation(dataclasses.replace(dataset, splits={"train": with_copies(dataset["train"])}))
     cut = len(dataset["val"])
     return dataset, "val", [f"{cut:,} images were cut from train for evaluation, about the same share of each class"]
 
@@ -316,8 +327,11 @@ def _side(
     cache: FeatureCache,
     skip: bool,
     progress: Progress | None,
-) -> tuple[Tensor, np.ndarray]:
-    """Return features and labels of a split. To skip bad images, all are decoded even if features are cached."""
+) -> tuple[Tensor, Split]:
+    """Return the features of a split, and its readable images.
+
+    To skip bad images, all are decoded even if features are cached.
+    """
     batches = None
     if skip:
         on = predictor.machine.device
@@ -331,4 +345,4 @@ def _side(
     values = features_of(
         predictor.model, images, preprocessing, machine, cache=cache, batches=batches, progress=progress
     )
-    return values, np.asarray(images.labels)
+    return values, images

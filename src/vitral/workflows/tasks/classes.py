@@ -14,6 +14,7 @@ from torch import Tensor
 from vitral.data import Split
 from vitral.data.targets import ONE_CLASS
 from vitral.evaluation.calibration import conformal_scores, fit_temperature
+from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.inference.outputs import Output
 from vitral.inference.outputs.classes import Classes
@@ -65,15 +66,17 @@ class ClassTask(Task):
         accuracy = (logits.argmax(1) == wanted).double().mean()
         return {"val_loss": float(F.cross_entropy(logits, wanted)), "val_accuracy": float(accuracy)}
 
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
         """Calibrate: fit the temperature, and keep the scores for conformal sets."""
         assert isinstance(output, Classes)
         labels = np.asarray(labels)
-        calibrated = Classes(output.names, fit_temperature(logits.numpy(), labels))
-        return dataclasses.replace(calibrated, scores=conformal_scores(calibrated.values(logits).numpy(), labels))
+        number = count_groups(groups, len(labels))
+        calibrated = Classes(output.names, fit_temperature(logits.numpy(), labels, number))
+        scores = conformal_scores(calibrated.values(logits).numpy(), labels)
+        return dataclasses.replace(calibrated, scores=scores, groups=number if number < len(scores) else None)
 
-    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> Evaluation:
-        found = measure(values, labels, output.names)
+    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None) -> Evaluation:
+        found = measure(values, labels, output.names, groups)
         temperature = getattr(output, "temperature", 1.0)
         if temperature == 1:
             return found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitral.data import DataSet, Split
 from vitral.data.targets import SEVERAL_LABELS
+from vitral.evaluation.intervals import Groups
 from vitral.evaluation.labels import LabelsEvaluation, average_precision, best_thresholds, measure_labels
 from vitral.inference.outputs import Output
 from vitral.inference.outputs.labels import THRESHOLD, Labels
@@ -79,13 +80,15 @@ class LabelsTask(Task):
             "val_label_accuracy": float(((logits > 0) == (wanted > 0)).double().mean()),
         }
 
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
         chosen = best_thresholds(output.values(logits).double().numpy(), np.asarray(labels, bool), THRESHOLD)
         return Labels(output.names, tuple(chosen.tolist()))
 
-    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> LabelsEvaluation:
+    def measure(
+        self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None
+    ) -> LabelsEvaluation:
         assert isinstance(output, Labels)
-        return measure_labels(values, labels, output.names, output.thresholds)
+        return measure_labels(values, labels, output.names, output.thresholds, groups)
 
     def summary(self, split: str, measured: LabelsEvaluation) -> Mapping[str, float]:
         return {f"{split}_map": measured.mean_average_precision, f"{split}_macro_f1": measured.macro_f1}

@@ -6,6 +6,7 @@ import numpy as np
 
 from vitral.data import Split
 from vitral.evaluation.labels import LabelsEvaluation
+from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.page_numbers import percent
 from vitral.evaluation.sections import Example, Grid, Headline, Section
 from vitral.inference.outputs.labels import Labels
@@ -18,11 +19,12 @@ _WORST = 24
 
 def headline(measured: LabelsEvaluation) -> Headline:
     low, high = measured.exact_match_interval
+    alike = f" {GROUPED.capitalize()}." if measured.widened else ""
     note = (
         f"Mean average precision over {count(sum(one.images > 0 for one in measured.per_label), 'label')} on "
-        f"{count(measured.images, 'image')}. Macro F1 {percent(measured.macro_f1)}, micro F1 "
+        f"{measured.counted()}. Macro F1 {percent(measured.macro_f1)}, micro F1 "
         f"{percent(measured.micro_f1)}, accuracy (Jaccard) {percent(measured.jaccard)}, exact sets "
-        f"{percent(measured.exact_match)} (95 % interval {percent(low)} to {percent(high)})."
+        f"{percent(measured.exact_match)} (95 % interval {percent(low)} to {percent(high)}).{alike}"
     )
     return Headline("mAP", percent(measured.mean_average_precision), note)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitral.data import DataSet, Split
 from vitral.data.targets import NUMBERS
 from vitral.errors import DataError
+from vitral.evaluation.intervals import Groups
 from vitral.evaluation.numbers import NumbersEvaluation, measure_numbers
 from vitral.inference.outputs import Output
 from vitral.inference.outputs.numbers import Numbers
@@ -77,8 +78,10 @@ class NumbersTask(Task):
         error = float(np.square(logits.double().numpy() - standardized).mean())
         return {"val_loss": error, **({} if r2 is None else {"val_r2": r2})}
 
-    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> NumbersEvaluation:
-        return measure_numbers(values, labels, output.names)
+    def measure(
+        self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None
+    ) -> NumbersEvaluation:
+        return measure_numbers(values, labels, output.names, groups)
 
     def summary(self, split: str, measured: NumbersEvaluation) -> Mapping[str, float]:
         errors = {f"{split}_mae_{one.name}": one.mae for one in measured.per_number}

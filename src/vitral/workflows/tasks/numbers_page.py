@@ -6,16 +6,17 @@ import numpy as np
 
 from vitral.data import Split
 from vitral.evaluation.figures import residuals, scatter
+from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.numbers import NumbersEvaluation
 from vitral.evaluation.sections import Example, Grid, Headline, Section
-from vitral.wording import count
 
 _WORST = 24
 
 
 def headline(measured: NumbersEvaluation) -> Headline:
     value = "—" if measured.r2 is None else f"{measured.r2:.3f}"
-    return Headline("R²", value, f"{measured.headline()}, on {count(measured.images, 'image')}.")
+    alike = f"; {GROUPED}" if measured.widened else ""
+    return Headline("R²", value, f"{measured.headline()}, on {measured.counted()}{alike}.")
 
 
 def sections(measured: NumbersEvaluation, values: np.ndarray, images: Split) -> list[Section]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitral.data import DataSet, Split
 from vitral.data.targets import Targets
+from vitral.evaluation.intervals import Groups
 from vitral.inference.outputs import Output
 from vitral.inference.predictor import Predictor
 from vitral.training.callbacks import Epoch
@@ -28,6 +29,10 @@ class Metrics(Protocol):
     @property
     def images(self) -> int:
         """Number of images."""
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of images that belong together."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -70,12 +75,15 @@ class Task:
         """Return `val_loss` and the other metrics of an epoch, from logits (n, K) fp32."""
         raise NotImplementedError
 
-    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray) -> Output:
-        """Return the output with what is chosen on the validation images, such as thresholds."""
+    def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
+        """Return the output with what is chosen on the validation images, such as thresholds; `groups` as below."""
         return output
 
-    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> Metrics:
-        """Return all metrics from values (n, K), as `Output.values` makes them, and the labels of the images."""
+    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None) -> Metrics:
+        """Return all metrics from values (n, K), as `Output.values` makes them, and the labels of the images.
+
+        `groups` (n,) are equal for images that belong together, which intervals count; None if each is on its own.
+        """
         raise NotImplementedError
 
     def summary(self, split: str, measured: Any) -> Mapping[str, float]:

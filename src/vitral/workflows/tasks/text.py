@@ -13,6 +13,8 @@ from vitral.data import DataSet, Split
 from vitral.data.targets import TEXT
 from vitral.data.tokens import END, PADDING, START, decode
 from vitral.errors import UsageError
+from vitral.evaluation.intervals import Groups
+from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.text import TextEvaluation, measure_texts
 from vitral.inference.outputs import Output
 from vitral.inference.outputs.text import TextOutput
@@ -46,10 +48,10 @@ class TextTask(Task):
         measured = self.measure(logits.numpy(), labels, output)
         return {"val_accuracy": measured.accuracy, "val_cer": measured.cer}
 
-    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output) -> TextEvaluation:
+    def measure(self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None) -> TextEvaluation:
         found = [output.prediction("", row) for row in values]
         right = [decode(row, output.names) for row in labels]
-        return measure_texts([one.text for one in found], right, [one.confidence for one in found])
+        return measure_texts([one.text for one in found], right, [one.confidence for one in found], groups)
 
     def summary(self, split: str, measured: TextEvaluation) -> Mapping[str, float]:
         return {f"{split}_accuracy": measured.accuracy, f"{split}_cer": measured.cer}
@@ -74,9 +76,10 @@ class TextTask(Task):
 def _findings(measured: TextEvaluation) -> list[tuple[str, str]]:
     """Headings and sentences for the report."""
     (low, high), (least, most) = measured.accuracy_interval, measured.cer_interval
-    lines = f"{measured.accuracy:.2%} of {measured.images:,} lines (95 % interval {low:.2%} to {high:.2%})"
+    lines = f"{measured.accuracy:.2%} of {measured.counted('line')} (95 % interval {low:.2%} to {high:.2%})"
     errors = f"{measured.cer:.2%} of {measured.characters:,} characters (95 % interval {least:.2%} to {most:.2%})"
-    return [("Exactly right", f"{lines}."), ("Characters to correct", f"{errors}; words: {measured.wer:.2%}.")]
+    alike = f" {GROUPED.capitalize()}." if measured.widened else ""
+    return [("Exactly right", f"{lines}.{alike}"), ("Characters to correct", f"{errors}; words: {measured.wer:.2%}.")]
 
 
 def text_config(
