@@ -14,6 +14,7 @@ from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns, Prediction
 from vitral.inference.unknown import Detector
+from vitral.weights.fitted import CHANGES, no_sets
 
 
 def require_head(names: Sequence[str]) -> None:
@@ -42,6 +43,10 @@ class Classes(Output):
     """Largest 1 - p of the classes in a set; None predicts no sets."""
     unknown: Detector | None = None
     """Detector of images of no known class; with None no image is unknown."""
+    unfitted: str = ""
+    """The change of the network after which there are no scores (`vitral.weights.fitted`)."""
+    integers: bool = False
+    """True for numbers that were fitted in int8."""
     task = "class"
     one_class = True
     noun, explained = "classes", "class was predicted"
@@ -74,12 +79,14 @@ class Classes(Output):
         The set of an image has the classes with 1 - p up to the ⌈(n + 1) · coverage⌉-th smallest score of n validation
         images, and the most probable class in any case. For images that are exchangeable with those, the true class is
         in it with a probability of at least `coverage`: on average over images and validation sets, not for each
-        class. Raises `UsageError` if there are too few validation images.
+        class. Raises `UsageError` if there are too few validation images, and after a change of the network.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
         count = len(self.scores)
         rank = math.ceil(round((count + 1) * coverage, 9))
+        if self.unfitted:
+            raise no_sets(self.unfitted)
         if not count or rank > count:
             fewest = math.ceil(round(coverage / (1 - coverage), 9))
             why = f"they have {count:,}" if count else "they have none: train with a validation split"
@@ -94,6 +101,8 @@ class Classes(Output):
     def to_json(self) -> dict[str, Any]:
         calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
         calibrated |= {"scores": list(self.scores)} if self.scores else {}
+        calibrated |= {"unfitted": self.unfitted} if self.unfitted else {}
+        calibrated |= {"integers": True} if self.integers else {}
         calibrated |= {"unknown": self.unknown.to_json()} if self.unknown else {}
         return {"task": "class", **calibrated} if calibrated else {}
 
@@ -103,4 +112,9 @@ class Classes(Output):
         if not (math.isfinite(temperature) and temperature > 0):
             raise ValueError(f"a temperature of {temperature}")
         unknown = Detector.from_json(saved["unknown"], saved["statistics"]) if "unknown" in saved else None
-        return cls(tuple(names), temperature, tuple(map(float, saved.get("scores", ()))), unknown=unknown)
+        scores, unfitted = tuple(map(float, saved.get("scores", ()))), str(saved.get("unfitted", ""))
+        if unfitted and unfitted not in CHANGES:
+            raise ValueError(f"sets of classes after the change '{unfitted}'")
+        return cls(
+            tuple(names), temperature, scores, unknown=unknown, unfitted=unfitted, integers=bool(saved.get("integers"))
+        )
