@@ -17,7 +17,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import Machine, choose, plain_modes, without_autocast
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference.engines import openvino
-from vitral.inference.engines.built import Built, stepped_aside, structure_of, tensors_of
+from vitral.inference.engines.built import Built, stamps_of, stepped_aside, structure_of, tensors_of
 from vitral.inference.engines.casting import cast_copy, dtype_of
 from vitral.inference.engines.compiled import Compiled, unavailable_reason
 from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
@@ -109,6 +109,7 @@ class Predictor(Described):
             raise unknown("engine", engine, get_args(Engine))
         self._requested = engine
         self._built: Built | None = None
+        self._stamps: list[tuple[int, int]] | None = stamps_of(tensors_of(self.model))
         self._choose_engine()
         if tta != "none":
             require_classes(self.output, "averaging views", "--tta none")
@@ -172,6 +173,7 @@ class Predictor(Described):
     def cast(self) -> Predictor:
         """Cast `model` to the precision of the engine, for heat maps and figures in that precision; return `self`."""
         self.model = cast_copy(self.model, self.dtype)
+        self._stamps = None
         return self
 
     @overload
@@ -194,7 +196,8 @@ class Predictor(Described):
         prepared = [self.prepare(item.image, item.name) for item in expand(images)]
         if not prepared:
             return np.zeros((0, len(self.classes)), np.float32)
-        return self.output.values(self.logits(torch.stack(prepared))).cpu().numpy()
+        logits = self.logits(torch.stack(prepared))
+        return self.output.values(logits).cpu().numpy()
 
     def prepare(self, image: ImageInput, name: str = "image") -> Tensor:
         """Decode, resize and crop an image: uint8 (C, height, width), not yet standardized."""
@@ -275,18 +278,30 @@ class Predictor(Described):
         if self._structure != structure_of(self.model):
             self._choose_engine()
             self._built = None
+        tensors = tensors_of(self.model)
+        self._check_fitted(stamps_of(tensors))
         if self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(self.model):
             return self.model
-        tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
             self._built = Built(tensors, averaged(self._build(), self.tta))
         if isinstance(self._built.network, Averaged):
             self._built.network.temperature = getattr(self.output, "temperature", 1.0)
         return self._built.network
 
+    def _check_fitted(self, stamps: list[tuple[int, int]]) -> None:
+        """Leave out the numbers of the output, with a warning, if weights were changed since the last call."""
+        if self._stamps is not None and stamps != self._stamps:
+            if self.ranges:
+                check_ranges(["weights"], self.source)
+            self.output, notes = holding(self.output, ["weights"])
+            self.left_out += notes
+            for note in notes:
+                warnings.warn(note, stacklevel=4)
+        self._stamps = stamps
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
-        return {**self.__dict__, "_built": None}
+        return {**self.__dict__, "_built": None, "_stamps": None}
 
     @property
     def dtype(self) -> torch.dtype:

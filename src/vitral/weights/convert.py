@@ -201,7 +201,7 @@ def at_temperature_one(weights: Weights) -> Weights:
         config = dataclasses.replace(weights.config, logit_scale=weights.config.logit_scale / temperature)
         return dataclasses.replace(weights, config=config)
     heads = [name for name in weights.state if name.split(".")[0] in ("head", "head_dist")]
-    state = {**weights.state, **{name: weights.state[name] / temperature for name in heads}}
+    state = {**weights.state, **{name: weights.state[name].float() / temperature for name in heads}}
     return dataclasses.replace(weights, state=state)
 
 

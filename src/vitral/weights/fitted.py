@@ -31,6 +31,7 @@ CHANGES: Mapping[str, Change] = {
     "size": Change("at another size of images, patches or pixels", "leave out --patch-size, --image-size, --channels"),
     "levels": Change("at other levels than those of training", "leave out --levels"),
     "head": Change("with other classes", "vitral train DATA --init WEIGHTS"),
+    "weights": Change("with changed weights", "vitral train DATA --init WEIGHTS"),
     "views": Change("averaged over views", "leave out --tta"),
     "int8": Change("in int8", "leave out --precision int8"),
 }
@@ -48,7 +49,7 @@ NUMBERS: Mapping[str, str] = {
 
 _HOLDS: Mapping[str, tuple[str, ...]] = {
     "temperature": ("views", "int8"),  # it divides the logits of each view; int8 approximates the same logits
-    "mean": ("size", "levels", "views", "int8"),  # of the training targets, not of outputs
+    "mean": ("size", "levels", "weights", "views", "int8"),  # of the training targets, not of outputs
     "ranges": ("views",),  # a view is an image as any other, and values beyond a range are clipped
 }
 _LABEL = 0.5
