@@ -40,14 +40,14 @@ SHAPE: dict[str, Any] = {
 }
 PROGRAMS = (*TARGETS, "push")
 KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "plain": ({}, PROGRAMS),
+    "plain": ({}, tuple(name for name in PROGRAMS if name != "jax")),
     "gelu-tanh": ({"activation": "gelu-tanh"}, ("native", "timm", "hf", "jax", "push")),
     "mean": ({"pool": "mean"}, ("native", "timm", "hf", "push")),
     "bounded": ({"logits_tanh": True}, ("native", "hf", "push")),
     "bounded, scaled": ({"logits_tanh": True, "logit_scale": 3.0, "pool": "mean"}, ("native", "hf", "push")),
     "bounded, MLP": ({"logits_tanh": True, "logit_scale": 3.0, "pre_logits": True}, ("native", "hf", "push")),
-    "MLP": ({"pre_logits": True}, ("native", "timm", "hf", "torchvision", "push")),
-    "MLP, gelu-tanh": ({"pre_logits": True, "activation": "gelu-tanh"}, ("native", "timm", "hf", "jax", "push")),
+    "MLP": ({"pre_logits": True}, ("native", "hf", "torchvision", "push")),
+    "MLP, gelu-tanh": ({"pre_logits": True, "activation": "gelu-tanh"}, ("native", "hf", "jax", "push")),
     "distilled": ({"dist_token": True}, ("native", "timm", "hf", "push")),
     "map": ({"pool": "map", "cls_token": False}, ("native", "timm", "hf", "push")),
     "stem": ({"conv_stem": ((16, 2), (24, 2), (24, 1))}, ("native", "hf", "push")),
@@ -76,7 +76,8 @@ def written(weights: Weights, folder: Path, to: str) -> None:
 
 
 def by_vitral(folder: Path, to: str, images: Tensor) -> Tensor:
-    bare = to in ("torchvision", "jax", "mae", "dino")
+    """Probabilities of the files, read by vitral; those that are tensors alone state no number of heads."""
+    bare = to in ("torchvision", "jax", "mae", "dino") and images.shape[-1] == 32
     options: dict[str, Any] = {"heads": 4, "image_size": (32, 32)} if bare else {}
     (path,) = folder.iterdir() if to in ("jax", "mae", "dino") else (folder,)
     return probabilities(read(path, **options).weights, images)
@@ -115,7 +116,7 @@ def test_probabilities_are_those_of_the_source(kind: str, to: str, tmp_path: Pat
         config = ViTConfig(**{**SHAPE, **fields})
     images = torch.randn(4, config.channels, *config.image, generator=torch.Generator().manual_seed(1))
     for temperature in (1.0, 0.4, 2.5):
-        folder = tmp_path / f"{temperature:g}"
+        folder = tmp_path / f"at-{10 * temperature:g}-tenths"
         weights = weights_of(config, {"task": "class", "temperature": temperature, "scores": [0.1, 0.4]})
         if to not in targets:
             with pytest.raises(WeightsError):

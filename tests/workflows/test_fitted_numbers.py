@@ -128,7 +128,8 @@ def in_use(predictor: vitral.Predictor, number: str) -> bool:
 
 
 def loads(number: str, options: dict[str, Any], promise: str, folder: Path) -> None:
-    file = saved(folder, TASKS.get(number, "class"), ranges="int8" in options.values() or number == "ranges")
+    quantized = number == "ranges" or ("int8" in options.values() and number not in TASKS)
+    file = saved(folder, TASKS.get(number, "class"), ranges=quantized)
     edited = options.get("edited", False)
     options = {name: value for name, value in options.items() if name != "edited"}
     if number == "ranges":
@@ -328,7 +329,8 @@ def test_a_threshold_is_measured_on_the_network_as_it_was_trained(run: Path, tmp
     from vitral.data.options import OWN_DATA
 
     Image.fromarray(noise(0)).save(tmp_path / "strange.png")
-    evaluated = evaluate_images(run, OWN_DATA, InferenceOptions(tta="mirror"))
+    with pytest.warns(UserWarning, match=NUMBERS["unknown"]):
+        evaluated = evaluate_images(run, OWN_DATA, InferenceOptions(tta="mirror"))
     with pytest.raises(UsageError, match="measures no threshold averaged over views"):
         evaluate_unknown(evaluated, tmp_path / "strange.png")
     assert evaluated.evaluation.raw_ece is None  # a mean of probabilities has no logits without the temperature

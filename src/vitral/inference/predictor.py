@@ -188,7 +188,8 @@ class Predictor(Described):
         """
         if is_single(images):
             (item,) = expand(images)
-            return self.output.prediction(item.name, self.rows(self.prepare(item.image, item.name)[None])[0])
+            row = self.rows(self.prepare(item.image, item.name)[None])[0]
+            return self.output.prediction(item.name, row)
         return Predictions(_or_raise(result) for result in self.stream(images))
 
     def probabilities(self, images: Images) -> np.ndarray:

@@ -145,8 +145,15 @@ def quantize(
     ranges = observe(network, map(exact.preprocessing.standardize, calibration))
     file = ranges_file(locate(model)[0])
     measured_on = f"{len(training)} images of {dataset.source}"
-    write_ranges(file, network, Calibration(ranges), measured_on=measured_on)
-    integers = InferenceOptions(precision="int8").load(model)
+    integers = Predictor(
+        network,
+        exact.preprocessing,
+        exact.classes,
+        machine=plain.machine,
+        source=exact.source,
+        ranges=ranges,
+        output=exact.output,
+    )
     refitted = _fitted(integers, *read(judged, "val")) if own and "val" in dataset.splits else {}
     predictions, seconds = _compare((plain, integers), evaluation)
     accuracy = [float((predicted == held_out.labels).mean()) for predicted in predictions]
