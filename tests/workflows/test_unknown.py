@@ -210,7 +210,7 @@ def test_weights_keep_their_tensors_apart(run: str, tmp_path: Path) -> None:
     larger = loading.read(run, image_size=(16, 24))
     assert "unknown" not in larger.weights.output
     assert not larger.weights.statistics
-    assert any("no image is unknown" in note for note in larger.account.notes)
+    assert any("the threshold of unknown images" in note for note in larger.account.notes)
     vitral.convert(run, tmp_path / "copy.safetensors", to="native")
     assert vitral.load(tmp_path / "copy.safetensors").output.unknown.threshold == 2.0
     save(run, Detector("energy", 1.0))

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,10 +96,12 @@ def evaluate(
     from vitral.inference.options import InferenceOptions
     from vitral.workflows.evaluate import evaluate_images
 
+    check: Callable[[Any], None] | None = None
     if unknown is not None:
-        from vitral.workflows.unknown import check_options
+        from vitral.workflows.unknown import check_network, check_options
 
-        check_options(unknown, known_share, tta, precision)
+        check_options(unknown, known_share)
+        check = check_network
     images = DataOptions(data, split, data_root, bad_images, label_separator, class_folders)
     options = InferenceOptions(device, precision, engine, tta, patch_size, beams, class_order, levels)
     if few_shot is not None or knn is not None:
@@ -107,7 +110,7 @@ def evaluate(
             raise UsageError("nothing for several ranks to share", why=why, hint="leave out --nproc, or torchrun")
         return _evaluate_features(run, images, options, few_shot, knn, cache, format)
     with counting(stderr(quiet=is_follower()), "reading the images") as done:
-        result = evaluate_images(run, images, options, done)
+        result = evaluate_images(run, images, options, done, check)
     if is_follower():  # the first rank prints
         return 0
     print_predictor_notes(result.predictor)

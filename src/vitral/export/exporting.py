@@ -44,6 +44,7 @@ from vitral.model import EncoderDecoder
 from vitral.model.registry import config_to_json
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
+from vitral.weights.fitted import CHANGES
 from vitral.weights.read.references import name_of
 from vitral.workflows.evaluate import data_for, in_classes_of, left_out_bad
 
@@ -205,6 +206,9 @@ def _check_network(predictor: Predictor) -> None:
         what = "a network without a head cannot be exported"
         raise UsageError(what, where=predictor.source or None, why=why, hint=hint)
     refuse_own_sizes(predictor.preprocessing, "export", predictor.source)
+    if altered := [change for change in predictor.changes if change in ("views", "int8")]:
+        why = f"this predictor computes {CHANGES[altered[0]].where}"
+        raise UsageError("an export is of the network itself", why=why, hint="vitral.load(…) without tta and int8")
     machine = predictor.machine
     if machine.device.type != "cpu" or machine.precision != "fp32":
         hint = 'vitral.load(…, device="cpu", precision="fp32")'

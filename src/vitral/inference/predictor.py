@@ -17,7 +17,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import Machine, choose, plain_modes, without_autocast
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference.engines import openvino
-from vitral.inference.engines.built import Built, stepped_aside, structure_of, tensors_of
+from vitral.inference.engines.built import Built, stamps_of, stepped_aside, structure_of, tensors_of
 from vitral.inference.engines.casting import cast_copy, dtype_of
 from vitral.inference.engines.compiled import Compiled, unavailable_reason
 from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
@@ -26,20 +26,21 @@ from vitral.inference.engines.packed import is_faster, packable, packed
 from vitral.inference.features import head_features, patch_tokens
 from vitral.inference.generation import only_generates, search_by
 from vitral.inference.inputs import ImageInput, Images, expand, is_single, pixels_of
-from vitral.inference.outputs import Output, output_of
+from vitral.inference.outputs import Output, holding, output_of
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import network_logits, only_plain
 from vitral.inference.predictions import Prediction, Predictions
 from vitral.inference.stream import stream
-from vitral.inference.tta import Views, averaged
+from vitral.inference.tta import Averaged, Views, averaged
 from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
 from vitral.model import Foreign, Network, ViT
 from vitral.model.variants import name_of
+from vitral.weights.fitted import check_ranges
 from vitral.weights.in_memory import unwrapped
 from vitral.weights.load import locate, read
 from vitral.weights.native import assumed_output
-from vitral.weights.notes import Alarm
+from vitral.weights.notes import Alarm, LeftOut
 from vitral.weights.report import LoadReport
 
 T = TypeVar("T")
@@ -76,8 +77,9 @@ class Predictor(Described):
 
         `model` is one of vitral's networks, which is moved to the device and to fp32 in place, or one of timm,
         torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default
-        preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's.
-        `ranges` (`int8.observe`) quantize the dense layers. `engine` and `tta` are those of `load`.
+        preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's. Its
+        numbers are taken to be fitted to this network and single views; those that do not hold for `tta` or in int8 are
+        left out. `ranges` (`int8.observe`) quantize the dense layers. `engine` and `tta` are those of `load`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.
@@ -96,14 +98,18 @@ class Predictor(Described):
         self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=network.config.dim)
         self.model: Network = network.to(self.machine.device, torch.float32).eval()
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
-        self.output: Output = output or output_of(self.classes, assumed_output(network.config))
+        self._as_fitted = output or output_of(self.classes, assumed_output(network.config))
+        self.tta, self.ranges = tta, ranges
+        """Views of each image whose predictions are averaged, and ranges of int8."""
+        self.output: Output
         """The way from logits to predictions, for the task of the network."""
+        self.output, self.left_out = holding(self._as_fitted, self.changes)
+        """… and notes on the numbers of `output` that do not hold here."""
         if engine not in get_args(Engine):
             raise unknown("engine", engine, get_args(Engine))
-        self.tta = tta
-        """Views of each image whose predictions are averaged."""
-        self._requested, self.ranges = engine, ranges
+        self._requested = engine
         self._built: Built | None = None
+        self._stamps: list[tuple[int, int]] | None = stamps_of(tensors_of(self.model))
         self._choose_engine()
         if tta != "none":
             require_classes(self.output, "averaging views", "--tta none")
@@ -150,16 +156,24 @@ class Predictor(Described):
             raise UsageError("nothing can be packed here", why=why, hint="--engine plain")
         return "plain"
 
+    @property
+    def changes(self) -> list[str]:
+        """Changes since the numbers saved with the weights were fitted (`vitral.weights.fitted.CHANGES`)."""
+        own = {"views": self.tta != "none", "int8": bool(self.ranges)}
+        return [*(self.account.changes if self.account else ()), *(name for name, on in own.items() if on)]
+
     def plainly(self) -> Predictor:
         """Return a predictor of the same network on the same machine, without averaging."""
         return Predictor(
             self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
-            engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges, output=self.output,
+            engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges,
+            output=self.output if self.tta == "none" else self._as_fitted,
         )  # fmt: skip
 
     def cast(self) -> Predictor:
         """Cast `model` to the precision of the engine, for heat maps and figures in that precision; return `self`."""
         self.model = cast_copy(self.model, self.dtype)
+        self._stamps = None
         return self
 
     @overload
@@ -174,7 +188,8 @@ class Predictor(Described):
         """
         if is_single(images):
             (item,) = expand(images)
-            return self.output.prediction(item.name, self.rows(self.prepare(item.image, item.name)[None])[0])
+            row = self.rows(self.prepare(item.image, item.name)[None])[0]
+            return self.output.prediction(item.name, row)
         return Predictions(_or_raise(result) for result in self.stream(images))
 
     def probabilities(self, images: Images) -> np.ndarray:
@@ -182,7 +197,8 @@ class Predictor(Described):
         prepared = [self.prepare(item.image, item.name) for item in expand(images)]
         if not prepared:
             return np.zeros((0, len(self.classes)), np.float32)
-        return self.output.values(self.logits(torch.stack(prepared))).cpu().numpy()
+        logits = self.logits(torch.stack(prepared))
+        return self.output.values(logits).cpu().numpy()
 
     def prepare(self, image: ImageInput, name: str = "image") -> Tensor:
         """Decode, resize and crop an image: uint8 (C, height, width), not yet standardized."""
@@ -263,16 +279,30 @@ class Predictor(Described):
         if self._structure != structure_of(self.model):
             self._choose_engine()
             self._built = None
+        tensors = tensors_of(self.model)
+        self._check_fitted(stamps_of(tensors))
         if self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(self.model):
             return self.model
-        tensors = tensors_of(self.model)
         if self._built is None or not self._built.is_current(tensors):
             self._built = Built(tensors, averaged(self._build(), self.tta))
+        if isinstance(self._built.network, Averaged):
+            self._built.network.temperature = getattr(self.output, "temperature", 1.0)
         return self._built.network
+
+    def _check_fitted(self, stamps: list[tuple[int, int]]) -> None:
+        """Leave out the numbers of the output, with a warning, if weights were changed since the last call."""
+        if self._stamps is not None and stamps != self._stamps:
+            if self.ranges:
+                check_ranges(["weights"], self.source)
+            self.output, notes = holding(self.output, ["weights"])
+            self.left_out += notes
+            for note in notes:
+                warnings.warn(note, stacklevel=4)
+        self._stamps = stamps
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
-        return {**self.__dict__, "_built": None}
+        return {**self.__dict__, "_built": None, "_stamps": None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -375,13 +405,14 @@ def load(
 
     The status of each tensor, and each assumption, is in the predictor's `account`; what might make all answers wrong
     is a Python warning: a second network in the file, values that are not finite, other levels than those of training.
+    So are numbers fitted at the end of a run that do not hold with these options, and are left out.
 
     Raises:
 
     - `RunError` for a folder that is not a run, or a run without weights;
     - `WeightsError` for weights that are missing, damaged, of an unknown format, or do not fit;
     - `UsageError` for unknown options, another number of `classes` without `new_head`, and a device, precision or
-      engine that is not available for this network;
+      engine that is not available for this network; for int8 at another size than its ranges were measured at;
     - `MissingExtraError` for an engine, or a package that reads the weights, that is not installed.
     """
     if isinstance(source, Predictor):
@@ -401,15 +432,19 @@ def load(
         if device == "cpu" and engine in ("auto", "packed"):
             int8_engine(network, torch_alone=engine == "packed", where=source)  # before a hint to calibrate
         measured = read_ranges(ranges_file(locate(source)[0]), network, source)
+        check_ranges(loaded.account.changes, source)
+    fields, left_out = measured.refitted(weights.output)
     named = loaded.reference if isinstance(source, nn.Module) else str(source)
     predictor = Predictor(
         network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
         source=named, engine=engine, ranges=measured.ranges or None, tta=tta,
-        output=output_of(weights.classes, weights.output, weights.statistics),
+        output=output_of(weights.classes, fields, weights.statistics),
     )  # fmt: skip
+    predictor.left_out[:0] = left_out
+    loaded.account.notes += predictor.left_out
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
     predictor.account = loaded.account
     for note in loaded.account.notes:
-        if isinstance(note, Alarm):
-            warnings.warn(f"{named}: {note.plain}", stacklevel=3)
+        if isinstance(note, Alarm | LeftOut):
+            warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)
     return predictor

@@ -26,28 +26,33 @@ COUNTS: dict[Views, int] = {"none": 1, "mirror": 2, "shifts": 3, "both": 6}
 """Number of views of each."""
 
 
-def averaged(network: nn.Module, views: Views) -> nn.Module:
+def averaged(network: nn.Module, views: Views, temperature: float = 1.0) -> nn.Module:
     """A network that predicts the mean probabilities over views; for "none" the network itself.
 
     `UsageError` for unknown views.
     """
     if views not in get_args(Views):
         raise unknown("--tta", views, get_args(Views), elsewhere={"flip": "mirror", "hflip": "mirror", "all": "both"})
-    return network if views == "none" else Averaged(network, views)
+    return network if views == "none" else Averaged(network, views, temperature)
 
 
 class Averaged(nn.Module):
-    """Standardized images (B, C, H, W) to log mean probabilities (B, K), which are logits to softmax."""
+    """Standardized images (B, C, H, W) to logits (B, K) whose softmax at the temperature is the mean over views.
 
-    def __init__(self, network: nn.Module, views: Views):
+    The temperature divides the logits of each view, because it was fitted to those of one view. A mean of probabilities
+    has no logits that it would fit (docs/elsewhere.md has the calibration errors of both).
+    """
+
+    def __init__(self, network: nn.Module, views: Views, temperature: float = 1.0):
         super().__init__()
-        self.network, self.views = network, views
+        self.network, self.views, self.temperature = network, views, temperature
         self.train(network.training)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K) fp32."""
-        probabilities = [self.network(view).float().softmax(-1) for view in views_of(images, self.views)]
-        return torch.stack(probabilities).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
+        logits = [self.network(view).float() / self.temperature for view in views_of(images, self.views)]
+        mean = torch.stack([one.softmax(-1) for one in logits]).mean(0)
+        return mean.clamp_min(torch.finfo(torch.float32).tiny).log() * self.temperature
 
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:

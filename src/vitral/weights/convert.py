@@ -79,14 +79,20 @@ def lost(weights: Weights, to: str) -> list[str]:
     own = weights.preprocessing
     if to not in _PREPROCESSING:
         return []
-    return [*_preprocessing_lost(own, to), *_output_lost(weights.output, to)]
+    return [*_preprocessing_lost(own, to), *_output_lost(weights, to)]
 
 
-def _output_lost(output: Mapping[str, Any], to: str) -> list[str]:
-    """Note a temperature that is part of the written head, and warn about an answer that it cannot give."""
-    notes = []
+def _output_lost(weights: Weights, to: str) -> list[str]:
+    """Note a temperature that is part of the written head, and what stays behind; warn about an answer that it cannot
+    give.
+    """
+    notes, output = [], weights.output
     if (temperature := output.get("temperature", 1.0)) != 1:
-        notes.append(f"the head is divided by the temperature {temperature:.4g}, so that probabilities are the same")
+        divided = "factor on the bounded logits" if getattr(weights.config, "logits_tanh", False) else "head"
+        how = f"the {divided} is divided by the temperature {temperature:.4g}"
+        notes.append(f"{how}, so that probabilities are the same")
+    if output.get("scores"):
+        notes.append("the sets of classes with a coverage stay behind: --to native keeps them")
     if output.get("unknown"):
         notes.append(Alarm(f"WARNING for {to}: its files cannot state the threshold of unknown images"))
     return notes
@@ -182,13 +188,21 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
 
 
 def at_temperature_one(weights: Weights) -> Weights:
-    """Divide the heads by the temperature of the probabilities: other programs know the softmax alone."""
+    """Divide the logits by the temperature of the probabilities, since other programs know the softmax alone: by the
+    heads, or where a tanh bounds what they compute, by the factor after it.
+
+    Other fitted numbers stay behind (`lost`): those programs have no place for them, and an energy is of other logits.
+    """
     temperature = weights.output.get("temperature", 1.0)
-    heads = [name for name in weights.state if name.split(".")[0] in ("head", "head_dist")]
+    weights = dataclasses.replace(weights, output={}, statistics={})
     if temperature == 1:
         return weights
-    state = {**weights.state, **{name: weights.state[name] / temperature for name in heads}}
-    return dataclasses.replace(weights, state=state, output={**weights.output, "temperature": 1.0})
+    if getattr(weights.config, "logits_tanh", False):
+        config = dataclasses.replace(weights.config, logit_scale=weights.config.logit_scale / temperature)
+        return dataclasses.replace(weights, config=config)
+    heads = [name for name in weights.state if name.split(".")[0] in ("head", "head_dist")]
+    state = {**weights.state, **{name: weights.state[name].float() / temperature for name in heads}}
+    return dataclasses.replace(weights, state=state)
 
 
 def materialized(weights: Weights) -> Weights:

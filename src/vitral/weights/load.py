@@ -17,7 +17,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.folders import is_run
 from vitral.model import BiTConfig, ModelConfig, Network, ViTConfig, network
-from vitral.weights import class_names, native
+from vitral.weights import class_names, fitted, native
 from vitral.weights import in_memory as modules
 from vitral.weights.formats import FORMATS, detect, has_format
 from vitral.weights.formats.format import Format
@@ -113,7 +113,17 @@ def read(
 def _at_levels(loaded: Loaded, levels: tuple[int, int] | None) -> Loaded:
     preprocessing, notes = with_levels(loaded.weights.preprocessing, levels)
     loaded.account.notes += notes
-    return dataclasses.replace(loaded, weights=dataclasses.replace(loaded.weights, preprocessing=preprocessing))
+    output = _still_fitted(loaded.weights, loaded.account, "levels") if notes else loaded.weights.output
+    weights = dataclasses.replace(loaded.weights, preprocessing=preprocessing, output=output)
+    return dataclasses.replace(loaded, weights=weights)
+
+
+def _still_fitted(weights: Weights, account: LoadReport, change: str) -> dict[str, Any]:
+    """Return the output with the numbers that still hold after a change, which is recorded in the load report."""
+    output, notes = fitted.kept(weights.output, change)
+    account.notes += notes
+    account.changes.append(change)
+    return output
 
 
 def _refuse_stated(where: str, weights_key: str | None, class_order: str | None) -> None:
@@ -388,11 +398,11 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     prepared = _prepared(weights.preprocessing, config)
     if prepared.image_size != weights.preprocessing.image_size:
         account.notes.append(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
-    output = {} if new_head else {name: value for name, value in weights.output.items() if name != "unknown"}
-    if "unknown" in weights.output:
-        account.notes.append("no image is unknown: the threshold is of the network as it was")
-    fitted = Weights(config, state, prepared, classes, weights.trained, output)
-    return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
+    output, statistics = weights.output, weights.statistics
+    if new_head or config != weights.config:
+        output, statistics = _still_fitted(weights, account, "head" if new_head else "size"), {}
+    adapted = Weights(config, state, prepared, classes, weights.trained, {} if new_head else output, statistics)
+    return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
 
 
 def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
@@ -415,9 +425,9 @@ def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
         note += f"; new rows of zeros: {some(new)}"
     account.notes.append(note)
     config = dataclasses.replace(weights.config, classes=len(names))
-    output = {name: value for name, value in weights.output.items() if name != "unknown"}
-    fitted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)
-    return dataclasses.replace(loaded, weights=fitted, account=account, empty=[])
+    output = _still_fitted(weights, account, "head")
+    adapted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)
+    return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
 
 
 def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:

@@ -14,3 +14,7 @@ class Alarm(Caution):
     def plain(self) -> str:
         """The note without its first word."""
         return self.removeprefix("WARNING ")
+
+
+class LeftOut(Caution):
+    """A note on fitted numbers that do not hold for what is computed now, and are not used."""

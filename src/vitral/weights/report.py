@@ -83,6 +83,8 @@ class LoadReport:
     """The order of the classes that the user stated for weights without names."""
     digest: str = ""
     """Digest that the file states of itself; empty if it states none."""
+    changes: list[str] = field(default_factory=list)
+    """Changes of the network since its numbers were fitted (`vitral.weights.fitted.CHANGES`)."""
     written: list[str] = field(default_factory=list)
     """Files written from it."""
 

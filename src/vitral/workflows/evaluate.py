@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import output_of
-from vitral.inference.outputs.classes import require_head
+from vitral.inference.outputs.classes import Classes, require_head
 from vitral.inference.predictor import Engine, Predictor
 from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
@@ -161,12 +161,16 @@ def evaluate_images(
     data: DataOptions,
     options: InferenceOptions,
     progress: Progress | None = None,
+    check: Callable[[Predictor], None] | None = None,
 ) -> Evaluated:
-    """Evaluate as `evaluate` does, and also return the predictions; of several ranks, only the first one gets them."""
+    """Evaluate as `evaluate` does, and also return the predictions; of several ranks, only the first one gets them.
+
+    `check` may raise an error for a predictor before an image is read.
+    """
     if current().together:  # called by the callback of one rank: the others do something else
-        return _evaluate(model, data, options, progress, ALONE)
+        return _evaluate(model, data, options, progress, check, ALONE)
     with joined(options.device, REPEAT) as ranks:
-        return _evaluate(model, data, options, progress, ranks)
+        return _evaluate(model, data, options, progress, check, ranks)
 
 
 def _evaluate(
@@ -174,9 +178,10 @@ def _evaluate(
     data: DataOptions,
     options: InferenceOptions,
     progress: Progress | None,
+    check: Callable[[Predictor], None] | None,
     ranks: Ranks,
 ) -> Evaluated:
-    predictor, machine = ranks.agree(lambda: _load(model, options))
+    predictor, machine = ranks.agree(lambda: _load(model, options, check))
     dataset, own = ranks.agree(lambda: _grouped(predictor, *data_for(predictor, data)))
     chosen, described = ranks.agree(lambda: _describe(predictor, dataset, own, data))
     dataset = dataclasses.replace(dataset, splits={chosen: dataset[chosen]})
@@ -195,8 +200,10 @@ def _evaluate(
         probabilities = predictor.output.values(logits[0]).numpy()
 
     def measured() -> tuple[Any, Comparison | None]:
-        task = task_of(predictor.output.task)
-        evaluation = task.measure(probabilities, images.labels, predictor.output, images.groups)
+        output = predictor.output
+        if altered and isinstance(output, Classes):  # a mean of probabilities has no logits without the temperature
+            output = dataclasses.replace(output, temperature=1.0)
+        evaluation = task_of(output.task).measure(probabilities, images.labels, output, images.groups)
         return evaluation, _compare(predictor, logits[0], logits[1], images.labels) if altered else None
 
     evaluation, comparison = ranks.share(measured)
@@ -227,8 +234,17 @@ def _describe(
     return chosen, {"split": "all" if whole else chosen, "caution": caution, "changed": changed}
 
 
-def _load(model: str | Path | Predictor | nn.Module, options: InferenceOptions) -> tuple[Predictor, Machine]:
+def _load(
+    model: str | Path | Predictor | nn.Module, options: InferenceOptions, check: Callable[[Predictor], None] | None
+) -> tuple[Predictor, Machine]:
     """Return the predictor to evaluate, and the machine that it computes on. A predictor has its own options."""
+    predictor, machine = _loaded(model, options)
+    if check:
+        check(predictor)
+    return predictor, machine
+
+
+def _loaded(model: str | Path | Predictor | nn.Module, options: InferenceOptions) -> tuple[Predictor, Machine]:
     if isinstance(model, Predictor):
         return copy.copy(model), model.machine  # whose outputs may be named here
     if options.precision == "int8" or options.engine in ("openvino", "packed", "compiled"):

@@ -34,6 +34,7 @@ from vitral.weights.load import locate
 from vitral.weights.read.references import is_included
 from vitral.wording import count, in_groups
 from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
+from vitral.workflows.tasks import task_of
 
 RELIABLE_IMAGES = 100
 """Number of images, or of groups of them, below which an accuracy is too uncertain."""
@@ -118,7 +119,8 @@ def quantize(
     """Calibrate `model` (a run folder or weights file) for `vitral.load(model, precision="int8")`.
 
     The ranges are measured on `images` images of `data`, by default on the run's own training images, and written next
-    to the weights. Then accuracy and speed with and without int8 are compared on at most `judged` labeled images of
+    to the weights, with a temperature and scores of sets that are fitted in int8 to at most `judged` of a run's
+    validation images. Then accuracy and speed with and without int8 are compared on at most `judged` labeled images of
     test, else val, else train. Unreadable images are an error that names them; they are left out with
     `bad_images="skip"`, and for a run's own data if the run left them out.
 
@@ -152,8 +154,16 @@ def quantize(
     ranges = observe(network, map(exact.preprocessing.standardize, calibration))
     file = ranges_file(locate(model)[0])
     measured_on = f"{len(training)} images of {dataset.source}"
-    write_ranges(file, network, Calibration(ranges), measured_on=measured_on)
-    integers = InferenceOptions(precision="int8").load(model)
+    integers = Predictor(
+        network,
+        exact.preprocessing,
+        exact.classes,
+        machine=plain.machine,
+        source=exact.source,
+        ranges=ranges,
+        output=exact.output,
+    )
+    refitted = _fitted(integers, *read(judged, "val")) if own and "val" in dataset.splits else {}
     predictions, seconds = _compare((plain, integers), evaluation)
     accuracy = [float((predicted == held_out.labels).mean()) for predicted in predictions]
     groups = count_groups(with_copies(held_out).groups, len(held_out))
@@ -162,8 +172,15 @@ def quantize(
         accuracy[0], accuracy[1], float((predictions[0] == predictions[1]).mean()),
         float(np.median(seconds[0]) / np.median(seconds[1])), changed, groups,
     )  # fmt: skip
-    write_ranges(file, network, Calibration(ranges, result.warning), measured_on=measured_on)
+    write_ranges(file, network, Calibration(ranges, result.warning, refitted), measured_on=measured_on)
     return result
+
+
+def _fitted(integers: Predictor, images: Split, batches: Iterable[Tensor]) -> dict[str, Any]:
+    """Fit the temperature and the scores of sets in int8, on validation images; return the fields of the output."""
+    logits = torch.cat([integers.logits(batch).cpu() for batch in batches])
+    output = task_of(integers.output.task).fitted(integers.output, logits, images.labels, images.groups)
+    return {"temperature": 1.0, **output.to_json(), "integers": True}
 
 
 _FEW, _REPEATS = 5, 5

@@ -35,6 +35,7 @@ from vitral.inference.unknown import SCORES, Detector, Statistics, fit_statistic
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.wording import in_groups
+from vitral.weights.fitted import CHANGES, holds
 from vitral.workflows.evaluate import Evaluated
 from vitral.workflows.planning.run_data import load_run_data
 
@@ -99,14 +100,23 @@ class UnknownImages:
             console.print(f"at the threshold that keeps {self.share:.4g} of the validation images", highlight=False)
 
 
-def check_options(folder: str, share: float, tta: str, precision: str) -> None:
-    """Raise `UsageError` for options that do not go with unknown images, `DataError` for a folder without images."""
+def check_options(folder: str, share: float) -> None:
+    """Raise `UsageError` for a share that is none, `DataError` for a folder without images."""
     if not 0 < share < 1:
         raise UsageError(f"--known-share must be between 0 and 1, not {share:g}", hint="--known-share 0.95")
-    if tta != "none" or precision == "int8":
-        why = "the threshold is of the network itself"
-        raise UsageError("--unknown goes without --tta and int8", why=why, hint="leave them out")
     find([folder], "evaluate")
+
+
+def check_network(predictor: Predictor) -> None:
+    """Raise `UsageError` for another task than one class an image, images of their own sizes, and a network that is
+    changed, such as by averaged views: the threshold is saved for the network as it was trained.
+    """
+    require_classes(predictor.output, "--unknown", "leave it out")
+    refuse_own_sizes(predictor.preprocessing, "evaluate --unknown", predictor.source)
+    if bad := [change for change in predictor.changes if not holds("unknown", [change])]:
+        where, undo = CHANGES[bad[0]]
+        why = "it is saved with the weights, for the network as it was trained"
+        raise UsageError(f"--unknown measures no threshold {where}", why=why, hint=undo)
 
 
 def evaluate_unknown(
@@ -121,12 +131,11 @@ def evaluate_unknown(
 
     The threshold of each score keeps `share` of the validation images of the network's run; features are compared with
     those of its training images. With `bad_images` "skip" unreadable images are left out. Weights without a run have
-    only the scores of logits, and no threshold. Raises `UsageError` for another task than one class an image, and
-    `DataError` if an image of `folder` is unreadable, with "skip" if all are.
+    only the scores of logits, and no threshold. Raises `UsageError` as `check_network`, and `DataError` if an image of
+    `folder` is unreadable, with "skip" if all are.
     """
     predictor = evaluated.predictor
-    require_classes(predictor.output, "--unknown", "leave it out")
-    refuse_own_sizes(predictor.preprocessing, "evaluate --unknown", predictor.source)
+    check_network(predictor)
     train, val, notes = _run_images(predictor)
     sources = find([str(folder)], "evaluate")
     held_out = len(evaluated.images) + (0 if val is None else len(val))

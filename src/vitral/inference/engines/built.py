@@ -25,6 +25,11 @@ class Built:
         return same and _versions(tensors) == self.versions
 
 
+def stamps_of(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """Return what tells that a tensor was replaced or written to; a move to another device or dtype is neither."""
+    return [(id(t), 0 if t.is_inference() else t._version) for t in tensors]
+
+
 def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 

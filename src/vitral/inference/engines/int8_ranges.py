@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from vitral.digest import read_json, sealed_json
 from vitral.errors import WeightsError
 from vitral.folders import is_run
 from vitral.inference.engines.int8 import Ranges
+from vitral.weights.fitted import kept
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,16 @@ class Calibration:
     ranges: Ranges
     warning: str = ""
     """Reason why int8 is not worthwhile for this network, if measured so."""
+    output: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the output that were fitted in int8; empty without validation images."""
+
+    def refitted(self, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+        """Return the fields of the output as they hold with these ranges, and notes on those that are left out."""
+        if not self.ranges:
+            return fields, []
+        others = {name: value for name, value in fields.items() if name not in self.output}
+        still, notes = kept(others, "int8")
+        return {**still, **self.output}, notes
 
 
 def ranges_file(weights: Path) -> Path:
@@ -34,7 +47,9 @@ def ranges_file(weights: Path) -> Path:
 def write_ranges(file: Path, network: nn.Module, measured: Calibration, *, measured_on: str) -> None:
     """Write the file atomically. `measured_on` names the images for a reader."""
     warning = {"warning": measured.warning} if measured.warning else {}
-    data = {"measured_on": measured_on, "weights": _fingerprint(network), **warning, "ranges": measured.ranges}
+    output = {"output": dict(measured.output)} if measured.output else {}
+    known = {"measured_on": measured_on, "weights": _fingerprint(network), **warning, **output}
+    data = {**known, "ranges": measured.ranges}
     write_text(file, sealed_json(data, indent=1))
 
 
@@ -47,7 +62,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Calibrati
     try:
         data = read_json(file)
         ranges = {str(name): (float(low), float(high)) for name, (low, high) in data["ranges"].items()}
-        weights, warning = data["weights"], str(data.get("warning", ""))
+        weights, warning, output = data["weights"], str(data.get("warning", "")), dict(data.get("output", {}))
     except FileNotFoundError:
         why = "int8 needs activation ranges, measured on images"
         raise WeightsError("these weights are not quantized yet", where=file, why=why, hint=hint) from None
@@ -56,7 +71,7 @@ def read_ranges(file: Path, network: nn.Module, source: str | Path) -> Calibrati
     if weights != _fingerprint(network):
         why = "the weights have changed since"
         raise WeightsError("these ranges were measured on other weights", where=file, why=why, hint=hint)
-    return Calibration(ranges, warning)
+    return Calibration(ranges, warning, output)
 
 
 def _fingerprint(network: nn.Module) -> str:

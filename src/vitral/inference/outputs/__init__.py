@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +15,9 @@ from vitral.inference.outputs.numbers import Numbers
 from vitral.inference.outputs.output import Output
 from vitral.inference.outputs.text import TextOutput
 from vitral.plugins import Extensible
+from vitral.weights import fitted
 
-__all__ = ["OUTPUTS", "Output", "output_of"]
+__all__ = ["OUTPUTS", "Output", "holding", "output_of"]
 
 OUTPUTS: Mapping[str, type[Any]] = Extensible(
     "vitral.tasks",
@@ -39,3 +40,21 @@ def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mappin
         return output
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"damaged header in weights file: its task {task}", why=str(error)) from error
+
+
+def holding(output: Output, changes: Iterable[str]) -> tuple[Output, list[str]]:
+    """Return the output without the numbers that do not hold after these changes (`vitral.weights.fitted`), and notes.
+
+    Raises `UsageError` if one of them has been put to use: sets of classes with a coverage.
+    """
+    fields: Mapping[str, Any] = output.to_json()
+    notes: list[str] = []
+    for change in changes:
+        still, said = fitted.kept(fields, change)
+        if getattr(output, "threshold", None) is not None and "scores" in fields.keys() - still.keys():
+            raise fitted.no_sets(change)
+        fields, notes = still, notes + said
+    if fields == output.to_json():
+        return output, []
+    statistics = output.unknown.statistics if isinstance(output, Classes) and output.unknown else {}
+    return output_of(output.names, fields, statistics), notes

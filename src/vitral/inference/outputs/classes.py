@@ -14,6 +14,7 @@ from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns, Prediction
 from vitral.inference.unknown import Detector
+from vitral.weights.fitted import CHANGES, no_sets
 from vitral.wording import in_groups
 
 
@@ -45,6 +46,10 @@ class Classes(Output):
     """Largest 1 - p of the classes in a set; None predicts no sets."""
     unknown: Detector | None = None
     """Detector of images of no known class; with None no image is unknown."""
+    unfitted: str = ""
+    """The change of the network after which there are no scores (`vitral.weights.fitted`)."""
+    integers: bool = False
+    """True for numbers that were fitted in int8."""
     task = "class"
     one_class = True
     noun, explained = "classes", "class was predicted"
@@ -80,10 +85,12 @@ class Classes(Output):
         class. Of images in G groups it is the ⌈n (G + 1) / G · coverage⌉-th, since only groups are exchangeable; the
         probability then holds for many groups ("CDF pooling" of Dunn, Wasserman and Ramdas 2022, "Distribution-Free
         Prediction Sets for Two-Layer Hierarchical Models"). Raises `UsageError` if there are too few validation images
-        or groups.
+        or groups, and after a change of the network.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
+        if self.unfitted:
+            raise no_sets(self.unfitted)
         count, of = len(self.scores), "images"
         groups = count
         if self.groups is not None:
@@ -104,6 +111,8 @@ class Classes(Output):
         calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
         calibrated |= {"scores": list(self.scores)} if self.scores else {}
         calibrated |= {"groups": self.groups} if self.groups is not None else {}
+        calibrated |= {"unfitted": self.unfitted} if self.unfitted else {}
+        calibrated |= {"integers": True} if self.integers else {}
         calibrated |= {"unknown": self.unknown.to_json()} if self.unknown else {}
         return {"task": "class", **calibrated} if calibrated else {}
 
@@ -113,7 +122,11 @@ class Classes(Output):
         if not (math.isfinite(temperature) and temperature > 0):
             raise ValueError(f"a temperature of {temperature}")
         unknown = Detector.from_json(saved["unknown"], saved["statistics"]) if "unknown" in saved else None
+        scores, unfitted = tuple(map(float, saved.get("scores", ()))), str(saved.get("unfitted", ""))
+        if unfitted and unfitted not in CHANGES:
+            raise ValueError(f"sets of classes after the change '{unfitted}'")
         groups = int(saved["groups"]) if "groups" in saved else None
         if groups is not None and groups < 1:
             raise ValueError(f"{groups} groups of validation images")
-        return cls(tuple(names), temperature, tuple(map(float, saved.get("scores", ()))), groups, unknown=unknown)
+        integers = bool(saved.get("integers"))
+        return cls(tuple(names), temperature, scores, groups, unknown=unknown, unfitted=unfitted, integers=integers)

@@ -324,9 +324,9 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 _FIXED: dict[str, Sequence[Any]] = {
     "norm": ("pre",), "attention_scale": ("head",), "logits_tanh": (False,), "pool": tuple(_GLOBAL_POOL),
-    "stem": (None, *_STEMS),
+    "stem": (None, *_STEMS), "pre_logits": (False,),
 }  # fmt: skip
-"""Fields that no argument of timm's networks changes."""
+"""Fields that no argument of timm's networks changes. timm leaves out tensors of pre-logits without a word."""
 
 TIMM = Format(
     name="timm",
