@@ -58,10 +58,10 @@ from benchmarks.results import Options, Table
 from vitral.atomic import write_text
 from vitral.bench.harness import timed
 from vitral.bench.peers import PEERS
+from vitral.containers import cores
 from vitral.data import Split
 from vitral.device import Machine, synchronize
 from vitral.evaluation.intervals import wilson_interval
-from vitral.system import cores
 from vitral.training.run_folder import RunFolder
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.plan import plan_run

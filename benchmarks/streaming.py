@@ -34,11 +34,12 @@ from benchmarks.accuracy import read_history
 from benchmarks.results import Options, Table
 from vitral.bench.harness import alternate, ratio
 from vitral.bench.peers import PEERS
+from vitral.containers import cores
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
 from vitral.device import choose, cpu_threads, synchronize
-from vitral.system import cores, keep_freed_memory
+from vitral.system import keep_freed_memory
 
 WIDTH, HEIGHT, SIDE, BATCH = 500, 375, 224, 64
 IMAGES = {"cpu": 600, "cuda": 24_000}

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from vitral import device, system
+from vitral.containers import cores
 from vitral.device import choose, derive_seed, seed_everything, seeded
 from vitral.errors import UsageError
-from vitral.system import cores, memory_bytes
+from vitral.system import memory_bytes
 
 
 @pytest.mark.parametrize(("flags", "said"), [({"avx2"}, "slower than fp32"), ({"bf16"}, ""), ((), "")])

@@ -15,12 +15,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from benchmarks.servers import best, words
+from vitral.containers import cores
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.export.exporting import metadata
 from vitral.export.target import Job
 from vitral.export.targets import TARGETS
 from vitral.inference.predictor import Predictor, load
-from vitral.system import cores
 
 
 def application(weights: str, size: int, wait: float) -> FastAPI:

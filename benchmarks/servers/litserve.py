@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.servers import best, words
+from vitral.containers import cores
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.inference.predictor import load
-from vitral.system import cores
 
 
 class API(litserve.LitAPI):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from vitral.errors import WriteError
+from vitral.filesystem import flush, is_fixed, move, refused, set_mode
 
 _STALE = 3600.0
 """Age in seconds, since the last write, at which a temporary file counts as left by a killed process."""
@@ -48,8 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
         # safetensors has its own exception for a full disk
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        hint = f"free disk space, or check the permissions; existing files in {path.parent} are unchanged"
-        raise WriteError("cannot write", where=path, why=str(error), hint=hint) from error
+        raise refused(path, error, f"existing files in {path.parent} are unchanged") from error
 
 
 @contextlib.contextmanager
@@ -62,24 +63,25 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        made, old = _temporary_path(target), _temporary_path(target)
-        made.mkdir()
+        made = _temporary_folder(target)
         try:
             yield made
             for file in made.rglob("*"):
-                _to_disk(file)
-            _swap(made, target, old)
+                if file.is_file():
+                    flush(file)
+            _put(made, target)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+    except WriteError:
+        raise
     except OSError as error:
-        hint = f"free disk space, or check the permissions; {path} is unchanged"
-        raise WriteError("cannot write", where=path, why=str(error), hint=hint) from error
+        raise refused(path, error, f"{path} is unchanged") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(text, "utf-8")
+        temporary.write_bytes(text.encode())  # in text mode, Windows would write other ends of lines
 
 
 def is_temporary(name: str) -> bool:
@@ -124,28 +126,78 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _finish(temporary: Path, target: Path) -> None:
-    os.chmod(temporary, 0o666 & ~_umask())  # safetensors writes files that only the owner can read
-    _to_disk(temporary)
-    os.replace(temporary, target)
-
-
-def _swap(made: Path, target: Path, old: Path) -> None:
-    """Put a folder in the place of another, which is kept as `old` until it has succeeded."""
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(target, old)
+    set_mode(temporary, 0o666 & ~_umask())  # safetensors writes files that only the owner can read
+    flush(temporary)
     try:
-        os.rename(made, target)
+        move(temporary, target)
+    except OSError as error:
+        if not is_fixed(error):
+            raise
+        shutil.copyfile(temporary, target)  # a file that is a mount point can only be written into
+        flush(target)
+
+
+def _temporary_folder(target: Path) -> Path:
+    """Create an empty folder beside the target, or inside it if that is a mount point or cannot have one beside it."""
+    made = _temporary_path(target)
+    inside = target / made.name
+    if os.path.ismount(target):
+        made = inside
+    try:
+        made.mkdir()
+    except OSError as error:
+        if made == inside or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not target.is_dir():
+            raise
+        made = inside
+        made.mkdir()
+    return made
+
+
+def _put(made: Path, target: Path) -> None:
+    """Put a folder in the place of another, by renaming it where that is possible."""
+    if made.parent != target:
+        try:
+            _swap(made, target)
+            return
+        except OSError as error:
+            if not is_fixed(error):
+                raise
+    _replace_content(made, target)
+
+
+def _swap(made: Path, target: Path) -> None:
+    """Rename a folder to the name of another, which is kept until it has succeeded."""
+    old = _temporary_path(target)
+    with contextlib.suppress(FileNotFoundError):
+        move(target, old)
+    try:
+        move(made, target)
     except OSError:
         if old.exists():
-            os.rename(old, target)
+            move(old, target)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _to_disk(file: Path) -> None:
-    if file.is_file():
-        with open(file, "rb") as written:
-            os.fsync(written.fileno())
+def _replace_content(made: Path, target: Path) -> None:
+    """Move what a folder holds into another, file by file, and remove what that held before.
+
+    For a folder that cannot be renamed. A process that is killed meanwhile leaves whole files, some of them old.
+    """
+    for old in sorted(target.rglob("*"), reverse=True):  # what is inside a folder comes before it
+        new = made / old.relative_to(target)
+        if old == made or made in old.parents or (new.is_dir() and old.is_dir()) or (new.is_file() and old.is_file()):
+            continue
+        if old.is_dir() and not old.is_symlink():
+            old.rmdir()
+        else:
+            old.unlink()
+    for new in sorted(made.rglob("*")):
+        place = target / new.relative_to(made)
+        if new.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            move(new, place)
 
 
 def _remove_stale(target: Path) -> None:
@@ -164,8 +216,9 @@ def _opened(path: Path, kind: int) -> IO[bytes]:
         what = "a folder" if stat.S_ISDIR(kind) else "a socket"
         raise WriteError("cannot write", where=path, why=f"it is {what}", hint="give the path of a file")
     waiting = os.O_NONBLOCK if stat.S_ISFIFO(kind) else 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | waiting)
-    os.set_blocking(descriptor, True)
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0) | waiting)
+    if waiting:
+        os.set_blocking(descriptor, True)
     return open(descriptor, "wb")
 
 

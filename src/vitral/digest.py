@@ -13,16 +13,16 @@ older file without a digest. XXH3 detects faults, not tampering: anyone who can 
 from __future__ import annotations
 
 import json
-import mmap
 import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import xxhash
 
 from vitral import bounded
+from vitral.filesystem import mapped
 
 KEY = "vitral_digest"
 """Name of the digest in JSON and in metadata."""
@@ -96,7 +96,7 @@ def seal_tensors(path: Path) -> None:
         place = _place(start + head)
         if place is None:
             raise ValueError(f"there is no '{KEY}' to fill in")
-        digits = _of_file(file.fileno(), start + head, place)
+        digits = _of_file(file, start + head, place)
         file.seek(place)
         file.write(digits.encode())
 
@@ -115,7 +115,7 @@ def check_tensors(path: Path) -> bool:
         place = _place(head)
         if place is None:
             return False
-        _compare(head[place : place + 32], _of_file(file.fileno(), head, place))
+        _compare(head[place : place + 32], _of_file(file, head, place))
     return True
 
 
@@ -146,12 +146,8 @@ def _of(head: bytes, place: int, rest: Any = b"") -> str:
     return str(state.hexdigest())
 
 
-def _of_file(descriptor: int, head: bytes, place: int) -> str:
-    with (
-        mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as every,
-        every[len(head) :] as rest,
-    ):
+def _of_file(file: IO[bytes], head: bytes, place: int) -> str:
+    with mapped(file) as every, every[len(head) :] as rest:
         return _of(head, place, rest)
 
 

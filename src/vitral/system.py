@@ -1,4 +1,4 @@
-"""Queries below torch: memory, cores, CPU, allocator, load from other programs."""
+"""Queries below torch: memory, CPU, allocator, load from other programs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+from vitral.containers import cores, memory_limit
 
 
 @cache
@@ -75,7 +77,7 @@ _ONEDNN_LIMITS: dict[str, frozenset[str]] = {
 def cpu_line(*names: str) -> str:
     """Return the first entry with one of these names in /proc/cpuinfo (Linux); empty elsewhere."""
     try:
-        with open("/proc/cpuinfo") as info:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
             line = next((line for line in info if line.startswith(names)), "")
     except OSError:
         return ""
@@ -107,19 +109,8 @@ def memory_bytes() -> int:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         available = 8 << 30
-    for limit in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
-            available = min(available, int(limit.read_text()))
-    return available
-
-
-_LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
-"""Files with the memory limit of Linux control groups, versions 2 and 1."""
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = memory_limit()
+    return available if limit is None else min(available, limit)
 
 
 class HostLoad:
@@ -161,7 +152,7 @@ _STAT = Path("/proc/stat")
 def _work() -> tuple[float, float, float] | None:
     """Return seconds: of the clock, of work by all programs on the cores of this process, and of its own work."""
     try:
-        lines = _STAT.read_text().splitlines()
+        lines = _STAT.read_text("utf-8").splitlines()
         allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         tick = os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, AttributeError):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vitral import system
+from vitral.containers import cores
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "bf16")
 _PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "numpy", "pillow")
@@ -21,7 +22,7 @@ def describe(device: str) -> dict[str, Any]:
     family, model = system.cpu_line("cpu family"), system.cpu_line("model\t")  # not the line "model name"
     found: dict[str, Any] = {
         "cpu": f"{system.cpu_name()} (family {family}, model {model})" if family else system.cpu_name(),
-        "cores": system.cores(),
+        "cores": cores(),
         "instructions": [flag for flag in _FLAGS if flag in system.cpu_flags()],
         "memory_gib": round(system.memory_bytes() / 2**30),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",

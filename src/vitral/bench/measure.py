@@ -22,6 +22,7 @@ from vitral.bench.memory import growth
 from vitral.bench.models import ModelUnderTest
 from vitral.bench.peers import Peer
 from vitral.bench.report import VITRAL, Row
+from vitral.containers import cores
 from vitral.data import DataSet
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.loader import Batch
@@ -31,7 +32,7 @@ from vitral.inference.engines.compiled import keep_code
 from vitral.inference.engines.int8 import observe
 from vitral.inference.predictor import Predictor
 from vitral.model import summarize
-from vitral.system import cores, memory_bytes
+from vitral.system import memory_bytes
 from vitral.training import compiling
 from vitral.training.objectives.classification import Classification
 from vitral.training.optimizers import OptimizerSet

@@ -40,7 +40,9 @@ from vitral.cli.tune import tune
 from vitral.cli.weights import convert, models, quantize, summary, verify
 from vitral.console import stdout
 from vitral.distributed.environment import is_follower, launched, with_nproc
-from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, WriteError, unknown
+from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, unknown
+from vitral.filesystem import is_write_error, refused
+from vitral.folders import settle_caches
 from vitral.stopping import stop_raises
 
 
@@ -185,6 +187,8 @@ def _dispatch(words: list[str], debug: bool, logged: bool) -> int:
     command = COMMANDS[name]
     if not (is_follower() or name in _SILENT or {"--quiet", "-h", "--help"} & {*rest}):
         activity.begin(f"vitral {name}: starting", logged=logged and (words[0] not in _AT_ONCE or "--out" in rest))
+    if (note := settle_caches()) and not (is_follower() or "--quiet" in rest):
+        say(f"note: {note}")
     options = _options(command)
     if not {"-h", "--help"}.isdisjoint(rest):
         stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)
@@ -219,9 +223,6 @@ def _unknown_command(words: Sequence[str]) -> VitralError:
 _PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """System errors caused by a path from the command line; any other one is a bug in vitral."""
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""System errors for a full disk, from libraries that write files themselves."""
-
 
 def _as_refusal(error: Exception) -> VitralError:
     """Convert an unexpected exception to an error for the user."""
@@ -229,9 +230,8 @@ def _as_refusal(error: Exception) -> VitralError:
 
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         return VitralError("cannot access this path", where=error.filename, why=error.strerror)
-    if isinstance(error, OSError) and (error.errno in _DISK_FULL or "No usable temporary directory" in str(error)):
-        hint = "free disk space, or set TMPDIR to a folder on another disk"
-        return WriteError("the disk is full", where=error.filename, why=error.strerror, hint=hint)
+    if isinstance(error, OSError) and (is_write_error(error) or "No usable temporary directory" in str(error)):
+        return refused(error.filename, error, "TMPDIR=FOLDER names another place for temporary files")
     message = " ".join(str(error).split())[:300]
     if out_of_memory(error):
         hint = "use a smaller batch, smaller images or a smaller network; if a GPU is full, --device cpu"

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitral.cli.options import Option, options_of
 from vitral.console import command_line
+from vitral.containers import limit_threads
 from vitral.distributed.environment import launched
 from vitral.distributed.launch import RESUME, launch
 
@@ -35,6 +36,7 @@ def run(
     rest = {key: value for key, value in given.items() if key != NPROC.name}
     count = given.get(NPROC.name)
     if count is None or launched():
+        limit_threads()
         return command(**rest)
     return launch([*words_of(name, options, rest), *["--debug"] * debug], count, AGAIN[name])
 

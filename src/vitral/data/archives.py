@@ -1,7 +1,7 @@
 """Files in `.zip` and `.tar` archives, read in place.
 
-An archive is never unpacked: its table of contents becomes an index of offsets, and a file is read with `os.pread`,
-which has no file position, so threads and forked processes share one handle. A compressed tar is not seekable; its
+An archive is never unpacked: its table of contents becomes an index of offsets, and a file is read at its offset,
+without a file position, so threads and forked processes share one handle. A compressed tar is not seekable; its
 files are held in memory up to a limit. Nothing is ever written to a path named in an archive.
 """
 
@@ -27,6 +27,7 @@ from vitral.data.files import Files, Folder, LeftOut, check_size, file_state, is
 from vitral.data.images.decode import MAX_BYTES
 from vitral.data.spellings import by_composed, nfc
 from vitral.errors import DataError
+from vitral.filesystem import read_at
 from vitral.wording import shown
 
 MEMORY_LIMIT = 1 << 30
@@ -72,8 +73,9 @@ class Handle:
         self._open()
 
     def _open(self) -> None:
-        self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        weakref.finalize(self, os.close, self._descriptor)
+        file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed with this object
+        self._descriptor = file.fileno()
+        weakref.finalize(self, file.close)
 
     def __getstate__(self) -> dict[str, str]:
         return {"path": self.path}
@@ -89,7 +91,7 @@ class Handle:
 
     def read_up_to(self, offset: int, size: int) -> bytes:
         """Read `size` bytes from `offset`, fewer at the end of the file."""
-        return os.pread(self._descriptor, size, offset)
+        return read_at(self._descriptor, size, offset)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`; OSError if the file is shorter."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vitral.console import expect
+from vitral.containers import cores
 from vitral.data import Split
 from vitral.data.gpu_decoding import EncodedImages, GpuDecoder
 from vitral.data.images.augmentation import Augmentation
@@ -34,7 +35,7 @@ from vitral.data.workers import WorkerPool, undecodable
 from vitral.device import derive_seed, total_bytes
 from vitral.errors import ImageError
 from vitral.kernels.random import Rows
-from vitral.system import cores, memory_bytes
+from vitral.system import memory_bytes
 from vitral.thread_pool import pool
 from vitral.wording import count, memory_size
 

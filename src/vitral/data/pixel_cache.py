@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,7 @@ from vitral.data.dataset import Split
 from vitral.data.images.decode import DECODING
 from vitral.digest import check, digest, sealed_json
 from vitral.errors import DataError
+from vitral.filesystem import flush, locked, mapped_array, move
 from vitral.folders import cache_folder
 
 FORMAT = 2
@@ -73,8 +74,7 @@ class Entry:
         index = (path / _INDEX).read_bytes()
         if digest(index) != self.info.index:
             raise ValueError(f"damaged: {path / _INDEX}")
-        # mode "r", not "c": Linux refuses private mappings larger than the memory
-        self._pixels = np.memmap(path / _PIXELS, np.uint8, "r").view(np.ndarray)
+        self._pixels = mapped_array(path / _PIXELS)
         whole: np.ndarray = np.load(io.BytesIO(index))
         if whole.shape != (self.info.images, 6) or self._pixels.size != self.info.nbytes:
             raise ValueError(f"damaged: {path / _PIXELS}")
@@ -200,7 +200,7 @@ class PixelCache:
         Concurrent readers are unaffected: the files live until the last process that has mapped them ends.
         """
         if self.folder.is_dir():
-            with _locked(self.folder):
+            with locked(_lock_of(self.folder), wait=True):
                 _sweep(self.folder)
                 for path in self.paths():
                     _remove(path)
@@ -227,10 +227,11 @@ class Builder:
     def __enter__(self) -> Builder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder):  # or another builder could remove this folder before it is locked
+            # Without this lock, another builder could remove the new folder before that is locked.
+            with locked(_lock_of(self.folder), wait=True):
                 _sweep(self.folder)
                 self._place = Path(tempfile.mkdtemp(prefix=".", suffix=_PART, dir=self.folder))
-                self._cleanup.enter_context(_locked(self._place))
+                self._cleanup.enter_context(locked(_lock_of(self._place)))
             self._cleanup.callback(shutil.rmtree, self._place, ignore_errors=True)
             self._file = open(self._place / _PIXELS, "wb")
             self._cleanup.callback(_close, self._file)
@@ -264,12 +265,12 @@ class Builder:
         try:
             self._write_rest()
             path = self.folder / self.key
-            with _locked(self.folder):
+            with locked(_lock_of(self.folder), wait=True):
                 if (other := _open_entry(path)) is not None:  # another process has built it meanwhile
                     return other
                 _remove(path)
-                os.rename(self._place, path)
-                _sync(self.folder)
+                move(self._place, path)
+                flush(self.folder)
             return Entry(path)
         except OSError as error:
             self._fail(error)
@@ -282,7 +283,7 @@ class Builder:
         about = {"title": self.title, "images": self._written, "bytes": self._bytes, "index": index}
         (self._place / _ABOUT).write_text(sealed_json(about), "utf-8")
         for path in (*self._place.iterdir(), self._place):
-            _sync(path)
+            flush(path)
 
     def _fail(self, error: OSError) -> None:
         self.failure = f"the cache cannot be written: {error.strerror or error}"
@@ -311,27 +312,15 @@ def _open_entry(path: Path) -> Entry | None:
         return None
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the folder's lock; BlockingIOError without `wait` if another process holds it.
-
-    The system releases it when its holder ends for any reason.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)  # fails on Windows, which has no fcntl either: nothing is cached there
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not release it while a fork has the descriptor, too
-        os.close(descriptor)
+def _lock_of(folder: Path) -> Path:
+    """The lock of a folder is beside an incomplete entry, which is renamed, and inside the folder of all."""
+    return folder.with_name(f"{folder.name}.lock") if folder.name.endswith(_PART) else folder / ".lock"
 
 
 def _sweep(folder: Path) -> None:
     """Remove the files of dead builders. The caller holds the folder's lock."""
     for path in folder.glob(f".*{_PART}"):
-        with contextlib.suppress(OSError), _locked(path, wait=False):  # a live builder holds its lock
+        with contextlib.suppress(OSError), locked(_lock_of(path)):  # a live builder holds its lock
             shutil.rmtree(path)
 
 
@@ -339,17 +328,8 @@ def _remove(path: Path) -> None:
     """Remove an entry if it exists: rename it first, so that a crash does not leave a partial entry under its name."""
     if path.exists():
         trash = Path(tempfile.mkdtemp(prefix=".", suffix=_PART, dir=path.parent))
-        os.rename(path, trash / path.name)
+        move(path, trash / path.name)
         shutil.rmtree(trash)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or a folder's directory entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _close(file: Any) -> None:

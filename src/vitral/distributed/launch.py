@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from vitral.containers import cores
 from vitral.distributed.environment import NPROC
 from vitral.errors import RankError, UsageError
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
-"""Signals that the launcher passes on to the ranks, which save and stop."""
+SIGNALS = tuple(name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1") if hasattr(signal, name))
+"""Signals that the launcher passes on to the ranks, which save and stop; Windows has the first two."""
 GRACE = 300
 """Seconds that ranks have to save after a signal, before they are killed. In torch 2.11 it is 30, and cannot be set."""
 
@@ -30,8 +31,6 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from vitral.system import cores
 
     check(count)
     for name in list(logging.root.manager.loggerDict):  # the ranks print for themselves; each has a level of its own

@@ -161,8 +161,9 @@ def files_for(paths: Sequence[Path], options: ExplainOptions, out: str | None, f
             why = f"{len(paths)} images were given"
             raise UsageError("one file is for one image", where=out, why=why, hint=f"--out {file.with_suffix('')}")
         return [file]
-    taken: dict[str, None] = {}
+    taken: dict[str, str] = {}  # in lower case, because Windows and macOS take Cat and cat for one name
     for path in paths:
         names = (path.stem, *(f"{path.stem}-{number}" for number in range(2, len(paths) + 2)))
-        taken[next(name for name in names if name not in taken)] = None
-    return [(Path(out) if out else folder) / f"{name}-{options.name}.png" for name in taken]
+        name = next(name for name in names if name.lower() not in taken)
+        taken[name.lower()] = name
+    return [(Path(out) if out else folder) / f"{name}-{options.name}.png" for name in taken.values()]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.containers import cores
 from vitral.data.images.lazy_torchvision import preload
 from vitral.errors import ImageError, UsageError
 from vitral.inference.inputs import Item, expand
-from vitral.system import cores
 from vitral.thread_pool import pool
 
 T = TypeVar("T")

@@ -35,11 +35,13 @@ def app(
     from vitral.serving.extra import check_installed
 
     check_installed()
+    from vitral.containers import limit_threads
     from vitral.serving.application import build
     from vitral.serving.auth import Access
     from vitral.serving.limits import Limits
     from vitral.serving.models import named
     from vitral.serving.service import Service
 
+    limit_threads()
     sources = dict(models) if isinstance(models, Mapping) else named([models])
     return build(Service(sources, Access(tokens), limits or Limits(), options))

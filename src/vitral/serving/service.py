@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vitral.containers import cores
 from vitral.data.files import file_numbers
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import VitralError
@@ -22,7 +23,6 @@ from vitral.serving.logs import log
 from vitral.serving.metrics import Metrics
 from vitral.serving.models import Model, Reference, load_checked
 from vitral.serving.problems import Problem
-from vitral.system import cores
 from vitral.weights.load import locate
 
 T = TypeVar("T")

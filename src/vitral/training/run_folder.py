@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from vitral import bounded
 from vitral.atomic import is_temporary
 from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import read_sets
-from vitral.errors import RunError, WriteError
+from vitral.errors import RunError
+from vitral.filesystem import is_locked, locked, refused
 from vitral.folders import is_run
 from vitral.training.manifest import Manifest
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None
 
 
 class RunFolder:
@@ -89,46 +83,28 @@ class RunFolder:
         """Hold the lock while this process trains the run.
 
         `RunError` if another process holds it, `WriteError` if nothing can be written. The system releases the lock
-        when the process ends for any reason. On Windows, and on file systems without locks, there is no exclusion.
+        when the process ends for any reason. On disks without locks there is no exclusion.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self._lock, "a")  # noqa: SIM115 - it is closed below
-        except OSError as error:
-            hint = "free disk space, or check your write permission"
-            raise WriteError("cannot write", where=self.path, why=str(error), hint=hint) from error
-        with file:
-            if not self._locked(file):
-                raise self._in_use()
+        with ExitStack() as held:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(self._lock))
+            except BlockingIOError:
+                raise self._in_use() from None
+            except OSError as error:
+                raise refused(self.path, error) from error
             for left in [one for one in self.path.rglob(".*.tmp") if is_temporary(one.name)]:
                 left.unlink(missing_ok=True)  # of a killed process: only the holder of the lock writes
-            try:
-                yield
-            finally:
-                self._lock.unlink(missing_ok=True)
+            yield
 
     def check_unlocked(self) -> None:
         """Raise `RunError` if another process is training the run."""
-        with suppress(OSError), open(self._lock, "r+") as file:  # without a lock file there is no such process
-            if not self._locked(file):
-                raise self._in_use()
+        if is_locked(self._lock):
+            raise self._in_use()
 
     def _in_use(self) -> RunError:
         hint = "wait until it is done, or stop it; for a separate run: --out …"
         return RunError("another process is training this run", where=self.path, hint=hint)
-
-    def _locked(self, file: IO[str]) -> bool:
-        """True if this process now holds the lock, and its file is still the one at the path."""
-        if fcntl is None:
-            return True
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno not in (errno.EACCES, errno.EAGAIN)
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._lock))
-        except FileNotFoundError:
-            return False
 
     def clear(self) -> None:
         """Remove all files of a run that is `held`, except the lock."""

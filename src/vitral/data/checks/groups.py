@@ -22,12 +22,12 @@ import numpy as np
 
 from vitral import bounded
 from vitral.atomic import write_text
+from vitral.containers import cores
 from vitral.data.checks.near import LEAST_SIDE, SIDE, near_pairs, thumbnail
 from vitral.data.dataset import DataSet, Split
 from vitral.data.images.decode import DECODING
 from vitral.errors import ImageError
 from vitral.folders import cache_folder
-from vitral.system import cores
 
 FEW = 3000
 """Images up to which a plan searches near-duplicates: some seconds for photographs (docs/decisions/0021)."""

@@ -7,7 +7,6 @@ readable(dataset, unreadable, bad) -> DataSet       refuse unreadable images by 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from vitral import errors
 from vitral.console import counting, stderr
+from vitral.containers import cores
 from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unreadable
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, LazyNames, Split
@@ -106,7 +106,7 @@ def _scan_chunks(split: Split) -> Iterator[list[_Scan]]:
         return [_scan(split, i) for i in range(start, min(start + CHUNK, len(split)))]
 
     preload(len(split))
-    with pool(min(os.cpu_count() or 1, 16)) as threads:
+    with pool(min(cores(), 16)) as threads:
         yield from threads.map(scan, range(0, len(split), CHUNK))
 
 

@@ -1,7 +1,8 @@
 """Local copies of remote shards: bounded in bytes, the least recently used go first, shared by all processes.
 
     KEY.tar     a whole shard whose SHA-256 was verified; its modification time is when it was last opened
-    KEY.part    a shard that is being fetched; its writer holds its lock, so that no other process fetches the same
+    KEY.part    a shard that is being fetched
+    KEY.lock    its lock, which its writer holds, so that no other process fetches the same
 
 A killed writer leaves its part without a lock; the next one continues behind the bytes that are there.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from vitral.data.archives import Handle
 from vitral.errors import UsageError
+from vitral.filesystem import locked, move
 from vitral.folders import cache_folder
 
 VARIABLE = "VITRAL_SHARD_CACHE"
@@ -59,34 +61,24 @@ class ShardCache:
             if handle := self.find(key):
                 return handle
             with self._part(key) as part:
-                if part is None or (self.folder / f"{key}{_FINISHED}").exists():
+                if (self.folder / f"{key}{_FINISHED}").exists():  # another process has finished it meanwhile
                     continue
                 self._make_room(size)
                 fetch(part, os.path.getsize(part))
-                os.replace(part, self.folder / f"{key}{_FINISHED}")
+                move(part, self.folder / f"{key}{_FINISHED}")
 
     def drop(self, key: str) -> None:
         """Remove a shard."""
-        (self.folder / f"{key}{_FINISHED}").unlink(missing_ok=True)
+        _remove(self.folder / f"{key}{_FINISHED}")
 
     @contextlib.contextmanager
-    def _part(self, key: str) -> Iterator[Path | None]:
-        """Lock the unfinished file of a shard; None if its last holder has finished it meanwhile."""
-        import fcntl
-
-        path = self.folder / f"{key}{_PART}"
+    def _part(self, key: str) -> Iterator[Path]:
+        """Lock the unfinished file of a shard, which is created if there is none."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            try:
-                same = os.path.samestat(os.stat(path), os.fstat(descriptor))
-            except FileNotFoundError:
-                same = False
-            yield path if same else None
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not release it while a fork has the descriptor, too
-            os.close(descriptor)
+        with locked(self.folder / f"{key}.lock", wait=True):
+            path = self.folder / f"{key}{_PART}"
+            path.touch(0o600)
+            yield path
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used shards until `size` more bytes fit."""
@@ -98,7 +90,7 @@ class ShardCache:
         for path, _, bytes_ in shards:
             if total + size <= limit:
                 return
-            path.unlink(missing_ok=True)
+            _remove(path)
             total -= bytes_
 
     def _sizes(self, suffix: str) -> list[tuple[Path, int, int]]:
@@ -121,6 +113,11 @@ class ShardCache:
     def clear(self) -> None:
         """Remove all shards. Processes that read them are unaffected."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # Windows keeps what a process reads
+        path.unlink()
 
 
 def key_of(*marks: str) -> str:

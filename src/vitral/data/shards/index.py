@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from vitral.atomic import replacing, write_text
 from vitral.data.dataset import SPLITS
 from vitral.digest import KIND, check, sealed_json
 from vitral.errors import DataError
+from vitral.filesystem import mapped_array
 
 MANIFEST = "shards.json"
 RECORD = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<u4"), ("name", "<u8"), ("digest", "<u8")])
@@ -100,11 +100,19 @@ class Index:
 
 def _mapped(shards: tuple[Shard, ...], files: tuple[str, str], digest: str) -> Index:
     records, names = files
-    rows = np.load(records, mmap_mode="r", allow_pickle=False)
+    rows = _loaded(records)
     if rows.dtype != RECORD or rows.ndim != 1:
         raise ValueError(f"{records} is not an index")
-    text = np.memmap(names, np.uint8, "r") if os.path.getsize(names) else np.empty(0, np.uint8)
-    return Index(shards, rows.view(np.ndarray), text.view(np.ndarray), digest, files)
+    return Index(shards, rows.view(np.ndarray), mapped_array(names), digest, files)
+
+
+def _loaded(records: str) -> np.ndarray:
+    """Map the rows, or read them where the disk refuses maps."""
+    try:
+        found: np.ndarray = np.load(records, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        found = np.load(records, allow_pickle=False)
+    return found
 
 
 def digest_of(records: np.ndarray, names: np.ndarray) -> str:

@@ -129,9 +129,10 @@ class ShardFetch:
         check_size(int(record["size"]), MAX_BYTES)
         shard = self.index.shards[self.index.shard_of(i)]
         data = self._read(shard, record)
-        if not _is_whole(data, record) and self.store.drop(shard):
-            self._handles.drop(shard)
-            data = self._read(shard, record)
+        if not _is_whole(data, record):
+            self._handles.drop(shard)  # before the file: Windows removes none that is open
+            if self.store.drop(shard):
+                data = self._read(shard, record)
         if not _is_whole(data, record):
             raise OSError(f"its bytes are not those that were written into {os.path.basename(shard.name)}")
         return data

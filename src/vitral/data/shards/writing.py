@@ -20,13 +20,13 @@ import numpy as np
 
 from vitral import bounded
 from vitral.atomic import replacing, write_text
+from vitral.containers import cores
 from vitral.data.checks.fingerprint import digest
 from vitral.data.dataset import DataSet, relative_names
 from vitral.data.images.lazy_torchvision import preload
 from vitral.data.shards.index import MANIFEST, RECORD, Index, Manifest, Shard, digest_of
 from vitral.data.shards.packing import Record, ShardWriter, read_record
 from vitral.errors import SKIP_HINT, DataError, ImageError, UsageError
-from vitral.system import cores
 from vitral.thread_pool import pool
 from vitral.wording import some
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.filesystem import mapped_array
 from vitral.weights.notes import Caution
 from vitral.weights.read.safetensors_mmap import MOST_TENSORS, printable
 from vitral.weights.read.zip_entries import ZipEntry, check_sums, list_entries
@@ -43,7 +44,7 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     if not found:
         raise WeightsError("no arrays in this archive", where=path)
     check_sums(path, found)
-    whole = np.memmap(path, dtype=np.uint8, mode="c")
+    whole = mapped_array(path, "c")
     tensors: dict[str, Tensor] = {}
     notes = []
     with zipfile.ZipFile(path) as archive:

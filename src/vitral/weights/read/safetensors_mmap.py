@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import struct
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from vitral import bounded
 from vitral.digest import check_tensors
 from vitral.errors import WeightsError
+from vitral.filesystem import is_utf8, no_maps
 
 LONGEST_HEADER = bounded.MOST_BYTES
 """Bytes. The format allows 100,000,000; ViT-22B would take 100,000, and the labels of ImageNet-21k 2,000,000."""
@@ -39,10 +43,9 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     try:
         header = _checked_header(path)
-        with ThreadPoolExecutor(1) as executor, safe_open(path, framework="pt") as opened:
+        with ThreadPoolExecutor(1) as executor, opened(path) as (metadata, _, tensor):
             checked = executor.submit(check_tensors, path)  # hashing releases the GIL
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in header}
+            tensors = {name: tensor(name) for name in header}
             checked.result()
     except (SafetensorError, OSError, ValueError, OverflowError, TypeError, RuntimeError, MemoryError) as error:
         why = printable(str(error))
@@ -57,6 +60,41 @@ ANOTHER_COPY = "put a whole copy of it there, from a backup or from where it was
 def printable(text: str, most: int = 300) -> str:
     """Make text of an untrusted file safe for a terminal: no control characters, at most `most` letters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:most])
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[dict[str, str], list[str], Callable[[str], Tensor]]]:
+    """Open a file: its metadata, its names, and a function from a name to a view of a private mapping of the file.
+
+    The library maps files, and opens paths in UTF-8 only: of other paths, and on disks that refuse maps, the file is
+    read into memory. On Windows, which replaces no file that is mapped, each tensor is a copy.
+    """
+    if (mapping := _mapping(path)) is not None:
+        with mapping as file:
+            copied = os.name == "nt"
+            yield (
+                file.metadata() or {},
+                list(file.keys()),
+                (lambda name: file.get_tensor(name).clone()) if copied else file.get_tensor,
+            )
+        return
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = bounded.parse(data[8 : 8 + length], most_bytes=LONGEST_HEADER)
+    tensors = load(data)
+    yield header.get("__metadata__") or {}, list(tensors), tensors.__getitem__
+
+
+def _mapping(path: Path) -> Any:
+    """Map a file; None if that is not possible."""
+    if not is_utf8(path):
+        return None
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if no_maps(error):
+            return None
+        raise
 
 
 def check_header(path: Path) -> None:

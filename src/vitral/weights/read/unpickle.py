@@ -135,8 +135,15 @@ def _sandbox_command(path: Path, folder: Path) -> list[str]:
     if system == "Darwin" and SANDBOX_EXEC.exists():
         return [str(SANDBOX_EXEC), "-p", _profile(folder)]
     why = f"there is no sandbox on {system}, and pickles can run code"
-    hint = "convert it to safetensors elsewhere (Linux or macOS)"
+    hint = f"convert it to safetensors elsewhere (Linux or macOS), or here if you trust its source: {_converting(path)}"
     raise WeightsError("a pickle cannot be opened safely here", where=path, why=why, hint=hint)
+
+
+def _converting(path: Path) -> str:
+    """Return the command that converts a file of tensors with torch's restricted unpickler, without a sandbox."""
+    read, written = (repr(str(one)) for one in (path, path.with_suffix(".safetensors")))
+    program = f"save_file(torch.load({read}, weights_only=True), {written})"
+    return f'python -c "import torch; from safetensors.torch import save_file; {program}"'  # Windows quotes by " only
 
 
 def _profile(folder: Path) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import mmap
-import os
 import re
 import struct
 import zipfile
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitral.errors import WeightsError
+from vitral.filesystem import mapped, read_at
 from vitral.weights.read.safetensors_mmap import ANOTHER_COPY, printable
 
 MOST_ENTRIES = 20_000
@@ -86,11 +85,7 @@ def check_sums(path: Path, entries: list[ZipEntry], *, optional: bool = False) -
     stored = [entry for entry in entries if not entry.compressed and entry.size]
     if not stored:
         return
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
-        memoryview(whole) as data,
-    ):
+    with open(path, "rb") as file, mapped(file) as data:
         wrong = [e for e in stored if zlib.crc32(data[e.offset : e.offset + e.size]) != e.checksum]
     if wrong and not (optional and len(wrong) == len(stored)):
         raise _refused(path, f"the bytes of '{wrong[0].name}' do not have the checksum that the archive states")
@@ -119,9 +114,9 @@ def _check_entries(path: Path, entries: list[zipfile.ZipInfo], total: int) -> No
 
 def _located(path: Path, file: int, entry: zipfile.ZipInfo) -> ZipEntry:
     """Locate the bytes of an entry: they begin after its local header, which states its own lengths."""
-    raw = os.pread(file, _LOCAL.size, entry.header_offset)
+    raw = read_at(file, _LOCAL.size, entry.header_offset)
     signature, _, flags, method, *_, name_length, extra_length = _LOCAL.unpack(raw)
-    name = os.pread(file, name_length, entry.header_offset + _LOCAL.size)
+    name = read_at(file, name_length, entry.header_offset + _LOCAL.size)
     if signature != b"PK\3\4" or flags & _ENCRYPTED or method != entry.compress_type:
         raise _refused(path, f"the local header of '{entry.filename}' contradicts the archive's directory")
     if name != entry.orig_filename.encode("utf-8" if flags & 0x800 else "cp437"):

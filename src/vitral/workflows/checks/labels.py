@@ -29,6 +29,7 @@ from vitral.data.loader import Progress
 from vitral.device import choose
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.label_errors import Estimate, estimate
+from vitral.filesystem import relative
 from vitral.folders import is_run
 from vitral.inference.options import AUTO, InferenceOptions
 from vitral.recipes.stats import dataset_stats
@@ -163,7 +164,7 @@ class LabelCheck:
         for index in self.estimate.order.tolist():
             place, suggested = self.places[index], self.classes[int(self.estimate.suggested[index])]
             label = suggested if self.wrong[index] else place.label
-            file = os.path.relpath(place.name, folder) if os.path.exists(place.name) else place.name
+            file = (relative(place.name, folder) if os.path.exists(place.name) else None) or place.name
             confidence = f"{self.estimate.confidence[index]:.6f}"
             writer.writerow([file, label, place.split, place.label, suggested, confidence])
         write_text(path, text.getvalue())

@@ -7,11 +7,11 @@ import itertools
 
 import torch
 
+from vitral.containers import cores
 from vitral.distributed.ranks import current
 from vitral.errors import UsageError
 from vitral.model import summarize
 from vitral.recipes.table import UNSUPPORTED
-from vitral.system import cores
 from vitral.training.plan import Choice
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.throughput import step_seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from vitral._version import __version__
+from vitral.filesystem import relative
 from vitral.training.options import Run
 from vitral.weights import native
 from vitral.weights.read.references import is_included
@@ -56,9 +56,8 @@ def path_entries(run: Run, folder: Path) -> dict[str, str]:
 
 
 def path_entry(name: str, path: str, folder: Path) -> dict[str, str]:
-    with contextlib.suppress(ValueError):  # on Windows, another drive has no relative path
-        return {name: os.path.relpath(os.path.realpath(path), os.path.realpath(folder))}
-    return {}
+    place = relative(os.path.realpath(path), os.path.realpath(folder))
+    return {} if place is None else {name: place}
 
 
 def facts(running: Running, parameters: int) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from vitral.filesystem import move, second_name
 from vitral.training.loop import State
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
@@ -78,12 +78,12 @@ SAVING_SHARE = 0.05
 
 
 def _keep_previous(folder: RunFolder) -> None:
-    """Keep the last checkpoint under a second name before it is replaced; a hard link costs no time."""
+    """Keep the last checkpoint under a second name before it is replaced."""
     spare = folder.previous.with_name(f".{folder.previous.name}.tmp")
-    with contextlib.suppress(OSError):  # no checkpoint yet, or a file system without links
+    with contextlib.suppress(OSError):  # there is no checkpoint yet, or no space for two
         spare.unlink(missing_ok=True)
-        os.link(folder.last, spare)
-        os.replace(spare, folder.previous)
+        second_name(folder.last, spare)
+        move(spare, folder.previous)
 
 
 def save_metrics(running: Running) -> None:

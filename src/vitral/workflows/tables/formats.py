@@ -10,7 +10,6 @@ import csv
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from vitral.atomic import replacing
 from vitral.data import lazy_pyarrow
 from vitral.errors import UsageError
+from vitral.filesystem import move
 from vitral.wording import as_escape, shown
 
 Cell = str | float | None
@@ -80,7 +80,7 @@ class Csv:
         return f"./{shown(name)}" if name[:1] in _FORMULA else shown(name)
 
     def finish(self, partial: Path, target: Path) -> None:
-        os.replace(partial, target)
+        move(partial, target)
 
 
 _FORMULA = tuple("=+-@＝＋－＠")
@@ -126,7 +126,7 @@ class JsonLines:
         return _exact(name)
 
     def finish(self, partial: Path, target: Path) -> None:
-        os.replace(partial, target)
+        move(partial, target)
 
 
 def _exact(text: str) -> str:

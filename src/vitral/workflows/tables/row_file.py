@@ -9,7 +9,6 @@ an interruption.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -20,15 +19,10 @@ from typing import Any, NamedTuple
 from vitral import bounded
 from vitral.atomic import write_text
 from vitral.errors import RunError, UsageError, WriteError
+from vitral.filesystem import flush_open, locked, refused
 from vitral.workflows.tables.formats import Format, Row, format_of
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-_RESUME = "free some disk space, and repeat the command with --resume"
+_RESUME = "repeat the command with --resume"
 
 
 class Lines(NamedTuple):
@@ -65,16 +59,15 @@ class RowFile:
         with contextlib.suppress(OSError):
             if not stat.S_ISREG(os.stat(self.target).st_mode):
                 raise UsageError("a table is written to a file", where=self.path, hint="--out predictions.csv")
-        with self._errors():
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-            self._descriptor = os.open(self.partial, flags, 0o666)
-        try:
-            self._lock()
+        with contextlib.ExitStack() as held:
+            with self._errors():
+                self.target.parent.mkdir(parents=True, exist_ok=True)
+                self._lock(held)
+                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+                self._descriptor = os.open(self.partial, flags, 0o666)
+            held.callback(self._close)
             self._begin(origin, names, resume)
             yield self
-        finally:
-            os.close(self._descriptor)
 
     def lines(self, rows: Sequence[Row]) -> Lines:
         """Format rows for `append`, which another process may call."""
@@ -89,24 +82,28 @@ class RowFile:
     def finish(self) -> None:
         """Complete the table: convert or rename the partial file."""
         with self._errors():
-            os.fsync(self._descriptor)
+            flush_open(self._descriptor)
+            self._close()  # Windows renames no open file
             self.format.finish(self.partial, self.target)
             self.origin_file.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the partial file: none of its rows is of use."""
+        self._close()
         for path in (self.partial, self.origin_file):
             path.unlink(missing_ok=True)
 
-    def _lock(self) -> None:
-        if fcntl is None:
-            return
+    def _lock(self, held: contextlib.ExitStack) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                hint = "wait until it is done, or another --out"
-                raise RunError("another process writes this file", where=self.path, hint=hint) from None
+            held.enter_context(locked(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
+            hint = "wait until it is done, or another --out"
+            raise RunError("another process writes this file", where=self.path, hint=hint) from None
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _begin(self, origin: Mapping[str, Any], names: Iterable[str], resume: bool) -> None:
         head, end = self.format.head(), 0
@@ -173,8 +170,7 @@ class RowFile:
         except WriteError:
             raise
         except OSError as error:
-            why = error.strerror or str(error)
-            raise WriteError("cannot write", where=self.path, why=why, hint=_RESUME) from error
+            raise refused(self.path, error, _RESUME) from error
 
 
 def _short(value: object) -> str:
