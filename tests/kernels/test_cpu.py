@@ -23,7 +23,8 @@ from running import in_child
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.inference.engines.packed import packed
 from vitral.inference.predictor import Predictor
-from vitral.kernels import Linear, cpu, cpu_library, fused, linear, reference_ops
+from vitral.kernels import cpu, cpu_library, fused, reference_ops
+from vitral.kernels.dense import linear
 from vitral.model import create
 from vitral.model.vit import MLP, ViT
 
@@ -215,9 +216,9 @@ def test_predictions_match_torch():
     assert near(twin, wanted, 0.02)
 
 
-def wide_layer() -> tuple[Linear, Tensor]:
+def wide_layer() -> tuple[nn.Linear, Tensor]:
     torch.manual_seed(2)
-    return Linear(512, 256).bfloat16(), drawn(256, 512)
+    return nn.Linear(512, 256).bfloat16(), drawn(256, 512)
 
 
 @there
@@ -287,7 +288,7 @@ def test_a_bias_alone_is_trained():
     layer.weight.requires_grad_(False)
     layer(x.repeat(2, 1)).float().sum().backward()
     assert near(layer.bias.grad, torch.full((256,), 512.0))
-    one = Linear(8192, 4096).bfloat16()
+    one = nn.Linear(8192, 4096).bfloat16()
     one.weight.requires_grad_(False)
     one(drawn(8192)).float().sum().backward()
     assert near(one.bias.grad, torch.ones(4096))

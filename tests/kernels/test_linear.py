@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from running import mostly_slow
-from vitral.kernels import dense, fused, linear, reference_ops
+from vitral.kernels import dense, fused, reference_ops
+from vitral.kernels.dense import linear
 
 has_operator = pytest.mark.skipif(not dense.self_test(), reason="this torch has no such operator here")
 SHAPES = {"tokens": (3, 7, 24, 40), "one": (1, 1, 24, 40), "odd": (2, 5, 13, 11)}  # B, N, in, out

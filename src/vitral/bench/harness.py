@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from vitral.device import synchronize
-from vitral.kernels import linear
+from vitral.kernels.dense import linear
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitral import kernels
 from vitral.explanation.capture import check_product, check_unedited, override, wide
 from vitral.model import ViT
 from vitral.model.config import Activation
@@ -73,7 +74,7 @@ def _standardized(x: Tensor, eps: float, weight: Tensor | None, bias: Tensor | N
 
 def _activation(x: Tensor, layer: nn.Module, activation: Activation) -> Tensor:
     """`MLP.backend` with constant gates."""
-    x = layer(x)
+    x = kernels.linear(x, layer)
     if activation != "swiglu":
         return gated(x, _GATES[activation])
     gate, value = x.chunk(2, dim=-1)

@@ -14,6 +14,7 @@ from vitral.device import Machine
 from vitral.errors import UsageError
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
 from vitral.model.modes import evaluating
+from vitral.model.watched import pooled_queries
 
 
 @torch.inference_mode()
@@ -24,7 +25,7 @@ def head_features(model: nn.Module, images: Tensor, preprocessing: Preprocessing
     with evaluating(model), machine.autocast(), _head_inputs(model) as inputs:
         pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
         if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
-            return model.pool(model.encode(pixels, num_queries=model.config.num_queries))[:, 0].float().cpu()
+            return model.pool(model.encode(pixels, num_queries=pooled_queries(model)))[:, 0].float().cpu()
         out = model(pixels)
         if isinstance(model, Foreign) and not inputs:
             why = "it does not end in a dense layer with an output for each class"

@@ -156,7 +156,7 @@ class _Beams:
 
     def _extend(self, open_: Sequence[bool]) -> None:
         """Add a token to every text: of the likeliest 2 × beams of an image, those that do not end go on."""
-        new = self.decoder.step(self.tokens[:, -1:], self.cache)[:, -1].float().log_softmax(dim=1)  # (B, V)
+        new = self.decoder(self.tokens[:, -1:], self.cache)[:, -1].float().log_softmax(dim=1)  # (B, V)
         totals = self.logs.sum(1, keepdim=True) + new
         if self.tokens.shape[1] == 1:  # all beams of an image are the same text
             totals.view(self.images, self.beams, -1)[:, 1:] = -math.inf

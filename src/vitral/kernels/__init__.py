@@ -3,20 +3,23 @@
 Every function matches its counterpart in PyTorch up to rounding. It decides by device, dtype, autocast and grad mode if
 a kernel applies, and never uses one under export, tracing or functorch.
 
-    linear(x, weight, bias)         F.linear(x, weight, bias)
+    linear(x, layer)                layer(x), of a dense layer
+    linear_part(x, layer, i, j)     layer(x)[..., i:j]
     linear_gelu(x, layer)           F.gelu(layer(x))
     attention(q, k, v, …)           F.scaled_dot_product_attention(q, k, v, …)
     patch_embed(x, conv)            conv(x).flatten(2).transpose(1, 2)
     residual_stream(x)              x, in the autocast dtype on a GPU
 
 A module declares the function that it calls as its `backend`. `reference_ops(network)` sets the counterparts instead.
-This package imports no network.
+Layers are PyTorch's own classes, so that tools that look for `nn.Linear` by type find them. A kernel uses a layer's
+weights without calling it only if the layer is `untouched`; otherwise the layer is called. This package imports no
+network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +27,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from vitral.kernels import dense, fused, reference
-from vitral.kernels.dense import linear
 
 __all__ = [
     "REFERENCE",
-    "Linear",
     "attention",
     "linear",
     "linear_gelu",
+    "linear_part",
     "patch_embed",
     "reference_ops",
     "residual_stream",
@@ -39,29 +41,39 @@ __all__ = [
 ]
 
 
-class Linear(nn.Linear):
-    """`nn.Linear`: x Wᵀ + b for x (…, in)."""
+Linear = nn.Linear
+"""The class of dense layers in whole modules that earlier versions pickled."""
 
-    backend: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(linear)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.backend(x, self.weight, self.bias)
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """`layer(x)` of a dense layer, x (…, in) to (…, out)."""
+    if torch.compiler.is_compiling() or not untouched(layer, nn.Linear):
+        y: Tensor = layer(x)
+        return y
+    return _product(layer)(x, layer.weight, layer.bias)
 
-    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Outputs `start` to `stop` only, (…, stop - start)."""
-        return self.backend(x, self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+
+def linear_part(x: Tensor, layer: nn.Linear, start: int, stop: int) -> Tensor:
+    """Outputs `start` to `stop` only, (…, stop - start), of a dense layer that is `untouched`."""
+    return _product(layer)(x, layer.weight[start:stop], None if layer.bias is None else layer.bias[start:stop])
+
+
+def _product(layer: nn.Linear) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The function of x, weight and bias that computes a layer: `dense.linear`, or `F.linear` by `reference_ops`."""
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = vars(layer).get("backend", dense.linear)
+    return product
 
 
 def linear_gelu(x: Tensor, layer: nn.Module, approximate: str = "none") -> Tensor:
     """GELU of a dense layer, `F.gelu(layer(x))`, by erf ("none") or by its tanh approximation ("tanh")."""
-    if _is_dense(layer) and fused.supports_linear_gelu(x, layer.weight, layer.bias):
+    if _by_kernels(layer) and fused.supports_linear_gelu(x, layer.weight, layer.bias):
         return fused.linear_gelu(x, layer.weight, layer.bias, approximate == "tanh")
-    return F.gelu(layer(x), approximate=approximate)
+    return F.gelu(linear(x, layer), approximate=approximate)
 
 
-def _is_dense(layer: nn.Module) -> TypeGuard[Linear]:
-    """True for an unmodified `Linear`, whose weight a kernel may use without calling it."""
-    return isinstance(layer, Linear) and layer.backend is linear and untouched(layer, Linear)
+def _by_kernels(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """True for a dense layer that is `untouched`, without `reference_ops`."""
+    return untouched(layer, nn.Linear) and _product(layer) is dense.linear
 
 
 def attention(
@@ -99,24 +111,36 @@ def residual_stream(x: Tensor) -> Tensor:
 
 
 REFERENCE: dict[object, Callable[..., Tensor]] = {
-    linear: F.linear,
     attention: reference.attention,
     patch_embed: reference.patch_embed,
 }
-"""Backend → its counterpart in PyTorch. `linear_gelu` follows its layer."""
+"""Backend → its counterpart in PyTorch."""
 
 
 def reference_ops(network: nn.Module) -> None:
     """Make a network use PyTorch's own operators: slower, and the reference that kernels are tested against."""
     module: Any
     for module in network.modules():
-        if (backend := getattr(module, "backend", None)) in REFERENCE:
+        if type(module) is nn.Linear:
+            vars(module)["backend"] = F.linear  # read by `linear` and `linear_gelu`
+        elif (backend := getattr(module, "backend", None)) in REFERENCE:
             module.backend = REFERENCE[backend]
 
 
-def untouched(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """True if `layer` is exactly `kind`, with no hooks and no patched `forward`."""
-    if type(layer) is not kind or "forward" in vars(layer):
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def untouched(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
+    """True if `layer` is exactly `kind`, with no hooks, no patched `forward` and no tensor subclass as a parameter."""
+    if type(layer) is not kind or "forward" in vars(layer) or kind.forward is not _FORWARD.get(kind, kind.forward):
         return False
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return not any(hooks) and not _has_any_global_hook()
+    if layer._compiled_call_impl is not None or _has_any_global_hook():
+        return False
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return False
+    plain = (Tensor, nn.Parameter, type(None))
+    return torch.compiler.is_compiling() or all(type(one) in plain for one in layer._parameters.values())
+
+
+_FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {kind: kind.forward for kind in (nn.Linear, nn.Conv2d)}
+"""`forward` of PyTorch's classes, which other libraries replace for all layers at once."""

@@ -73,9 +73,11 @@ def _kernel_dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype
 
 
 def _dispatchable(x: Tensor, weight: Tensor) -> bool:
-    """True for a CPU matmul large enough to dispatch, outside torch.compile, tracing and functorch."""
+    """True for a CPU matmul large enough to dispatch, outside torch.compile, tracing, functorch and dispatch modes."""
     if torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active():
         return False  # checked first, since they would specialize on the number of rows
+    if torch._C._len_torch_dispatch_stack():  # such as a counter of FLOPs, which knows only PyTorch's own operators
+        return False
     return x.device.type == "cpu" and x.numel() * len(weight) >= _MIN_MULTIPLICATIONS and forward_ad._current_level < 0
 
 

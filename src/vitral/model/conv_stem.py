@@ -20,21 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.model.resnet import bordered
-
 ConvLayers = tuple[tuple[int, int], ...]
 """Channels and stride of each convolution, in order."""
-
-
-class Conv3x3(nn.Conv2d):
-    """3×3 convolution without a bias, since a norm follows."""
-
-    def __init__(self, channels: int, out: int, stride: int):
-        super().__init__(channels, out, 3, stride, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = bordered(x, 3)
-        return F.conv2d(x, self.weight, None, self.stride, padding)
 
 
 class ConvLayer(nn.Module):
@@ -42,17 +29,25 @@ class ConvLayer(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int, pool: bool = False):
         super().__init__()
-        self.conv = Conv3x3(channels, out, 1 if pool else stride)
+        self.conv = nn.Conv2d(channels, out, 3, 1 if pool else stride, padding=1, bias=False)  # a norm follows
         self.norm = nn.BatchNorm2d(out)
         self.pool = stride if pool else 1
         self.residual = (channels, stride) == (out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
+        y = self.convolved(x)
         if self.pool > 1:
             y = F.max_pool2d(y, self.pool)
         y = F.gelu(self.norm(y))
         return x + y if self.residual else y
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """`self.conv(x)`. Images of one column get a wider border, whose outputs are dropped again (see `bordered`)."""
+        if 1 not in x.shape[-2:]:
+            y: Tensor = self.conv(x)
+            return y
+        border = self.conv.stride[0]
+        return self.conv(F.pad(x, [border] * 4))[..., 1:-1, 1:-1]
 
 
 class ConvStem(nn.Module):

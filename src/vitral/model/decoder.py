@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from vitral import kernels
 from vitral.errors import UsageError
-from vitral.kernels import Linear, random
+from vitral.kernels import linear, random
 from vitral.model.decoder_config import DecoderConfig, EncoderDecoderConfig
 from vitral.model.initialization import init_decoder_
+from vitral.model.position import Grid
 from vitral.model.vit import MLP, Observer, ViT
 
 KeyValues = tuple[Tensor, Tensor]
@@ -86,18 +87,18 @@ class CausalAttention(TextAttention):
 
     def __init__(self, config: DecoderConfig):
         super().__init__(config)
-        self.qkv = Linear(config.dim, 3 * config.dim)
-        self.proj = Linear(config.dim, config.dim)
+        self.qkv = nn.Linear(config.dim, 3 * config.dim)
+        self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
         """Attend from x to `past` and to x. Returns the result (B, T, D), and keys and values of both."""
         B, T, _ = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = linear(x, self.qkv).view(B, T, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         mask = causal_mask(T, k.shape[2], x.device) if T > 1 else None  # a single last token attends to all
         out = _attend(self, q, k, v, mask)
-        return random.dropout(self.proj(out), self.dropout, self.training), (k, v)
+        return random.dropout(linear(out, self.proj), self.dropout, self.training), (k, v)
 
 
 class CrossAttention(TextAttention):
@@ -105,21 +106,21 @@ class CrossAttention(TextAttention):
 
     def __init__(self, config: DecoderConfig):
         super().__init__(config)
-        self.q = Linear(config.dim, config.dim)
-        self.kv = Linear(config.memory_dim or config.dim, 2 * config.dim)
-        self.proj = Linear(config.dim, config.dim)
+        self.q = nn.Linear(config.dim, config.dim)
+        self.kv = nn.Linear(config.memory_dim or config.dim, 2 * config.dim)
+        self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, memory: Tensor | KeyValues, mask: Tensor | None = None) -> tuple[Tensor, KeyValues]:
         """Attend from x to the image's tokens, or to their keys and values, which are returned with the result."""
-        q = self.q(x).view(*x.shape[:2], self.heads, self.head_dim).transpose(1, 2)
+        q = linear(x, self.q).view(*x.shape[:2], self.heads, self.head_dim).transpose(1, 2)
         k, v = self.keys_values(memory) if isinstance(memory, Tensor) else memory
         out = _attend(self, q, k, v, mask)
-        return random.dropout(self.proj(out), self.dropout, self.training), (k, v)
+        return random.dropout(linear(out, self.proj), self.dropout, self.training), (k, v)
 
     def keys_values(self, memory: Tensor) -> KeyValues:
         """Keys and values of the image's tokens (B, N, M)."""
         B, N, _ = memory.shape
-        k, v = self.kv(memory).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
+        k, v = linear(memory, self.kv).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
         return k, v
 
 
@@ -182,9 +183,12 @@ class Decoder(nn.Module):
         if not self.token_embed.weight.is_meta:
             init_decoder_(self)
 
-    def forward(self, tokens: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of whole texts. `mask` (B, N), bool, is True where an image token counts."""
-        return self.step(tokens, self.begin(memory, mask))
+    def forward(self, tokens: Tensor, memory: Tensor | Cache, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of whole texts, or with a `Cache` of the tokens that follow it (see `step`).
+
+        `mask` (B, N), bool, is True where an image token counts.
+        """
+        return self.step(tokens, memory if isinstance(memory, Cache) else self.begin(memory, mask))
 
     def begin(self, memory: Tensor, mask: Tensor | None = None) -> Cache:
         """An empty text's cache, for image tokens (B, N, M)."""
@@ -241,11 +245,20 @@ def greedy(decoder: Decoder, memory: Tensor, mask: Tensor | None = None, longest
     for place in range(min(longest or config.length, config.length)):
         if ended.all():
             break
-        log, last = decoder.step(last, cache)[:, -1].float().log_softmax(dim=1).max(dim=1, keepdim=True)
+        log, last = decoder(last, cache)[:, -1].float().log_softmax(dim=1).max(dim=1, keepdim=True)
         last = last.masked_fill(ended, config.pad_token)
         rows[:, :, place] = torch.cat([last.float(), log.masked_fill(ended, 0.0)], dim=1)
         ended = ended | (last == config.end_token)
     return rows.flatten(1)
+
+
+class Encoder(ViT):
+    """A ViT without a head: images (B, C, H, W) to all tokens (B, N, D), after the final norm."""
+
+    def answer(self, x: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """All tokens from the output of `embed`."""
+        x = self.transform(x, grid, mask)
+        return self.norm(x) if self.config.final_norm == "tokens" else x
 
 
 class EncoderDecoder(nn.Module):
@@ -260,9 +273,9 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
         self.config = config
-        self.encoder = ViT(config.encoder)
+        self.encoder = Encoder(config.encoder)
         if config.project:
-            self.project = Linear(config.encoder.dim, config.decoder.dim)
+            self.project = nn.Linear(config.encoder.dim, config.decoder.dim)
         self.decoder = Decoder(config.decoder)
         if config.project and not self.project.weight.is_meta:
             init_decoder_(self.project)
@@ -277,10 +290,8 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Image tokens (B, N, M), the memory of the decoder."""
-        x = self.encoder.encode(images, mask)
-        if self.config.encoder.final_norm == "tokens":
-            x = self.encoder.norm(x)
-        return self.project(x) if self.config.project else x
+        x = self.encoder(images, mask)
+        return linear(x, self.project) if self.config.project else x
 
     def token_mask(self, mask: Tensor | None) -> Tensor | None:
         """Mask (B, N) of all image tokens from one of patches; tokens before the patches always count."""

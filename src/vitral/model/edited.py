@@ -15,15 +15,15 @@ from vitral.model import vit
 
 DIGESTS = {
     "PatchEmbed": "1cd6af97",
-    "Attention": "91bee3d3",
-    "linear_activation": "9976eb4d",
-    "MLP": "ef78c8df",
+    "Attention": "e65dbf86",
+    "linear_activation": "ccbd8172",
+    "MLP": "6f0c5d91",
     "LayerScale": "0ea511b7",
     "Block": "ad7ffd26",
-    "AttentionPool": "006b5062",
-    "ViT": "ac78e74e",
+    "AttentionPool": "d138d82c",
+    "ViT": "110fb33b",
     "ViT.forward": "c37682d3",
-    "ViT.answer": "98e386d7",
+    "ViT.answer": "e832c0ac",
     "ViT.embed": "48228331",
     "ViT.transform": "097f1b2d",
 }

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitral import kernels
 from vitral.errors import UsageError
-from vitral.kernels import Linear, random
+from vitral.kernels import linear, random
 from vitral.model.config import Activation, ViTConfig
 from vitral.model.conv_stem import ConvStem
 from vitral.model.dropout import drop_path, random_places, tokens_at
@@ -30,6 +30,7 @@ from vitral.model.initialization import init_vit_
 from vitral.model.masks import check_images, check_mask, key_mask, masked_mean, pool_mask
 from vitral.model.position import POSITIONS, Grid, PositionTables, Rotation, rotate, rotation_at
 from vitral.model.resnet import HybridStem, stem_width
+from vitral.model.watched import is_watched, pooled_queries
 
 Observer = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 """Arguments: q, k and v (B, heads, tokens, d), the mask, and softmax(q kᵀ · scale) v."""
@@ -76,13 +77,13 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.dim // config.heads
         self.scale = (self.head_dim if config.attention_scale == "head" else config.dim) ** -0.5
-        self.qkv = Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
         if config.qk_norm:
             self.q_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
             self.k_norm = nn.LayerNorm(self.head_dim, eps=config.norm_eps)
         if config.attn_norm:
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
-        self.proj = Linear(config.dim, config.dim, bias=config.proj_bias)
+        self.proj = nn.Linear(config.dim, config.dim, bias=config.proj_bias)
         self.qk_norm, self.inner_norm = config.qk_norm, config.attn_norm
         self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
         self.adjacent = config.rope is not None and config.rope.adjacent
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         x = self.mix(x, mask, rotation, num_queries)
         if self.inner_norm:
             x = self.norm(x)
-        return random.dropout(self.proj(x), self.dropout, self.training)
+        return random.dropout(linear(x, self.proj), self.dropout, self.training)
 
     def mix(self, x: Tensor, mask: Tensor | None, rotation: Rotation | None, num_queries: int | None) -> Tensor:
         """Concatenated outputs of all heads, (B, N or num_queries, D), before the projection."""
@@ -114,11 +115,11 @@ class Attention(nn.Module):
     def project(self, x: Tensor, num_queries: int | None) -> tuple[Tensor, ...]:
         """q of the first `num_queries` tokens (None: all), k and v of all tokens, each (B, heads, tokens, d)."""
         B, N, D = x.shape
-        if num_queries is None or not hasattr(self.qkv, "part"):  # a replaced layer computes all queries
-            q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
+        if num_queries is None or not kernels.untouched(self.qkv, nn.Linear):
+            q, k, v = linear(x, self.qkv).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
             return q if num_queries is None else q[:, :, :num_queries], k, v
-        q = self.qkv.part(x[:, :num_queries], 0, D).view(B, num_queries, 1, self.heads, self.head_dim)
-        kv = self.qkv.part(x, D, 3 * D).view(B, N, 2, self.heads, self.head_dim)
+        q = kernels.linear_part(x[:, :num_queries], self.qkv, 0, D).view(B, num_queries, 1, self.heads, self.head_dim)
+        kv = kernels.linear_part(x, self.qkv, D, 3 * D).view(B, N, 2, self.heads, self.head_dim)
         return q.permute(2, 0, 3, 1, 4)[0], *kv.permute(2, 0, 3, 1, 4).unbind()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -140,7 +141,7 @@ def linear_activation(x: Tensor, layer: nn.Module, activation: Activation) -> Te
     """activation(layer(x)), the first half of the MLP. SwiGLU halves the width."""
     if activation in ("gelu", "gelu-tanh"):
         return kernels.linear_gelu(x, layer, "tanh" if activation == "gelu-tanh" else "none")
-    x = layer(x)
+    x = linear(x, layer)
     if activation == "swiglu":
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value
@@ -159,15 +160,15 @@ class MLP(nn.Module):
         super().__init__()
         self.activation, self.dropout = config.activation, config.dropout
         width = config.mlp_dim * (2 if config.activation == "swiglu" else 1)
-        self.fc1 = Linear(config.dim, width, bias=config.mlp_bias)
+        self.fc1 = nn.Linear(config.dim, width, bias=config.mlp_bias)
         if config.mlp_norm:
             self.norm = nn.LayerNorm(config.mlp_dim, eps=config.norm_eps)
         self.inner_norm = config.mlp_norm
-        self.fc2 = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = random.dropout(self.hidden(x), self.dropout, self.training)
-        return random.dropout(self.fc2(x), self.dropout, self.training)
+        return random.dropout(linear(x, self.fc2), self.dropout, self.training)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Activations between the two layers."""
@@ -257,16 +258,17 @@ class AttentionPool(nn.Module):
         self.head_dim = D // self.heads
         self.scale = self.head_dim**-0.5
         self.latent = nn.Parameter(torch.empty(1, 1, D))
-        self.q, self.kv = Linear(D, D), Linear(D, 2 * D)
-        self.proj = Linear(D, D)
+        self.q, self.kv = nn.Linear(D, D), nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
         self.norm = nn.LayerNorm(D, eps=config.norm_eps)
         self.mlp = MLP(replace(config, mlp_norm=False, mlp_bias=True))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         B, N, _ = x.shape
-        q = self.q(self.latent).view(1, 1, self.heads, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
-        k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        x = self.proj(self.attend(q.to(k.dtype), k, v, mask).transpose(1, 2).flatten(2))
+        q = linear(self.latent, self.q).view(1, 1, self.heads, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
+        k, v = linear(x, self.kv).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        mixed = self.attend(q.to(k.dtype), k, v, mask).transpose(1, 2).flatten(2)
+        x = linear(mixed, self.proj)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -289,7 +291,7 @@ class ViT(nn.Module):
         self.position = POSITIONS[config.position]
         self.checkpointing = False  # recompute blocks in backward: less memory, more time
         self.any_size = False  # resize learned positions for other image sizes instead of refusing them
-        self.prune_last_block = True  # compute only the pooled tokens in the last block; same logits
+        self.prune_last_block = True  # compute only the pooled tokens in the last block, unless it is hooked
         self.fp32_residual = False  # keep tokens between blocks in fp32, not bf16, under autocast on a GPU
         D = config.dim
 
@@ -315,7 +317,7 @@ class ViT(nn.Module):
         if config.final_norm == "pooled":
             self.fc_norm = nn.LayerNorm(config.features, eps=config.norm_eps)
         if config.pre_logits:
-            self.pre_logits = Linear(config.features, config.features)
+            self.pre_logits = nn.Linear(config.features, config.features)
         if config.classes:
             self.head = nn.Linear(config.features, config.classes)
         if config.classes and config.dist_token:
@@ -338,8 +340,7 @@ class ViT(nn.Module):
 
     def answer(self, x: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """Logits (B, K) from the output of `embed`."""
-        num_queries = self.config.num_queries if self.prune_last_block else None
-        return self.classify(self.pool(self.transform(x, grid, mask, num_queries), mask))
+        return self.classify(self.pool(self.transform(x, grid, mask, pooled_queries(self)), mask))
 
     def encode(self, images: Tensor, mask: Tensor | None = None, num_queries: int | None = None) -> Tensor:
         """Tokens (B, prefix + rows × columns, D), or the first `num_queries`, between last block and final norm."""
@@ -416,12 +417,12 @@ class ViT(nn.Module):
     def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pooled features (B, D), equation 4 for the class token; (B, 2, D) with a distillation token."""
         config = self.config
-        if config.num_queries is not None:
+        if config.final_norm == "tokens" and config.num_queries is not None and not is_watched(self.norm):
             x = x[:, : config.num_queries]  # LayerNorm is per token: normalize only what the head reads
         if config.final_norm == "tokens":
             x = self.norm(x)
         if config.pool == "cls":
-            x = x if config.dist_token else x[:, 0]
+            x = x[:, :2] if config.dist_token else x[:, 0]
         elif config.pool == "map":
             x = self.attn_pool(x, pool_mask(x, mask, config.prefix, config.pool_prefix))
         else:
@@ -436,7 +437,7 @@ class ViT(nn.Module):
             of_cls, of_dist = x.unbind(1)
             return (self.head(of_cls) + self.head_dist(of_dist)) / 2 if self.config.classes else x.mean(1)
         if self.config.pre_logits:
-            x = self.tanh(self.pre_logits(x))
+            x = self.tanh(linear(x, self.pre_logits))
         if self.config.classes:
             x = self.head(x)
         return self.tanh(x) * self.config.logit_scale if self.config.logits_tanh else x

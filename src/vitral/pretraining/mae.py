@@ -16,6 +16,7 @@ from vitral.model.dropout import with_prefix
 from vitral.model.initialization import init_vit_
 from vitral.model.position import POSITIONS
 from vitral.model.vit import Block
+from vitral.model.watched import is_watched
 from vitral.pretraining.masking import divide, images_of, patches_of, rows_at
 from vitral.pretraining.method import Draw, Inputs, Method
 from vitral.training.objectives.objective import share_of
@@ -55,7 +56,7 @@ class Decoder(nn.Module):
         the prefix and of the patches `visible` (B, n). With `everywhere` those of `visible` follow.
 
         Attention does not depend on the order of tokens, so that masked ones come first, and the last block computes no
-        others.
+        others, unless it is hooked.
         """
         x = self.embed(x)
         position = self.position.to(x.dtype).expand(len(x), -1, -1)
@@ -69,8 +70,8 @@ class Decoder(nn.Module):
         wanted = masked.shape[1] + (visible.shape[1] if everywhere else 0)
         for block in self.blocks[:-1]:
             x = block(x)
-        x = self.blocks[-1](x, num_queries=wanted)
-        return self.pixels(self.norm(x))
+        x = self.blocks[-1](x, num_queries=None if is_watched(self.blocks[-1]) else wanted)
+        return self.pixels(self.norm(x[:, :wanted]))
 
 
 class MaskedAutoencoder(Method):

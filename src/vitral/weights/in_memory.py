@@ -21,6 +21,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError, type_of
 from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
 from vitral.model.edited import edited
+from vitral.model.watched import foreign_hooks
 from vitral.weights import class_names
 from vitral.weights.architectures.timm_module import UnreadableError, fields, name_of, scheme
 from vitral.weights.formats import FORMATS
@@ -168,18 +169,6 @@ def _check_unmodified(module: nn.Module, ignored: Collection[str] = ()) -> None:
         for inner, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None and (type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) or tensor.is_quantized):
                 raise UnreadableError(f"'{inner}' of {shown} is {type_of(tensor)}")
-
-
-def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """List the hooks of a module, without those that only observe, such as those of vitral in another thread."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    homes = [str(getattr(hook, "__module__", "")) for hook in hooks]
-    return [
-        h for h, home in zip(hooks, homes, strict=True) if home not in _OBSERVERS and not home.startswith("vitral.")
-    ]
-
-
-_OBSERVERS = {"transformers.utils.output_capturing"}  # stay after `output_attentions=True`, and change nothing
 
 
 def _replaced(part: nn.Module) -> Iterator[str]:

@@ -16,6 +16,7 @@ from vitral.errors import UsageError
 from vitral.explanation.methods.method import Maps, Method, grid_of, target_logits
 from vitral.model import ViT
 from vitral.model.position import rotation_at
+from vitral.model.watched import pooled_queries
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 262_144}
 """Tokens per batch, by device. More do not fit the caches of a CPU (docs/log/explanation.md)."""
@@ -66,7 +67,7 @@ def _with_fewer_tokens(network: ViT, images: Tensor, kept: Tensor, targets: Tens
     chosen = torch.cat([prefix, chosen], dim=1)
     tokens, grid = network.embed(images)
     rotations = network.rotations(grid, images.device)
-    num_queries = config.num_queries if network.prune_last_block else None
+    num_queries = pooled_queries(network)
     image, mask = _pairs(len(images), len(kept), images.device)
     batch_size = max(1, TOKENS_PER_BATCH.get(images.device.type, 4096) // chosen.shape[1])
     parts = []

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from vitral.errors import UsageError
 from vitral.model.edited import edited
-from vitral.weights.in_memory import foreign_hooks, modification
+from vitral.model.watched import foreign_hooks
+from vitral.weights.in_memory import modification
 
 
 class Built:

@@ -56,7 +56,7 @@ def observe(network: ViT, batches: Iterable[Tensor]) -> Ranges:
     hooks = [
         network.get_submodule(name).register_forward_pre_hook(partial(update, name)) for name in layer_names(network)
     ]
-    pruned, network.prune_last_block = network.prune_last_block, False  # otherwise its qkv layer is not called
+    pruned, network.prune_last_block = network.prune_last_block, False  # otherwise only the class token is seen
     try:
         for images in batches:
             network(images)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.kernels import cpu, fused, linear, patch_embed, untouched
+from vitral.kernels import cpu, fused, patch_embed, untouched
 from vitral.kernels.dense import sample
 from vitral.kernels.reference import explicit_is_faster, masked
 from vitral.model.vit import MLP, Block, PatchEmbed, ViT
@@ -113,7 +113,7 @@ class _Linear(nn.Module):
         if factor is not None:
             weight = (factor[:, None].float() * weight.float()).to(weight.dtype)
             bias = None if bias is None else (factor.float() * bias.float()).to(bias.dtype)
-        # No parameters: nothing here is trained or saved. `part` reads the original weight.
+        # No parameters: nothing here is trained or saved.
         self.__dict__.update(weight=linear.weight, bias=bias)
         self.__dict__["by_kernel"] = weight.dtype == torch.bfloat16 and cpu.supports_linear(weight, weight, bias)
         if self.by_kernel:
@@ -125,10 +125,6 @@ class _Linear(nn.Module):
         if self.by_kernel:
             return cpu.dense(*self._arguments(x))
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
-
-    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Outputs `start` to `stop` only, computed with the original weight."""
-        return linear(x, self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
     def gelu(self, x: Tensor, form: str) -> Tensor:
         """GELU of the output; `form` is "none" (by erf) or "tanh"."""

@@ -1,0 +1,77 @@
+"""Tell if someone watches or changes a part of a network, which then computes all that PyTorch alone would.
+
+The head of a network with a class token reads that token only, so the last block computes no other one
+(`ViT.prune_last_block`). A hook or a part of another library may read the other tokens, or mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+
+def pooled_queries(network: Any) -> int | None:
+    """Return the number of leading tokens that the last block of a ViT computes; None for all.
+
+    These are the tokens that the head reads, unless someone watches the block or the final norm.
+    """
+    wanted: int | None = network.config.num_queries
+    if wanted is None or not network.prune_last_block or is_watched(network.blocks[-1]):
+        return None
+    return None if network.config.final_norm == "tokens" and is_watched(network.norm) else wanted
+
+
+def is_watched(module: nn.Module) -> bool:
+    """True if hooks, observers, methods or parts that are not vitral's may see or change what a module computes.
+
+    Hooks of vitral do not count: it sets `prune_last_block` to False for those that read all tokens.
+    """
+    if _has_any_global_hook() or _is_changed(module):
+        return True
+    return any(is_watched(part) for part in module._modules.values() if part is not None)
+
+
+def _is_changed(part: nn.Module) -> bool:
+    """As `is_watched`, without the parts inside."""
+    own, kind = vars(part), type(part)
+    if kind not in (nn.Linear, nn.LayerNorm) and not kind.__module__.startswith(_SILENT):
+        return True
+    for name in _HOOKS:
+        if own[name] and any(_is_foreign(hook) for hook in own[name].values()):
+            return True
+    for name in own.keys() - _USUAL:
+        declared = name == "observer" or isinstance(getattr(kind, name, None), FunctionType)
+        if declared and own[name] is not None and _is_foreign(own[name]):
+            return True
+    return False
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_USUAL = frozenset(vars(nn.Module()))
+"""Attributes of every module."""
+
+_SILENT = ("vitral.", "torch.distributed.")
+"""Libraries whose hooks and parts need no other tokens: FSDP gathers weights."""
+
+
+def _is_foreign(function: Callable[..., Any]) -> bool:
+    return not _home(function).startswith(_SILENT)
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """List the forward hooks of a module, without those that only observe, such as vitral's in another thread."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return [hook for hook in hooks if _home(hook) not in _OBSERVERS and not _home(hook).startswith("vitral.")]
+
+
+_OBSERVERS = {"transformers.utils.output_capturing"}  # stay after `output_attentions=True`, and change nothing
+
+
+def _home(function: Any) -> str:
+    """Name of the module of a function, or of the one that a partial calls."""
+    return str(getattr(getattr(function, "func", function), "__module__", ""))
