@@ -14,7 +14,7 @@ PROGRAMS: dict[str, str] = {
     "predicting": "From files to a table of predictions",
     "serving": "Predictions over HTTP beside other servers",
     "duplicates": "Near-duplicates: planted copies found, time of the search",
-    "intervals": "Intervals of images in groups: how often they hold the truth",
+    "intervals": "Intervals of images in groups: the share that holds the truth",
     "labels": "Wrong labels: flips found in a ranking",
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",

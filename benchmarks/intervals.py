@@ -1,4 +1,4 @@
-"""How often nominal 95 % intervals of images in groups hold the truth, by simulation (`vitral.evaluation.intervals`).
+"""Coverage of nominal 95 % intervals of images in groups, by simulation (`vitral.evaluation.intervals`).
 
 The accuracy of each group is drawn from a beta distribution whose likeness ρ, the correlation of two images of a group,
 is that of the column: 0 for independent images, 1 for copies. Of each row and column 2,000 data sets are drawn. Their

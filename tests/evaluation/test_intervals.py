@@ -110,9 +110,8 @@ def test_metrics_count_groups_and_say_so(capsys):
 def test_a_report_counts_groups():
     from vitral.evaluation.report import ReportContent, render
 
-    pages = [
-        render(ReportContent("x", evaluation=grouped(one)), run="r") for one in (None, np.repeat(np.arange(80), 5))
-    ]
+    five = np.repeat(np.arange(80), 5)
+    pages = [render(ReportContent("x", evaluation=grouped(one)), run="r") for one in (None, five)]
     assert [f"320 of 400 validation images in 80 groups correct; {GROUPED}." in page for page in pages] == [False, True]
     assert ["Too few groups of images to judge calibration" in page for page in pages] == [False, True]
 

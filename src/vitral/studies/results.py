@@ -47,8 +47,8 @@ class Outcome:
     split: str = ""
     images: int = 0
     """Held-out images."""
-    groups: int = 0
-    """Groups of them that belong together; as many as images if each is on its own."""
+    groups: int | None = None
+    """Groups of them that belong together; None for runs from before these were counted."""
     train_images: int | None = None
     accuracy: float | None = None
     loss: float | None = None
@@ -74,6 +74,11 @@ class Outcome:
     """Of a trial that was stopped early."""
     test: Evaluation | None = None
     """On the test split, of a trial: it plays no part in the choice."""
+
+    @property
+    def independent(self) -> int:
+        """Number of groups of held-out images, among which an image alone is one."""
+        return self.images if self.groups is None else self.groups
 
     @property
     def done(self) -> bool:
@@ -109,7 +114,7 @@ class Group:
         """Mean over the finished seeds; None if there is none."""
         if not self.done:
             return None
-        mean = mean_of([one.accuracy or 0.0 for one in self.done], 1 / max(1, self.done[0].groups))
+        mean = mean_of([one.accuracy or 0.0 for one in self.done], 1 / max(1, self.done[0].independent))
         low, high = mean.interval  # Student's interval knows no bounds
         return dataclasses.replace(mean, interval=(max(0.0, low), min(1.0, high)))
 
@@ -198,7 +203,7 @@ class Results:
     @cached_property
     def groups_of_images(self) -> int:
         """Number of groups of held-out images that belong together."""
-        return next((one.groups for one in self.outcomes if one.done), 0)
+        return next((one.independent for one in self.outcomes if one.done), 0)
 
     def counted(self, kind: str = "image") -> str:
         """Number of held-out images, and of groups if there are fewer."""
@@ -355,7 +360,7 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
     measured, plan = result.get(split, {}), run.read_plan()
     return Outcome(
         cell, "done", split=split, images=measured.get("images", 0),
-        groups=measured.get("groups", measured.get("images", 0)), train_images=result["images"]["train"],
+        groups=measured.get("groups"), train_images=result["images"]["train"],
         accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
         macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
         batch_size=plan.run.batch_size * plan.run.accumulate if result["epochs"] else None,

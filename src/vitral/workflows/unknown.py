@@ -147,8 +147,7 @@ def evaluate_unknown(
         return _scores(predictor, items, names, statistics, progress)
 
     unknown, alike, bad = score(Items(sources))
-    images = len(alike)
-    if not images:
+    if not len(alike):
         raise none_readable(bad, where=folder)
     if bad and bad_images == "error":
         raise unreadable(bad, where=folder)
@@ -163,9 +162,9 @@ def evaluate_unknown(
         )
     result = UnknownImages(
         str(folder),
-        images,
-        count_groups(groups[1], images),
-        len(evaluated.images),
+        len(alike),
+        count_groups(alike, len(alike)),
+        evaluated.evaluation.images,
         evaluated.evaluation.groups,
         share,
         found,

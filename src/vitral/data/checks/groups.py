@@ -91,7 +91,8 @@ def _copies(split: Split) -> Sets:
     """Sets of images of one name; of up to `FEW` images that are not in shards, those of the same content."""
     if len(split) > FEW or split.shard_numbers() is not None:
         return _equal(split.names)
-    return _equal([_content(split, index) for index in range(len(split))])
+    with ThreadPoolExecutor(cores()) as pool:
+        return _equal(list(pool.map(lambda index: _content(split, index), range(len(split)))))
 
 
 def _equal(keys: Sequence[str]) -> Sets:
