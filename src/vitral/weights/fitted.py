@@ -24,7 +24,7 @@ class Change(NamedTuple):
     where: str
     """Words for a network with the change: "at another size"."""
     undo: str
-    """What to type for a network without it."""
+    """Words to type for a network without it."""
 
 
 CHANGES: Mapping[str, Change] = {
