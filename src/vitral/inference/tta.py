@@ -39,8 +39,8 @@ def averaged(network: nn.Module, views: Views, temperature: float = 1.0) -> nn.M
 class Averaged(nn.Module):
     """Standardized images (B, C, H, W) to logits (B, K) whose softmax at the temperature is the mean over views.
 
-    The temperature divides the logits of each view, because it was fitted to those of one view. A mean of probabilities
-    has no logits that it would fit (docs/elsewhere.md has the calibration errors of both).
+    The temperature divides the logits of each view, because it was fitted to those of one view. The logarithm of a mean
+    of probabilities is not such logits.
     """
 
     def __init__(self, network: nn.Module, views: Views, temperature: float = 1.0):

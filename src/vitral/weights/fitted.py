@@ -24,12 +24,17 @@ class Change(NamedTuple):
     where: str
     """Words for a network with the change: "at another size"."""
     undo: str
-    """What to type for a network without it."""
+    """Words to type for a network without it."""
 
 
 CHANGES: Mapping[str, Change] = {
-    "size": Change("at another size of images, patches or pixels", "leave out --patch-size, --image-size, --channels"),
-    "levels": Change("at other levels than those of training", "leave out --levels"),
+    "size": Change(
+        "at another size of images, patches or pixels",
+        "leave out --patch-size; or at that size: vitral train DATA --init WEIGHTS",
+    ),
+    "levels": Change(
+        "at other levels than those of training", "leave out --levels; or with them: vitral train DATA --init WEIGHTS"
+    ),
     "head": Change("with other classes", "vitral train DATA --init WEIGHTS"),
     "weights": Change("with changed weights", "vitral train DATA --init WEIGHTS"),
     "views": Change("averaged over views", "leave out --tta"),
@@ -78,11 +83,11 @@ def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
         lost = lost if list(fields["thresholds"]) != still["thresholds"] else []
     if "scores" in lost:
         still["unfitted"] = change
-    if not lost:
+    if lost in ([], ["scores"]):  # who asks for sets gets an error
         return still, []
     named = ", ".join(NUMBERS[name] for name in lost)
     note = f"not fitted to the answers {CHANGES[change].where}, and left out: {named}"
-    return still, [note if lost == ["scores"] else LeftOut(note)]  # who asks for sets gets an error
+    return still, [LeftOut(note)]
 
 
 def no_sets(change: str) -> UsageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -42,11 +42,13 @@ def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mappin
         raise WeightsError(f"damaged header in weights file: its task {task}", why=str(error)) from error
 
 
-def holding(output: Output, changes: Iterable[str]) -> tuple[Output, list[str]]:
+def holding(output: Output, changes: Sequence[str]) -> tuple[Output, list[str]]:
     """Return the output without the numbers that do not hold after these changes (`vitral.weights.fitted`), and notes.
 
     Raises `UsageError` if one of them has been put to use: sets of classes with a coverage.
     """
+    if not changes:
+        return output, []
     fields: Mapping[str, Any] = output.to_json()
     notes: list[str] = []
     for change in changes:
@@ -55,6 +57,6 @@ def holding(output: Output, changes: Iterable[str]) -> tuple[Output, list[str]]:
             raise fitted.no_sets(change)
         fields, notes = still, notes + said
     if fields == output.to_json():
-        return output, []
+        return output, notes
     statistics = output.unknown.statistics if isinstance(output, Classes) and output.unknown else {}
     return output_of(output.names, fields, statistics), notes

@@ -26,6 +26,7 @@ from vitral.training.distillation import class_order
 from vitral.training.options import MODEL_OPTIONS, Run
 from vitral.training.plan import Choice
 from vitral.weights.load import Loaded, fit, read, with_classes
+from vitral.weights.notes import LeftOut
 from vitral.weights.preprocessing_configs import differences
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft, format_value
@@ -57,7 +58,16 @@ def check_library(source: str) -> None:
 
 
 def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
-    """Read the weights, at the given size, else at the recipe's if it fixes one; with a new head for other classes."""
+    """Read the weights, at the given size, else at the recipe's if it fixes one; with a new head for other classes.
+
+    Notes on fitted numbers are left out: the run fits its own.
+    """
+    loaded = _read_initial(given, dataset, proposed)
+    loaded.account.notes = [note for note in loaded.account.notes if not isinstance(note, LeftOut)]
+    return loaded
+
+
+def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
     task = given.get("task") or proposed.task
     if targets_of(task).sequence:
         return read_reader(given, dataset, proposed)
