@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import IO, TYPE_CHECKING, Any
 
 from vitral.errors import WriteError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENODEV}
 """System errors for a call that a file system does not know."""
@@ -99,6 +100,8 @@ def mapped(file: IO[bytes]) -> Iterator[memoryview]:
 
 def mapped_array(path: Path | str, mode: Any = "r") -> np.ndarray:
     """Return the bytes of a file as uint8: a map of it, or a copy in memory where the disk refuses maps."""
+    import numpy as np
+
     if not os.path.getsize(path):
         return np.empty(0, np.uint8)
     try:
