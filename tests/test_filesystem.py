@@ -1,4 +1,4 @@
-"""Disks that refuse single calls, full and forbidden ones, folders that cannot be renamed, and paths that are no text."""
+"""Disks that refuse single calls, full and forbidden ones, folders that cannot be renamed, paths that are no text."""
 
 from __future__ import annotations
 

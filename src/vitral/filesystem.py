@@ -1,4 +1,4 @@
-"""What disks and operating systems do differently: locks, reads at an offset, maps, flushing, second names, refusals.
+"""Differences of disks and systems: locks, reads at an offset, maps, flushing, second names, refusals.
 
 Windows has no `fcntl` and no `pread`, and neither replaces nor removes a file that is open. Network shares, FUSE and
 object stores mounted as folders refuse single calls. What a disk cannot do is left out if the data stay whole without.
@@ -93,7 +93,7 @@ def mapped(file: IO[bytes]) -> Iterator[memoryview]:
         if error.errno not in _UNSUPPORTED:
             raise
         file.seek(0)
-        source = contextlib.closing(memoryview(file.read()))
+        source = memoryview(file.read())
     with source as whole, memoryview(whole) as data:
         yield data
 
