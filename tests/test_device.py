@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from vitral import device, system
+from vitral import containers, device, system
 from vitral.containers import cores
 from vitral.device import choose, derive_seed, seed_everything, seeded
 from vitral.errors import UsageError
@@ -149,7 +149,7 @@ def test_the_limit_of_a_container_is_the_memory_there_is(monkeypatch, tmp_path):
     whole = memory_bytes()
     for text, expected in (("max\n", whole), (f"{5 << 20}\n", 5 << 20), (f"{1 << 62}\n", whole)):
         (tmp_path / "memory.max").write_text(text)
-        monkeypatch.setattr(system, "_LIMITS", (tmp_path / "none", tmp_path / "memory.max"))
+        monkeypatch.setattr(containers, "_GROUPS", tmp_path)
         assert memory_bytes() == expected
 
 

@@ -18,8 +18,10 @@ from vitral import errors
 SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
-    {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording"},
-    {"errors", "console", "glossary", "folders", "stopping", "digest", "thread_pool"},
+    {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording", "containers"},
+    {"errors", "console", "glossary", "folders", "stopping", "thread_pool"},
+    {"filesystem"},
+    {"digest"},
     {"plugins"},
     {"atomic", "system"},
     {"device"},
@@ -50,6 +52,7 @@ PURE = {
         "errors",
         "console",
         "stopping",
+        "containers",
         "system",
         "data",
         "weights",

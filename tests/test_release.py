@@ -19,6 +19,7 @@ import yaml
 from tools.release_notes import RefusedError, notes
 
 import vitral
+from vitral.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = ROOT / ".github/workflows"
@@ -96,6 +97,12 @@ class TestWorkflows:
         ci = yaml.safe_load((WORKFLOWS / "ci.yml").read_text("utf-8"))
         assert ci["jobs"]["test"]["strategy"]["matrix"]["part"] == parts
         assert "workflow_call" in ci[True]  # YAML reads the key `on` as true
+
+    def test_commands_run_on_other_systems(self):
+        systems = yaml.safe_load((WORKFLOWS / "ci.yml").read_text("utf-8"))["jobs"]["systems"]
+        assert systems["strategy"]["matrix"]["system"] == ["windows-latest", "macos-latest"]
+        typed = set(re.findall(r"vitral (\w+)", systems["steps"][-1]["run"]))
+        assert {"demo", "train", "predict", "verify", "export"} == typed <= set(COMMANDS)
 
     def test_nothing_is_published_before_the_tests_pass(self):
         jobs = yaml.safe_load((WORKFLOWS / "release.yml").read_text("utf-8"))["jobs"]

@@ -54,9 +54,11 @@ COMMANDS: dict[str, list[str]] = {
     "summary": ["summary", "run"],
     "models": ["models"],
     "data cache": ["data", "cache"],
-    "quantize": ["quantize", "run", "--data", "photos"],
-    "similar": ["similar", "e.npz", ONE, "--top", "2"],
-    "study": ["study", "options", "photos", "--vary", "lr=0.001,0.01", "--seeds", "1", "--out", "study", "--set", *SETTINGS],
+    "quantize": ["quantize", "run", "photos"],
+    "similar": ["similar", "run", ONE, "photos", "--top", "2"],
+    "study": [
+        "study", "options", "photos", "--vary", "lr=0.001,0.01", "--seeds", "1", "--out", "study", "--set", *SETTINGS,
+    ],
     "serve": ["serve", "run", "--port", "48713"],
 }  # fmt: skip
 REFUSED: dict[str, list[str]] = {"a pickle": ["predict", "weights.pth", ONE]}

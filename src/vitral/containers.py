@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, within the limits of its container (Linux)."""
+"""Limits of this process on its machine: cores and memory, also those of its container (Linux)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What disks and operating systems do differently: locks, reads at an offset, maps, flushing, second names, refusals.
+"""Differences of disks and systems: locks, reads at an offset, maps, flushing, second names, refusals.
 
 Windows has no `fcntl` and no `pread`, and neither replaces nor removes a file that is open. Network shares, FUSE and
 object stores mounted as folders refuse single calls. What a disk cannot do is left out if the data stay whole without.
@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import IO, TYPE_CHECKING, Any
 
 from vitral.errors import WriteError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENODEV}
 """System errors for a call that a file system does not know."""
@@ -92,13 +93,15 @@ def mapped(file: IO[bytes]) -> Iterator[memoryview]:
         if error.errno not in _UNSUPPORTED:
             raise
         file.seek(0)
-        source = contextlib.closing(memoryview(file.read()))
+        source = memoryview(file.read())
     with source as whole, memoryview(whole) as data:
         yield data
 
 
 def mapped_array(path: Path | str, mode: Any = "r") -> np.ndarray:
     """Return the bytes of a file as uint8: a map of it, or a copy in memory where the disk refuses maps."""
+    import numpy as np
+
     if not os.path.getsize(path):
         return np.empty(0, np.uint8)
     try:

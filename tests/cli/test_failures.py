@@ -46,7 +46,7 @@ def test_disk_full_in_a_library(capsys, monkeypatch, error):
 
     monkeypatch.setitem(COMMANDS, "models", fail)
     _, err = printed(capsys, "models", code=2)
-    assert "error: the disk is full" in err
+    assert "error: cannot write" in err
     assert "TMPDIR" in err
 
 

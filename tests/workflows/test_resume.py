@@ -306,7 +306,6 @@ def test_resume_and_overwrite_are_mutually_exclusive(photos, tmp_path):
     assert (run.folder / "result.json").is_file()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_two_processes_do_not_train_one_run(photos, tmp_path, monkeypatch, capsys):
     whole = train(photos, tmp_path / "whole")
     call_at_batch(monkeypatch, 4, interrupt)
@@ -314,7 +313,8 @@ def test_two_processes_do_not_train_one_run(photos, tmp_path, monkeypatch, capsy
         train(photos, tmp_path / "run")
     monkeypatch.undo()
     lock = tmp_path / "run" / ".lock"
-    holding = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    holding = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]).acquire(); print(flush=True); "
+    holding += "sys.stdin.read()"
     command = [sys.executable, "-c", holding, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
