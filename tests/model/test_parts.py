@@ -146,7 +146,6 @@ def test_rotary_attention_depends_on_distance_alone():
 def test_order_of_parts_is_the_order_of_data():
     seen: list[str] = []
     model = network(CONFIG)
-    model.prune_last_block = False  # the pruned last block uses a slice of qkv's weights and does not call it
     for name, module in model.named_modules():
         if name and not any(module.children()):
             module.register_forward_hook(lambda *_, name=name: seen.append(name))

@@ -15,13 +15,13 @@ from vitral.model import vit
 
 DIGESTS = {
     "PatchEmbed": "1cd6af97",
-    "Attention": "e65dbf86",
-    "linear_activation": "ccbd8172",
-    "MLP": "6f0c5d91",
+    "Attention": "f62dd8b0",
+    "linear_activation": "61d1973b",
+    "MLP": "436e7d47",
     "LayerScale": "0ea511b7",
     "Block": "ad7ffd26",
-    "AttentionPool": "d138d82c",
-    "ViT": "110fb33b",
+    "AttentionPool": "c739e122",
+    "ViT": "c6bcafa5",
     "ViT.forward": "c37682d3",
     "ViT.answer": "e832c0ac",
     "ViT.embed": "48228331",

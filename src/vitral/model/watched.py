@@ -43,7 +43,7 @@ def _is_changed(part: nn.Module) -> bool:
     for name in _HOOKS:
         if own[name] and any(_is_foreign(hook) for hook in own[name].values()):
             return True
-    for name in own.keys() - _USUAL:
+    for name in set(own) - _USUAL:
         declared = name == "observer" or isinstance(getattr(kind, name, None), FunctionType)
         if declared and own[name] is not None and _is_foreign(own[name]):
             return True
