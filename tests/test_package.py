@@ -20,7 +20,7 @@ SOURCE = Path(vitral.__file__).parent
 LAYERS = [
     {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording"},
     {"errors", "console", "glossary", "folders", "stopping", "digest", "thread_pool"},
-    {"plugins"},
+    {"plugins", "kinds", "imports"},
     {"atomic", "system"},
     {"device"},
     {"kernels"},
@@ -41,7 +41,7 @@ LAYERS = [
 
 PURE = {
     "kernels": {"bounded", "wording", "errors", "folders", "digest", "system"},
-    "model": {"bounded", "wording", "errors", "console", "folders", "digest", "plugins", "kernels"},
+    "model": {"bounded", "wording", "errors", "console", "folders", "digest", "plugins", "kinds", "kernels"},
     "serving": {
         "bounded",
         "wording",

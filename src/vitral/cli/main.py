@@ -41,6 +41,7 @@ from vitral.cli.weights import convert, models, quantize, summary, verify
 from vitral.console import stdout
 from vitral.distributed.environment import is_follower, launched, with_nproc
 from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, WriteError, unknown
+from vitral.imports import import_failure
 from vitral.stopping import stop_raises
 
 
@@ -225,16 +226,24 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def _as_refusal(error: Exception) -> VitralError:
     """Convert an unexpected exception to an error for the user."""
-    from vitral.device import out_of_memory
-
+    if failed := import_failure(error):
+        return failed
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         return VitralError("cannot access this path", where=error.filename, why=error.strerror)
     if isinstance(error, OSError) and (error.errno in _DISK_FULL or "No usable temporary directory" in str(error)):
         hint = "free disk space, or set TMPDIR to a folder on another disk"
         return WriteError("the disk is full", where=error.filename, why=error.strerror, hint=hint)
     message = " ".join(str(error).split())[:300]
-    if out_of_memory(error):
+    if _out_of_memory(error):
         hint = "use a smaller batch, smaller images or a smaller network; if a GPU is full, --device cpu"
         return VitralError("not enough memory", why=message or None, hint=hint)
     hint = "re-run with --debug and please report it"
     return VitralError(f"{type(error).__name__}: {message}", why="this is a bug in vitral", hint=hint)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # an error before torch was imported does not wait for it
+        return isinstance(error, MemoryError)
+    from vitral.device import out_of_memory
+
+    return out_of_memory(error)

@@ -14,6 +14,7 @@ from vitral.data.dataset import DataSet
 from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
+from vitral.kinds import checked
 from vitral.plugins import Extensible
 from vitral.wording import some
 
@@ -43,6 +44,7 @@ SOURCES: Mapping[str, Source] = Extensible("vitral.sources", {
 `mnist` in the current directory, `mnist` means that folder."""
 
 
+@checked
 def load(
     data: str | Path,
     *,

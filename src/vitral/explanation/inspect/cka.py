@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.device import to_float64
 from vitral.explanation.capture import INPUT, Captured, Layer, wide
 from vitral.explanation.inspect.plain import PlainData
 
@@ -59,7 +60,7 @@ class LikenessObserver:
 def gram(tokens: Tensor) -> Tensor:
     """Gram matrix X Xᵀ (B, B) in fp64 of centered representations (B, …). Centering only reduces rounding errors."""
     x = wide(tokens).flatten(1)
-    x = (x - x.mean(0)).double() if x.device.type != "mps" else x - x.mean(0)
+    x = to_float64(x - x.mean(0))
     return x @ x.T
 
 

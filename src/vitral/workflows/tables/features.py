@@ -24,6 +24,7 @@ from vitral._version import __version__
 from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data.checks.validate import left_out
+from vitral.data.dataset import relative_names
 from vitral.data.files import file_numbers
 from vitral.data.images.depth import leveled
 from vitral.data.images.preprocessing import Preprocessing
@@ -119,10 +120,10 @@ def content(images: Split) -> bytes:
     """
     hashed = hashlib.sha256()
     files = True
-    for name in images.names:
+    for name, relative in zip(images.names, relative_names(images.names), strict=True):
         state = _state(name) if files else None
         files = state is not None
-        hashed.update(f"{name} {state}\0".encode(errors="surrogateescape"))
+        hashed.update(f"{relative} {state}\0".encode(errors="surrogateescape"))
     if files:
         return hashed.digest()
     for index in range(len(images)):
