@@ -78,8 +78,6 @@ def test_python_does_not_choose_the_data(train, tmp_path, monkeypatch):
 
 
 def test_kinds_of_values():
-    assert matches(np.int64(3), int)
-    assert matches(np.float32(3), float)
     assert matches(3, float)
     assert not matches(True, int)
     assert not matches(3.0, int)
@@ -95,6 +93,7 @@ def test_a_checked_function_is_called_as_before():
 
     assert scaled(1, 2.5, by=3) == (3, 7.5)
     assert list(inspect.signature(scaled).parameters) == ["value", "more", "by"]
+    assert scaled(1, by=np.int64(3)) == (3,)
     with pytest.raises(TypeError, match="missing 1 required"):
         scaled()
     with pytest.raises(UsageError, match="by cannot be '3', a str"):

@@ -26,12 +26,12 @@ def import_failure(error: BaseException) -> MissingExtraError | None:
         return MissingExtraError(f"{missing} is not installed", why=reason, hint=_install(missing))
     if (name := _importing(error.__traceback__)) is None:
         return None
+    what = f"{name} cannot be imported: {reason}"
     if any(words in reason.lower() for words in _NO_MEMORY):
-        hint = "ulimit -v unlimited, or end other programs: there is too little memory or address space"
-    else:
-        hint = _install(name)
-    both = f" ({' with '.join(filter(None, map(_installed, _PAIR)))})" if name in _PAIR else ""
-    return MissingExtraError(f"{name} cannot be imported: {reason}", why=f"its installation is broken{both}", hint=hint)
+        hint = "ulimit -v unlimited, or end other programs"
+        return MissingExtraError(what, why="there is too little memory or address space", hint=hint)
+    both = f": {' with '.join(filter(None, map(_installed, _PAIR)))}" if name in _PAIR else ""
+    return MissingExtraError(what, why=f"its installation is broken{both}", hint=_install(name))
 
 
 def _importing(traceback: TracebackType | None) -> str | None:

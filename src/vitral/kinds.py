@@ -28,9 +28,7 @@ def kinds_of(annotated: Any) -> Mapping[str, Any]:
 
 
 def matches(value: object, kind: Any) -> bool:
-    """True if `value` is of the annotated type `kind`; a float may be an integer, an integer is no bool, and integers
-    of NumPy are integers.
-    """
+    """True if `value` is of the annotated type `kind`; a float may be an int, and an int is no bool."""
     inner, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
         return any(matches(value, one) for one in inner)
@@ -46,7 +44,7 @@ def matches(value: object, kind: Any) -> bool:
     return isinstance(value, _ABSTRACT.get(kind, origin or kind)) if kind is not Any else True
 
 
-_ABSTRACT: Mapping[Any, Any] = {float: numbers.Real, int: numbers.Integral, Path: os.PathLike}
+_ABSTRACT: Mapping[Any, Any] = {float: float | int, Path: os.PathLike}
 """Type in an annotation → the types that count as it."""
 
 
@@ -80,6 +78,8 @@ def checked(function: Callable[P, T], *, but: tuple[str, ...] = ()) -> Callable[
 
 def _check(function: Callable[..., Any], name: str, value: object) -> None:
     kind = kinds_of(function).get(name, Any)
+    if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of NumPy
+        value = value.item()
     choice = isinstance(value, str) and any(get_origin(one) is Literal for one in (kind, *get_args(kind)))
     if not (choice or matches(value, kind)):
         hint = f"{name}=True or {name}=False" if kind is bool else None

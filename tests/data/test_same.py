@@ -1,4 +1,4 @@
-"""Which images of two data sets are the same: by file or bytes, never by a path as it was typed."""
+"""Images that two data sets share: by file or bytes, never by a path as it was typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apple GPUs have no float64. A CPU plays one: a float64 tensor of what the network computes is an error until `cpu()`."""
+"""Apple GPUs have no float64. A CPU plays one: float64 of what the network computes is an error until `cpu()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images of two splits are the same, wherever their data are and however a path to them is typed."""
+"""Find the images that two splits share, wherever their data are and however a path to them is typed."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vitral import activity
@@ -21,6 +22,7 @@ from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results,
 from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
 from vitral.training.callbacks import Callback, RunStart
+from vitral.training.plan import Plan
 from vitral.training.run_folder import RunFolder
 from vitral.wording import count, duration
 from vitral.workflows.planning.plan import reopen
@@ -96,17 +98,23 @@ def _check_images(study: Study, place: StudyFolder) -> None:
     runs that need them. Initial weights and a teacher are compared likewise, those of each path once.
     """
     runs = [run for path in sorted(place.cells.glob("*")) if (run := RunFolder(path)).config.is_file()]
-    if not runs or not os.path.exists(study.data):
-        return
-    if changes := load_run_data(runs[0].read_plan()).changes:
+    if runs and os.path.exists(study.data) and (changes := load_run_data(runs[0].read_plan()).changes):
         what = "the images of the study have changed"
         raise RunError(what, where=place.path, why="; ".join(changes), hint=_RESTORE)
-    plans = {run: run.read_plan() for run in runs}
-    for run in {tuple(plan.located(name) for name in WHAT): run for run, plan in plans.items()}.values():
-        used = [path for name in WHAT if (path := plans[run].located(name))]
-        if used and all(os.path.exists(os.path.expanduser(path)) for path in used):
-            for _, error in changed_starts(reopen(plans[run]), run):
-                raise RunError(error.what, where=error.where, why="runs of the study began with others", hint=_RESTORE)
+    plans = dict[tuple[str, ...], tuple[Plan, RunFolder]]()
+    for run in runs:
+        with suppress(RunError):  # another process begins it
+            plan = run.read_plan()
+            plans.setdefault(tuple(path for name in WHAT if (path := plan.located(name))), (plan, run))
+    for used, (plan, run) in plans.items():
+        needed = (*used, *([plan.located("data")] if "data" in plan.paths else []))
+        if used and all(os.path.exists(os.path.expanduser(path)) for path in needed):
+            _check_start(plan, run)
+
+
+def _check_start(plan: Plan, run: RunFolder) -> None:
+    for _, error in changed_starts(reopen(plan), run):
+        raise RunError(error.what, where=error.where, why="runs of the study began with others", hint=_RESTORE)
 
 
 _RESTORE = "restore them, or another --out"
