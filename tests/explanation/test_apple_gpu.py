@@ -73,7 +73,7 @@ def test_every_method_explains(apple, image, method):
 
 
 def test_a_network_is_inspected(apple, image):
-    found = vitral.inspect("demo", data=torch.rand(8, 3, 224, 224), device="cpu", images=8)
+    found = vitral.inspect("demo", data=torch.rand(8, 3, 32, 32), device="cpu", images=8)
     assert found.to_json()
 
 

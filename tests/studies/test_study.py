@@ -228,7 +228,7 @@ def test_a_study_is_not_extended_from_other_initial_weights(data, tmp_path):
     def first(seed: int) -> Path:
         return train(data, tmp_path / "first", seed=seed, epochs=1, overwrite=True).folder
 
-    study = asked(data, kind="options", vary={"lr": (1e-3, 1e-2)}, options={"init": str(first(0))})
+    study = asked(data, kind="options", vary={"weight_decay": (0.0, 0.05)}, options={"init": str(first(0))})
     study = dataclasses.replace(study, seeds=1)
     run_study(study, tmp_path / "study")
     (tmp_path / "link").symlink_to(data)

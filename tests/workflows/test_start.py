@@ -7,7 +7,6 @@ import re
 import socket
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tools import train_backbone
@@ -245,14 +244,19 @@ def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: py
             assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
             assert time.monotonic() - began < 2
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("nobody is asked"))
+    asked: list[str] = []
+    monkeypatch.setattr(HfApi, "model_info", lambda self, name, **more: asked.append(name))
     assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+    assert not asked
 
 
 def test_a_gpu_fetches_them_from_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = f"{PUBLISHED['small'].reference}@{'4' * 40}"
     monkeypatch.setattr(hub, "answers", lambda reference, seconds: True)
     monkeypatch.setattr(hub, "resolve", lambda reference: hub.Fetched(Path(), f"{reference}@{'4' * 40}", "4" * 40))
+    monkeypatch.setattr(published, "unreadable", lambda path: "cut short" if path == Path() else "")
+    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}, "what came is damaged"
+    monkeypatch.setattr(published, "unreadable", lambda path: "")
     init, choice = choose_start({}, "class", STATS, machine("cuda"))
     assert init == {"init": pinned, "recipe": "finetune"}
     assert choice is not None
