@@ -22,7 +22,7 @@ LAYERS = [
     {"errors", "console", "glossary", "folders", "stopping", "thread_pool"},
     {"filesystem"},
     {"digest"},
-    {"plugins"},
+    {"plugins", "kinds", "imports"},
     {"atomic", "system"},
     {"device"},
     {"kernels"},
@@ -43,7 +43,7 @@ LAYERS = [
 
 PURE = {
     "kernels": {"bounded", "wording", "errors", "folders", "digest", "system"},
-    "model": {"bounded", "wording", "errors", "console", "folders", "digest", "plugins", "kernels"},
+    "model": {"bounded", "wording", "errors", "console", "folders", "digest", "plugins", "kinds", "kernels"},
     "serving": {
         "bounded",
         "wording",

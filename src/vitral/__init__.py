@@ -99,7 +99,14 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'vitral' has no attribute '{name}'")
     module, _, inner = _HOME[name].partition(":")
-    value = getattr(importlib.import_module(module), inner or name)
+    try:
+        value = getattr(importlib.import_module(module), inner or name)
+    except Exception as error:
+        from vitral.imports import import_failure
+
+        if failed := import_failure(error):
+            raise failed from None
+        raise
     globals()[name] = value
     return value
 

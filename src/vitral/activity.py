@@ -72,7 +72,10 @@ def tell(text: str, *, passing: bool = False) -> None:
         elif _LINE.enabled and not _LINE.timer:
             _LINE.timer = threading.Timer(_DELAY, _LINE.show)
             _LINE.timer.daemon = True
-            _LINE.timer.start()
+            try:
+                _LINE.timer.start()
+            except RuntimeError:  # no memory for a thread: the command says why, not this line
+                _LINE.timer, _LINE.enabled = None, False
 
 
 def end() -> None:

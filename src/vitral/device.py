@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitral.errors import UsageError
 from vitral.system import cpu_flags, cpu_name, excluded_cpu_flags, memory_bytes
@@ -183,6 +184,21 @@ def synchronize(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
     elif kind == "mps":
         torch.mps.synchronize()
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 for an Apple GPU (mps), which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64, on the CPU if `x` is on an Apple GPU (mps), which has no float64."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def dot_float64(x: Tensor, y: Tensor) -> Tensor:
+    """Return Σ x y over the last axis, (…,) float64 on the CPU; computed on the device unless it is mps."""
+    return (to_float64(x) * to_float64(y)).sum(-1).cpu()
 
 
 def total_bytes(device: torch.device) -> int:

@@ -12,8 +12,8 @@
     ├── RankError               one of several ranks failed; the message names it
     └── ExportError             an export does not compute what its network computes; exit code 1
 
-`Interrupted` is not a `VitralError`: the user pressed Ctrl-C and the state is saved; exit code 130. Nor is `Elsewhere`:
-another rank reports the error.
+`Interrupted` is a `KeyboardInterrupt`: the user pressed Ctrl-C and the state is saved; exit code 130. `Elsewhere` is no
+`VitralError` either: another rank reports the error.
 """
 
 from __future__ import annotations
@@ -111,14 +111,19 @@ class Elsewhere(Exception):  # noqa: N818 - not an error
     exit_code = 2
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error
-    """The user pressed Ctrl-C. `command` resumes from the saved state, or restarts the run if nothing was saved."""
+class Interrupted(KeyboardInterrupt):
+    """The user pressed Ctrl-C, or the process received SIGTERM. `command` resumes from the saved state, or restarts the
+    run if nothing was saved.
+
+    `except Exception` does not catch it, so that a loop over runs ends with the run that was stopped.
+    """
 
     exit_code = 130
 
     def __init__(self, command: str, *, saved: bool = True):
         self.command, self.saved = command, saved
-        super().__init__(f"stopped{' and saved' * saved}; to go on: {command}")
+        status = "stopped and saved; to go on" if saved else "stopped before anything was saved; to restart"
+        super().__init__(f"{status}: {command}")
 
 
 def unknown(

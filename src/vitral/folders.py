@@ -26,6 +26,17 @@ def is_run(folder: Path) -> bool:
         return (folder / "metrics.jsonl").is_file()  # a run whose config.json is damaged
 
 
+def can_write(path: Path) -> bool:
+    """True if this user may write `path`, or make it in the nearest folder above it that exists."""
+    return os.access(next(one for one in (path, *path.absolute().parents) if one.exists()), os.W_OK)
+
+
+def same_path(one: str | Path, other: str | Path) -> bool:
+    """True if two paths, or names of data sets, are the same: as typed, or because both lead to one file or folder."""
+    first, second = (os.path.expanduser(one), os.path.expanduser(other))
+    return first == second or (os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second))
+
+
 def cache_folder(kind: str) -> Path:
     """Return `vitral/KIND` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`, else `substitute()`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or _of_home() or substitute(), "vitral", kind)

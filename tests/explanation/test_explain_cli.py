@@ -15,8 +15,10 @@ from images import noise
 from vitral.cli.main import main
 from vitral.device import Machine
 from vitral.explanation.methods import METHODS
+from vitral.export import exporting
 from vitral.model import BiT, BiTConfig
 from vitral.weights import native
+from vitral.workflows import inspection
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,19 @@ def test_other_options_have_another_file(weights, capsys):
         printed(capsys, weights, "shots/a.png", "--method", "attention", *more)
     names = ("a-attention.png", "a-attention-day.png", "a-attention-day-1.png", "a-attention-layer0.png")
     assert {file.name for file in Path("explained").iterdir()} == set(names)
+
+
+def test_the_run_of_another_user_is_explained_here(trained, capsys, monkeypatch):
+    """A run that cannot be written: heat maps, page and export are in the working folder."""
+    monkeypatch.setattr("vitral.folders.os.access", lambda path, mode: not Path(path).is_relative_to(trained.folder))
+    out, _ = printed(capsys, str(trained.folder), "shots/a.png", "--method", "attention")
+    assert "explained/a-attention.png" in out
+    assert Path("explained/a-attention.png").is_file()
+    name = str(trained.folder).strip("/").replace("/", "-")
+    assert inspection.folder_for(str(trained.folder)) == Path("inspect") / name
+    assert exporting.folder_for(str(trained.folder), "onnx") == Path("export") / name / "onnx"
+    monkeypatch.undo()
+    assert inspection.folder_for(str(trained.folder)) == trained.folder / "inspect"
 
 
 def test_an_image_without_other_options(capsys, weights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,38 @@ def test_only_images_held_out_of_all_are_compared(runs):
     good, _, other = runs
     with pytest.raises(UsageError, match="no image is held out of all these runs"):
         compare([good, other], device="cpu")
+
+
+def test_a_path_may_be_typed_in_any_way(tmp_path, monkeypatch, make_images):
+    """The same images by a relative and an absolute path, a link, a detour, and after data and runs have moved."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    photos = make_images({"a": 10, "b": 10}, name="work/photos")
+    (tmp_path / "link").symlink_to(photos)
+    typed = ("photos", "./photos/", str(photos), "../link", f"{photos}/../photos")
+    options = {**TINY, "quiet": True, "val_fraction": 0.3, "split_seed": 0, "epochs": 1}
+    runs = [vitral.train(one, out=f"run{number}", **options).folder for number, one in enumerate(typed)]
+    found = compare(runs, device="cpu")
+    assert len(found.images) == 6
+    assert len({one.evaluation.accuracy for one in found.contenders}) == 1
+    (tmp_path / "link").unlink()
+    (tmp_path / "work").rename(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    moved = [tmp_path / "elsewhere" / one for one in runs[:3]]
+    assert len(compare(moved, device="cpu").images) == 6
+
+
+def test_a_copy_has_the_same_images_and_other_data_of_the_same_names_have_not(tmp_path, make_images):
+    options = {**TINY, "quiet": True, "val_fraction": 0.3, "split_seed": 0, "epochs": 1}
+    photos = make_images({"a": 10, "b": 10})
+    copy = shutil.copytree(photos, tmp_path / "copy")
+    other = make_images({"b": 10, "a": 10}, name="other")
+    runs = [
+        vitral.train(one, out=tmp_path / f"run-{Path(one).name}", **options).folder for one in (photos, copy, other)
+    ]
+    assert len(compare(runs[:2], device="cpu").images) == 6
+    with pytest.raises(UsageError, match="no image is held out of all these runs"):
+        compare([runs[0], runs[2]], device="cpu")
 
 
 def test_with_data_all_read_the_same(runs):

@@ -18,7 +18,7 @@ from PIL import Image
 from scipy import stats
 
 from images import MakeImages
-from running import TINY, as_json, call_at_batch, in_child, printed, same_bits, weights_of
+from running import TINY, as_json, call_at_batch, in_child, printed, same_bits, train, weights_of
 from vitral.errors import RunError, TrainingError, UsageError
 from vitral.evaluation import report
 from vitral.studies import running
@@ -220,6 +220,22 @@ def test_a_study_is_not_extended_on_other_images(finished, data, tmp_path):
     assert "of 'day' fewer" in caught.value.why
     assert stamps(tmp_path / "study" / "cells") == before
     assert StudyFolder(tmp_path / "study").read() == own
+
+
+def test_a_study_is_not_extended_from_other_initial_weights(data, tmp_path):
+    """A path to the same data may be typed in another way."""
+
+    def first(seed: int) -> Path:
+        return train(data, tmp_path / "first", seed=seed, epochs=1, overwrite=True).folder
+
+    study = asked(data, kind="options", vary={"weight_decay": (0.0, 0.05)}, options={"init": str(first(0))})
+    study = dataclasses.replace(study, seeds=1)
+    run_study(study, tmp_path / "study")
+    (tmp_path / "link").symlink_to(data)
+    run_study(dataclasses.replace(study, data=str(tmp_path / "link"), seeds=2), tmp_path / "study")
+    first(1)
+    with pytest.raises(RunError, match=r"(?s)the initial weights have changed.*runs of the study began with others"):
+        run_study(dataclasses.replace(study, seeds=3), tmp_path / "study")
 
 
 def test_a_folder_of_other_things_is_refused(data, tmp_path):

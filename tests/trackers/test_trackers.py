@@ -9,6 +9,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import vitral
 from images import MakeImages
 from running import TINY, in_child, same_bits, train, weights_of
 from vitral.errors import Interrupted, MissingExtraError, UsageError
-from vitral.trackers import TRACKERS, scalars
+from vitral.trackers import TRACKERS, csv_file, scalars
 from vitral.training.callbacks import Callback, Epoch, RunStart
 from vitral.workflows import train as workflow
 
@@ -251,6 +252,19 @@ def test_a_tracker_that_fails_does_not_end_the_run(photos, tmp_path, monkeypatch
     assert len(csv_of(run.folder)) == 3
     told = capsys.readouterr().err
     assert told.count("--log mlflow failed, and the run continues without it") == 1
+
+
+@pytest.mark.parametrize("method", [name for name in vars(Callback) if name.startswith("on_")])
+def test_a_tracker_may_fail_in_any_method(photos, tmp_path, monkeypatch, capsys, method):
+    def broken(*given: Any) -> None:
+        raise ZeroDivisionError("its own")
+
+    monkeypatch.setattr(csv_file.Tracker, method, broken)
+    callbacks = [Stop(after=1)] if method == "on_stop" else []
+    with pytest.raises(Interrupted) if callbacks else nullcontext():
+        vitral.train(str(photos), out=str(tmp_path / "run"), log=("csv",), callbacks=callbacks, **TINY)
+    assert "--log csv failed, and the run continues without it: ZeroDivisionError: its own" in capsys.readouterr().err
+    assert callbacks or (tmp_path / "run/result.json").is_file()
 
 
 class Recorder(Callback):

@@ -14,7 +14,7 @@ import vitral
 from running import train
 from vitral.cli.main import main
 from vitral.data.options import DataOptions
-from vitral.errors import DataError, UsageError, WeightsError
+from vitral.errors import DataError, UsageError, WeightsError, WriteError
 from vitral.inference.engines import int8, openvino
 from vitral.system import cpu_name
 from vitral.training.run_folder import RunFolder
@@ -33,6 +33,13 @@ def _without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.folder, tmp_path / "run"))
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_images_are_read(run, monkeypatch):
+    monkeypatch.setattr("vitral.folders.os.access", lambda path, mode: not Path(path).is_relative_to(run))
+    monkeypatch.setattr("vitral.workflows.quantize.data_for", lambda *given: pytest.fail("images are read"))
+    with pytest.raises(WriteError, match=rf"(?s)cannot write the ranges.*cp -r {run} COPY, then vitral quantize COPY"):
+        quantize(run)
 
 
 @computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 from PIL import Image
 
 import vitral
-from running import TINY, as_json, printed, train
-from vitral.errors import DataError, UsageError
+from running import TINY, as_json, mostly_slow, printed, train
+from vitral.errors import DataError, RunError, UsageError
+from vitral.training import run_folder
+from vitral.weights import native
+from vitral.workflows.planning.run_data import load_run_data
 from vitral.workflows.replay import replay
 from vitral.workflows.running import execute
 
@@ -119,6 +123,53 @@ def test_changed_data_and_closed_forms_are_refused(photos, tmp_path):
     shutil.copy(photos / "cat/0.png", photos / "cat/new.png")
     with pytest.raises(DataError, match="have changed"):
         replay(run.folder, step=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), mostly_slow([("init", "run"), ("init", "foreign"), ("teacher", "run"), ("init", "file")], 3)
+)
+def test_exact_losses_need_the_weights_that_the_run_started_from(option, kind, photos, tmp_path, capsys):
+    def place(seed: int) -> Path:
+        """Put weights of a seed where the run looks for them."""
+        made = train(photos, tmp_path / f"seed{seed}", seed=seed, split_seed=0, epochs=1, overwrite=True).folder
+        there = {"run": tmp_path / "first", "file": tmp_path / "first.safetensors", "foreign": tmp_path / "first"}[kind]
+        shutil.rmtree(there, ignore_errors=True)
+        if kind == "run":
+            return Path(shutil.copytree(made, there))
+        if kind == "file":
+            return Path(shutil.copy(made / "model.safetensors", there))
+        vitral.convert(made, there, "timm")
+        return there
+
+    options = {option: str(place(0)), **({"model": None} if option == "init" else {})}
+    run = train(photos, tmp_path / "run", split_seed=0, epochs=2, **options).folder
+    loss = replay(run, step=2, exact=True).to_json()["loss"]
+    place(0)
+    assert replay(run, step=2, exact=True).to_json()["loss"] == loss
+    place(1)
+    what = {"init": "the initial weights have changed", "teacher": "the teacher has changed"}[option]
+    with pytest.raises(RunError, match=what):
+        replay(run, step=2, exact=True)
+    _, err = printed(capsys, "replay", str(run), "--step", "2", "--out", str(tmp_path / "sheet.png"))
+    assert what in err
+
+
+def test_a_threshold_saved_with_the_initial_weights_changes_none(photos, tmp_path):
+    first = train(photos, tmp_path / "first", split_seed=0).folder
+    run = train(photos, tmp_path / "run", split_seed=0, init=str(first)).folder
+    weights = native.read(first / "model.safetensors")
+    native.save(first / "model.safetensors", dataclasses.replace(weights, trained={**weights.trained, "note": 1}))
+    assert replay(run, step=1, exact=True).exact
+
+
+def test_an_image_is_found_by_any_path_to_it(photos, tmp_path, monkeypatch):
+    run = train(photos, tmp_path / "run")
+    name = load_run_data(run_folder.RunFolder(run.folder).read_plan()).dataset["train"].names[0]
+    (tmp_path / "link").symlink_to(photos)
+    inside = Path(name).relative_to(photos)
+    monkeypatch.chdir(tmp_path)
+    for typed in (inside, f"photos/../link/{inside}", f"./photos/{inside}", tmp_path / "link" / inside):
+        assert name in replay(run.folder, epoch=1, image=str(typed)).names
 
 
 def test_the_sheet_and_the_command(photos, tmp_path, capsys, monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,21 @@ def test_stopped_in_mid_epoch_and_resumed(photos, tmp_path, monkeypatch, name):
     for key in ("val_accuracy", "best_epoch", "epochs", "command"):
         got, wanted = again.result.get(key), whole.result.get(key)
         assert got == (wanted.replace("whole", "cut") if key == "command" else wanted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_loop_over_runs_ends_at_a_stop(photos, tmp_path, monkeypatch, number):
+    """A sweep notes failed runs by `except Exception` and goes on; Ctrl-C and SIGTERM are no failed run."""
+    call_at_batch(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
+
+    def sweep() -> None:
+        for name in ("first", "second"):
+            with suppress(Exception):
+                train(photos, tmp_path / name)
+
+    with pytest.raises(KeyboardInterrupt, match=r"vitral train --out .*first --resume"):
+        sweep()
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.report

@@ -7,8 +7,8 @@ import re
 import socket
 import sys
 import tarfile
-import threading
 import time
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 import timm
 import torch
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tools import train_backbone
 
 import vitral
 from images import MakeImages
 from vitral.device import Machine
-from vitral.errors import UsageError, WeightsError
+from vitral.errors import UsageError, VitralError, WeightsError
 from vitral.model.position import resize_matrix
 from vitral.recipes.stats import DatasetStats
 from vitral.weights import native
@@ -168,6 +168,71 @@ def test_published_weights_are_taken_if_they_are_in_the_cache(
     assert (about["run"]["init"], about["run"]["recipe"]) == (pinned, "linear-probe")
 
 
+DAMAGE: dict[str, Any] = {
+    "cut": lambda folder: _change(folder / "model.safetensors", lambda data: data[: len(data) // 2]),
+    "empty": lambda folder: _change(folder / "model.safetensors", lambda data: b""),
+    "pointer": lambda folder: _change(
+        folder / "model.safetensors",
+        lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22883288\n",
+    ),
+    "page": lambda folder: _change(folder / "model.safetensors", lambda data: b"<html>log in</html>"),
+    "missing tensors": lambda folder: save_file(
+        {"blocks.0.norm1.weight": torch.ones(48)}, folder / "model.safetensors"
+    ),
+    "not finite": lambda folder: save_file(
+        {name: one * torch.nan for name, one in load_file(folder / "model.safetensors").items()},
+        folder / "model.safetensors",
+    ),
+    "config": lambda folder: _change(folder / "config.json", lambda data: b"{"),
+    "config of another network": lambda folder: _change(
+        folder / "config.json", lambda data: data.replace(b"vit_tiny_patch16_224", b"resnet18")
+    ),
+}
+"""Damage in huggingface_hub's cache."""
+
+
+def _change(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_weights_that_nobody_asked_for_do_not_stop_a_run(make_images, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    pinned = cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
+    folder = tmp_path / "hub" / f"models--timm--{PUBLISHED['tiny'].reference.removeprefix('timm:')}"
+    DAMAGE[kind](folder / "snapshots" / pinned.rpartition("@")[2])
+    photos = make_images({"train/cat": 12, "train/dog": 12, "val/cat": 4, "val/dog": 4}, size=(40, 40))
+    job = plan_run({"data": str(photos), "device": "cpu"})
+    (init,) = [choice for choice in job.plan.choices if choice.name == "init"]
+    assert job.run.init == "backbone"
+    assert f"{PUBLISHED['tiny'].reference} in the cache cannot be read (" in init.reason
+    assert init.reason.endswith(f"delete {folder}")
+    with pytest.raises(VitralError):  # what is asked for is an error
+        plan_run({"data": str(photos), "device": "cpu", "init": pinned})
+
+
+def test_a_damaged_copy_does_not_hide_another_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
+    DAMAGE["cut"](next((tmp_path / "hub").glob("*/snapshots/*")))
+    small = cached_copy(tmp_path / "hub", PUBLISHED["small"].reference)
+    init, choice = choose_start({}, "class", STATS, machine())
+    assert init["init"] == small
+    assert choice is not None
+    assert "cannot be read" in choice.reason
+
+
+def test_a_damaged_network_of_the_package_leaves_random_weights(tmp_path, monkeypatch):
+    broken = tmp_path / "backbone.safetensors"
+    broken.write_bytes(BACKBONE.read_bytes()[:5000])
+    monkeypatch.setitem(INCLUDED, "backbone", broken)
+    init, choice = choose_start({}, "class", STATS, machine())
+    assert init == {}
+    assert choice is not None
+    assert "the network in the package cannot be read" in choice.reason
+
+
 def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts a connection and says nothing, none at all, and HF_HUB_OFFLINE."""
     monkeypatch.setattr(published, "SECONDS", 0.5)
@@ -179,14 +244,19 @@ def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: py
             assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
             assert time.monotonic() - began < 2
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("nobody is asked"))
+    asked: list[str] = []
+    monkeypatch.setattr(HfApi, "model_info", lambda self, name, **more: asked.append(name))
     assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+    assert not asked
 
 
 def test_a_gpu_fetches_them_from_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = f"{PUBLISHED['small'].reference}@{'4' * 40}"
     monkeypatch.setattr(hub, "answers", lambda reference, seconds: True)
     monkeypatch.setattr(hub, "resolve", lambda reference: hub.Fetched(Path(), f"{reference}@{'4' * 40}", "4" * 40))
+    monkeypatch.setattr(published, "unreadable", lambda path: "cut short" if path == Path() else "")
+    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}, "what came is damaged"
+    monkeypatch.setattr(published, "unreadable", lambda path: "")
     init, choice = choose_start({}, "class", STATS, machine("cuda"))
     assert init == {"init": pinned, "recipe": "finetune"}
     assert choice is not None

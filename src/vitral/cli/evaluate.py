@@ -29,6 +29,7 @@ from vitral.cli.output import print_json, print_notes, print_predictor_notes, pr
 from vitral.console import command_line, counting, stderr, stdout
 from vitral.distributed.environment import is_follower, launched
 from vitral.errors import UsageError
+from vitral.folders import can_write
 
 if TYPE_CHECKING:
     from vitral.data.options import DataOptions
@@ -151,7 +152,9 @@ def _save_threshold(run: str, detection: UnknownImages) -> None:
     from vitral.workflows.unknown import save
 
     print_notes(filter(None, (*detection.notes, left_out(detection.unreadable))))
-    if detection.detector is not None:
+    if detection.detector is not None and not can_write(Path(run)):
+        say(f"note: no threshold is saved: {run} cannot be written; in a copy of your own it can")
+    elif detection.detector is not None:
         save(run, detection.detector)
         say(
             f"Saved    a threshold of {detection.best}, above which `vitral predict {shlex.quote(run)}` answers unknown"

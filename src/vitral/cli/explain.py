@@ -58,7 +58,7 @@ def explain(
     predictor = options.load(run).cast()
     print_predictor_notes(predictor)
     request = explain_options(predictor, target, method, compare=compare, layer=layer, check=check)
-    files = files_for(paths, request, out, Path(run) / "explained" if RunFolder(run).is_run() else Path("explained"))
+    files = files_for(paths, request, out, RunFolder(run).place_for("explained") or Path("explained"))
     doing = f"explaining {count(len(paths), 'image')}{', and checking each map' if check else ''}"
     results, failures, sheet = _draw_heatmaps(_announced(explain_files(request, paths), doing), files, format)
     if sheet and any(map(os.path.isdir, inputs)):

@@ -43,6 +43,7 @@ from vitral.distributed.environment import is_follower, launched, with_nproc
 from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, unknown
 from vitral.filesystem import is_write_error, refused
 from vitral.folders import settle_caches
+from vitral.imports import import_failure
 from vitral.stopping import stop_raises
 
 
@@ -226,15 +227,23 @@ _PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errn
 
 def _as_refusal(error: Exception) -> VitralError:
     """Convert an unexpected exception to an error for the user."""
-    from vitral.device import out_of_memory
-
+    if failed := import_failure(error):
+        return failed
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         return VitralError("cannot access this path", where=error.filename, why=error.strerror)
     if isinstance(error, OSError) and (is_write_error(error) or "No usable temporary directory" in str(error)):
         return refused(error.filename, error, "TMPDIR=FOLDER names another place for temporary files")
     message = " ".join(str(error).split())[:300]
-    if out_of_memory(error):
+    if _out_of_memory(error):
         hint = "use a smaller batch, smaller images or a smaller network; if a GPU is full, --device cpu"
         return VitralError("not enough memory", why=message or None, hint=hint)
     hint = "re-run with --debug and please report it"
     return VitralError(f"{type(error).__name__}: {message}", why="this is a bug in vitral", hint=hint)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # an error before torch was imported does not wait for it
+        return isinstance(error, MemoryError)
+    from vitral.device import out_of_memory
+
+    return out_of_memory(error)

@@ -12,7 +12,7 @@ from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
-from vitral.cli.train import NOT_IN_RUN, run_options
+from vitral.cli.train import DIGITS, NOT_IN_RUN, run_options
 from vitral.distributed.environment import is_follower
 from vitral.wording import in_groups
 
@@ -30,6 +30,8 @@ def pretrain(format: str = "text", **given: Any) -> int:
     if (planning := plan_only.take(given)) is not None:
         given["recipe"] = checked_method(given.pop("method", None))
         return plan_only.print_only(given, planning["report"], format)
+    if given.get("data") is None and not (given.get("resume") and given.get("out")):
+        given["data"] = DIGITS
     run = run_pretraining(began=began, **given)
     if is_follower():  # the first rank prints
         return 0

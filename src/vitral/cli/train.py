@@ -31,10 +31,13 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
         return plan_only.print_only(given, planning["report"], format)
     if find_lr:
         return _find_lr(format, given)
-    if given.get("data") is None and not (given.get("resume") or is_follower()):
-        say("note: no DATA is given: training on the handwritten digits of scikit-learn")
+    from vitral.workflows.train import lacks_data
     from vitral.workflows.train import train as run_training
 
+    if lacks_data(given, given.get("resume", False)):
+        given["data"] = DIGITS
+        if not (given.get("resume") or is_follower()):
+            say("note: no DATA is given: training on the handwritten digits of scikit-learn")
     run = run_training(began=began, **given)
     if is_follower():  # the first rank prints
         return 0
@@ -45,6 +48,10 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
         if not given.get("quiet"):
             _print_next_commands(run.folder, run.result)
     return 0
+
+
+DIGITS = "digits"
+"""Data of a command without DATA, so that the first one needs no images."""
 
 
 def _find_lr(format: str, given: dict[str, Any]) -> int:
@@ -140,7 +147,8 @@ def _print_result(folder: Path, result: Any) -> None:
         say(f"{evaluation.headline()} on {evaluation.counted(kind)}, {use}")
         if evaluation.widened:
             say(f"({GROUPED})")
-    say(f"Report   {folder / 'report.html'}")
+    if (report := folder / "report.html").is_file():
+        say(f"Report   {report}")
     best, epochs = result.get("best_epoch"), result["epochs"]
     val = result.get("val", {})
     enough = val.get("groups", val.get("images", 0)) >= _SURE

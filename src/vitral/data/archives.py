@@ -69,7 +69,7 @@ class Handle:
     """A file that threads and forked processes read at any offset; unpickling reopens it."""
 
     def __init__(self, path: str):
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)
         self._open()
 
     def _open(self) -> None:

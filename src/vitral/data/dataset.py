@@ -128,7 +128,7 @@ class Split:
         try:
             return _identity(self.fetch, index)
         except Exception:  # the image has the reason
-            return "unreadable"
+            return UNREADABLE
 
     def shard_numbers(self) -> np.ndarray | None:
         """Number of the shard of each image, (n,) int64; None for images that are not in shards."""
@@ -181,6 +181,10 @@ class DataSet(Described):
             hint = f"put images into {split}/CLASS/, or choose one of the splits found"
             raise DataError(what, where=self.source, why=f"found: {', '.join(self.splits)}", hint=hint)
         return self.splits[split]
+
+
+UNREADABLE = "unreadable"
+"""The identity of each image that cannot be read."""
 
 
 class LazyNames(Sequence[str]):
@@ -242,8 +246,10 @@ class _PickedNames(LazyNames):
 
 
 def relative_names(names: Sequence[str]) -> list[str]:
-    """Names relative to the data's location: they do not change when the data are moved."""
-    return names.relative() if isinstance(names, LazyNames) else list(names)
+    """Names relative to the data's location: they do not change when the data are moved, or their path is typed in
+    another way.
+    """
+    return names.relative() if isinstance(names, LazyNames | Numbered) else list(names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +290,11 @@ class Numbered(Sequence[str]):
 
     def __len__(self) -> int:
         return self.total
+
+    def relative(self) -> list[str]:
+        """All names without the folder of the data: "train[0]" …"""
+        split = self.prefix.rpartition("/")[2]
+        return [f"{split}[{number}]" for number in range(self.total)]
 
     @overload
     def __getitem__(self, i: int) -> str: ...

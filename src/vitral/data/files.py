@@ -176,7 +176,7 @@ class Folder:
 
     def __init__(self, where: str):
         self.where, self.prefix = where, os.path.join(where, "")
-        self.root = os.path.abspath(where)
+        self.root = os.path.realpath(where)  # a link to the folder leads to the same files, and so to the same caches
 
     @cached_property
     def _listing(self) -> tuple[list[str], tuple[str, ...]]:

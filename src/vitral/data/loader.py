@@ -32,7 +32,7 @@ from vitral.data.pixel_cache import Entry, PixelCache, pixels_key, title_of
 from vitral.data.prepared import Images
 from vitral.data.shards.order import are_verified, epoch_order, read_ahead
 from vitral.data.workers import WorkerPool, undecodable
-from vitral.device import derive_seed, total_bytes
+from vitral.device import derive_seed, total_bytes, widest
 from vitral.errors import ImageError
 from vitral.kernels.random import Rows
 from vitral.system import memory_bytes
@@ -182,7 +182,8 @@ class Batches:
                 yield Batch(self._store.index_select(0, position), self.labels[position], indices, rows)
             return
         for indices, position, images in zip(batches, positions, self._prepare(epoch, batches), strict=True):
-            yield Batch(images.to(self.device, non_blocking=True), self.labels[position], indices, rows)
+            copied = images.to(self.device, non_blocking=self.device.type == "cuda")  # an Apple GPU reads it later
+            yield Batch(copied, self.labels[position], indices, rows)
 
     def _prepare(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Tensor]:
         """Prepare the images of these batches while the step computes."""
@@ -335,10 +336,9 @@ class Batches:
 
 
 def labels_on(device: torch.device, labels: np.ndarray) -> Tensor:
-    """Copy labels to a device."""
-    if device.type == "mps" and labels.dtype == np.float64:  # Apple GPUs have no fp64
-        labels = labels.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(labels)).to(device)
+    """Copy labels to a device, float64 as the widest type that it has."""
+    values = torch.from_numpy(np.ascontiguousarray(labels))
+    return values.to(device, widest(device) if values.dtype == torch.float64 else values.dtype)
 
 
 def _silent(done: int) -> None:

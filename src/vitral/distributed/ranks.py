@@ -21,7 +21,7 @@ from vitral.console import stderr
 from vitral.distributed.environment import launched
 from vitral.distributed.heartbeat import Heartbeat
 from vitral.distributed.joining import TIMEOUT, Place, meet
-from vitral.errors import Elsewhere, Interrupted, RankError, VitralError
+from vitral.errors import Elsewhere, RankError, VitralError
 from vitral.stopping import no_stops
 
 T = TypeVar("T")
@@ -298,7 +298,7 @@ def joined(device: str = "auto", hint: str = RESUME) -> Iterator[Ranks]:
     try:
         group.connect(device)
         yield group
-    except (KeyboardInterrupt, SystemExit, Elsewhere, Interrupted):
+    except (KeyboardInterrupt, SystemExit, Elsewhere):
         raise
     except Exception as error:
         with no_stops():  # a launcher that saw another rank end signals this one, which shall say what happened

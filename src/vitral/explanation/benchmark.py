@@ -336,7 +336,7 @@ class _Bench:
         return scores["srg"][..., 0]
 
     def add(self, name: str, measure: str, values: Tensor) -> None:
-        self.values[name].setdefault(measure, []).extend(values.flatten().double().tolist())
+        self.values[name].setdefault(measure, []).extend(values.flatten().cpu().double().tolist())
 
     def rows(self) -> tuple[Row, ...]:
         """One row for each method."""

@@ -26,8 +26,10 @@ from vitral.explanation.subject import subject_of
 from vitral.explanation.texts import explain_texts, refuse_for_text
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
+from vitral.kinds import checked
 
 
+@checked
 @plain_modes()
 def explain(
     model: Predictor | nn.Module,

@@ -246,7 +246,7 @@ def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
 
     It is undefined for a constant map: 1 if both are constant, else 0.
     """
-    one, other = (stats.rankdata(x.flatten(-2).double().cpu().numpy(), axis=-1) for x in (first, second))
+    one, other = (stats.rankdata(x.flatten(-2).cpu().double().numpy(), axis=-1) for x in (first, second))
     one, other = (torch.from_numpy(x - x.mean(-1, keepdims=True)) for x in (one, other))
     norms = one.square().sum(-1).sqrt(), other.square().sum(-1).sqrt()
     correlation = (one * other).sum(-1) / (norms[0] * norms[1]).clamp_min(1e-12)

@@ -15,6 +15,7 @@ from PIL import Image
 from vitral.errors import UsageError
 from vitral.explanation.attribution import Attribution
 from vitral.explanation.methods import method_named
+from vitral.kinds import checked
 from vitral.wording import printable, shown
 
 
@@ -22,6 +23,7 @@ from vitral.wording import printable, shown
 class Heatmap(Attribution):
     """Attribution map of one image, one class and one method, which draws itself."""
 
+    @checked
     def overlay(self, size: int | None = None, *, smooth: bool = True) -> Image.Image:
         """Image with the map over it, `size` pixels along its longer side (default: the image's, at least 448).
 
@@ -31,6 +33,7 @@ class Heatmap(Attribution):
 
         return overlay(self, size, smooth=smooth)
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write image, map, overlay and color bar with class and probability as PNG or SVG, or the values as JSON.
 

@@ -40,6 +40,7 @@ from vitral.inference.outputs.classes import Classes
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor
+from vitral.kinds import checked
 from vitral.model import EncoderDecoder
 from vitral.model.registry import config_to_json
 from vitral.training.run_folder import RunFolder
@@ -71,6 +72,7 @@ class Exported:
         return list(self.record["warnings"])
 
 
+@checked
 def export_model(
     model: str | Path | Predictor | nn.Module,
     to: str,
@@ -168,11 +170,11 @@ def _write(
 
 
 def folder_for(model: str, to: str, precision: str = "fp32", with_preprocessing: bool = False) -> Path:
-    """Return the default folder of an export: in the run, else `export/NAME` in the current folder."""
+    """Return the default folder of an export: in the run if it can be written, else `export/NAME` here."""
     parts = [to, *([precision] if precision != "fp32" else []), *(["with-preprocessing"] if with_preprocessing else [])]
     name = "-".join(parts)
-    if RunFolder(model).is_run():
-        return Path(model) / "export" / name
+    if place := RunFolder(model).place_for("export"):
+        return place / name
     return Path("export") / (re.sub(r"[^\w.+-]+", "-", model).strip("-.") or "model") / name
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitral.console import html_table
 from vitral.errors import MissingExtraError
+from vitral.kinds import checked
 from vitral.wording import shown
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Predictions(list[Prediction]):
         item = super().__getitem__(index)
         return Predictions(item) if isinstance(item, list) else item
 
+    @checked
     def to_frame(self, top: int = 1, *, all: bool = False) -> pandas.DataFrame:
         """Return a pandas data frame with the columns of `vitral predict --out`.
 

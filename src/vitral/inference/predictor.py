@@ -34,6 +34,7 @@ from vitral.inference.stream import stream
 from vitral.inference.tta import Averaged, Views, averaged
 from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
+from vitral.kinds import checked
 from vitral.model import Foreign, Network, ViT
 from vitral.model.variants import name_of
 from vitral.weights.fitted import check_ranges
@@ -206,6 +207,7 @@ class Predictor(Described):
         pixels = pixels_of(image, name=name, channels=recipe.channels, levels=recipe.levels)
         return recipe.geometry(pixels)
 
+    @checked
     def stream(self, images: Images, batch_size: int = 32) -> Iterator[Prediction | ImageError]:
         """Predict any number of images in order, decoding the next batch during the computation of this one.
 
@@ -215,6 +217,7 @@ class Predictor(Described):
         for name, row in stream(images, self.prepare, self.rows, batch_size):
             yield row if isinstance(row, ImageError) else self.output.prediction(name, row)
 
+    @checked
     def embed(self, images: Images, *, tokens: bool = False, batch_size: int = 32) -> np.ndarray:
         """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
 
@@ -227,6 +230,7 @@ class Predictor(Described):
         empty = (0, 0, config.dim) if tokens else (0, config.features)
         return np.stack(rows) if rows else np.zeros(empty, np.float32)
 
+    @checked
     def stream_features(
         self, images: Images, *, tokens: bool = False, batch_size: int = 32
     ) -> Iterator[tuple[str, np.ndarray | ImageError]]:
@@ -355,6 +359,7 @@ def _or_raise(result: T | ImageError) -> T:
     return result
 
 
+@checked
 @plain_modes()
 def load(
     source: str | Path | nn.Module | Predictor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitral.errors import UsageError, unknown
+from vitral.kinds import named_fields
 from vitral.model.config_base import ConfigBase, pair
 from vitral.model.conv_stem import ConvLayers
 from vitral.model.position import POSITIONS, Grid, Rope
@@ -16,6 +17,7 @@ Pool = Literal["cls", "mean", "mean-all", "map", "cls-mean"]
 Activation = Literal["gelu", "gelu-tanh", "swiglu", "quick-gelu", "relu", "silu"]
 
 
+@named_fields
 @dataclass(frozen=True)
 class ViTConfig(ConfigBase):
     """Shape and arithmetic of a ViT. Defaults: ViT-B/16 as in the paper.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from functools import cache
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin
 
 from vitral.errors import UsageError, unknown
+from vitral.kinds import kinds_of, matches
 
 MAX_SIDE = 1 << 14
 """Largest side of an image in pixels, so that a damaged header cannot allocate all the memory."""
@@ -64,25 +62,6 @@ def _nested(value: Any, kind: Any) -> Any:
 def _tuples(value: Any) -> Any:
     """Convert JSON lists to tuples, recursively."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-@cache
-def kinds_of(config: type) -> Mapping[str, Any]:
-    """Return field → annotated type of a dataclass; cached, because annotations are text to evaluate."""
-    return get_type_hints(config)
-
-
-def matches(value: object, kind: Any) -> bool:
-    """True if `value` is of the annotated type `kind`; a float may be an int, and an int is no bool."""
-    inner = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(matches(value, one) for one in inner)
-    if get_origin(kind) is tuple:
-        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple) else inner
-        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(matches, value, kinds))
-    if kind is bool or isinstance(value, bool):
-        return type(value) is kind
-    return isinstance(value, float | int if kind is float else kind)
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:

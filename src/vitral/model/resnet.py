@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitral.errors import UsageError
+from vitral.kinds import named_fields
 from vitral.model.config_base import ConfigBase, pair
 
 ROOT = 64
@@ -52,6 +53,7 @@ BIT_NUMERICS: dict[str, Numerics] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True)
 class BiTConfig(ConfigBase):
     """Shape and arithmetic of a BiT ResNet. Defaults: BiT-R50x1.

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitral.console import Described, stdout, table
 from vitral.errors import UsageError
+from vitral.kinds import checked
 from vitral.model import registry, variants
 from vitral.model.decoder import EncoderDecoder
 from vitral.model.foreign import Foreign
@@ -121,6 +122,7 @@ class Summary(Described):
             console.print(f"{label:<12}{text}", highlight=False, soft_wrap=True)
 
 
+@checked
 def summarize(
     model: nn.Module | ModelConfig | str,
     image_size: int | tuple[int, int] | None = None,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitral.errors import UsageError, unknown
+from vitral.kinds import checked
 from vitral.model.config import ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
@@ -171,6 +172,7 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
     raise unknown("model", name, known, hint="vitral models")
 
 
+@checked
 def create(name: str, **changes: Any) -> Network:
     """Build a newly initialized network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
     return network(config(name, **changes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from vitral.data.images.decode import probe
 from vitral.data.images.depth import Depth, distinct_values
 from vitral.data.targets import targets_of
 from vitral.errors import ImageError, RunError
-from vitral.folders import is_run
+from vitral.folders import is_run, same_path
 from vitral.training.run_folder import RunFolder
 
 _SAMPLED = 64
@@ -90,8 +89,8 @@ def _could_help(run: Path, dataset: DataSet, stats: DatasetStats) -> bool:
         plan = RunFolder(run).read_plan()
     except RunError:
         return False
-    own, data = (os.path.realpath(os.path.expanduser(one)) for one in (plan.located("data"), dataset.source))
-    return not targets_of(plan.run.task).sequence and plan.run.channels == stats.channels and own != data
+    other = not same_path(plan.located("data"), dataset.source)
+    return other and not targets_of(plan.run.task).sequence and plan.run.channels == stats.channels
 
 
 def dataset_stats(dataset: DataSet) -> DatasetStats:

@@ -19,6 +19,7 @@ from vitral.data import Split
 from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
+from vitral.data.same import same_images
 from vitral.errors import UsageError
 from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
@@ -26,6 +27,7 @@ from vitral.folders import is_run
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
+from vitral.kinds import checked
 from vitral.model import summarize
 from vitral.studies.paired import Difference, holm, mcnemar, paired_interval, sums_of
 from vitral.training.run_folder import RunFolder
@@ -145,6 +147,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+@checked
 def compare(
     models: Sequence[str | Path | Predictor],
     data: str | Path | None = None,
@@ -233,13 +236,14 @@ def _names(models: Sequence[str | Path | Predictor]) -> list[str]:
 
 def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray]:
     """Return for each evaluation the indices of the images that all of them have, in one order."""
-    places = [{name: number for number, name in enumerate(one.images.names)} for one in found]
-    shared = [name for name in found[0].images.names if all(name in place for place in places)]
+    first = found[0].images
+    places = [{n: n for n in range(len(first))}, *(dict(same_images(first, one.images)) for one in found[1:])]
+    shared = [number for number in range(len(first)) if all(number in place for place in places)]
     if not shared:
         why = "the images held out of one are not those held out of another"
         hint = "vitral compare … --data DATA, with images that none of them was trained on"
         raise UsageError("no image is held out of all these runs", why=why, hint=hint)
-    chosen = [np.array([place[name] for name in shared]) for place in places]
+    chosen = [np.array([place[number] for number in shared]) for place in places]
     labels = [
         [one.predictor.classes[k] for k in one.images.labels[numbers]]
         for one, numbers in zip(found, chosen, strict=True)
@@ -248,7 +252,9 @@ def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray
         if other != labels[0]:
             index = next(i for i, (a, b) in enumerate(zip(labels[0], other, strict=True)) if a != b)
             why = f"it is “{labels[0][index]}” to {names[0]} and “{other[index]}” to {name}"
-            raise UsageError("the networks know an image by different classes", where=shared[index], why=why)
+            raise UsageError(
+                "the networks know an image by different classes", where=first.names[shared[index]], why=why
+            )
     return chosen
 
 

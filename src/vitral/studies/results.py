@@ -18,6 +18,7 @@ from vitral.data.loader import Progress
 from vitral.digest import read_json
 from vitral.errors import RunError, UsageError
 from vitral.evaluation.metrics import Evaluation
+from vitral.kinds import checked
 from vitral.model import ModelConfig, summarize
 from vitral.pretraining.methods import command
 from vitral.studies.paired import holm
@@ -321,6 +322,7 @@ def in_words(kind: str, value: float) -> str:
     return "all images" if value == 1 else f"{100 * value:g} % of the images"
 
 
+@checked
 def read_results(study: Study, folder: StudyFolder, progress: Progress | None = None) -> Results:
     """Read the outcome of every cell from its run folder."""
     outcomes = list[Outcome]()

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vitral import activity
@@ -15,18 +16,23 @@ from vitral.data import load
 from vitral.data.targets import require_one_class
 from vitral.digest import sealed_json
 from vitral.errors import Interrupted, RunError, TrainingError
+from vitral.kinds import checked
 from vitral.studies.conclusions import FROM_NOTHING
 from vitral.studies.results import MEASURED_ON, ON_VALIDATION, Outcome, Results, check_held_out, read_outcome
 from vitral.studies.search import Pruned, Tell, search
 from vitral.studies.study import Cell, Study, StudyFolder
 from vitral.training.callbacks import Callback, RunStart
+from vitral.training.plan import Plan
 from vitral.training.run_folder import RunFolder
 from vitral.wording import count, duration
+from vitral.workflows.planning.plan import reopen
 from vitral.workflows.planning.run_data import load_run_data
+from vitral.workflows.running.start_digests import WHAT, changed_starts
 from vitral.workflows.tasks import TASKS
 from vitral.workflows.train import train
 
 
+@checked
 def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: None) -> Results:
     """Train the runs of a study that are not finished, and return the results; results.csv is written after each.
 
@@ -89,12 +95,29 @@ def _check_images(study: Study, place: StudyFolder) -> None:
     """Raise `RunError` if the images are not those of the runs that are there: the table would compare two data sets.
 
     One run is enough, since each was checked against an earlier one. Data that are not there any more are left to the
-    runs that need them.
+    runs that need them. Initial weights and a teacher are compared likewise, those of each path once.
     """
-    run = next((run for path in sorted(place.cells.glob("*")) if (run := RunFolder(path)).config.is_file()), None)
-    if run and os.path.exists(study.data) and (changes := load_run_data(run.read_plan()).changes):
-        hint = "restore them, or another --out"
-        raise RunError("the images of the study have changed", where=place.path, why="; ".join(changes), hint=hint)
+    runs = [run for path in sorted(place.cells.glob("*")) if (run := RunFolder(path)).config.is_file()]
+    if runs and os.path.exists(study.data) and (changes := load_run_data(runs[0].read_plan()).changes):
+        what = "the images of the study have changed"
+        raise RunError(what, where=place.path, why="; ".join(changes), hint=_RESTORE)
+    plans = dict[tuple[str, ...], tuple[Plan, RunFolder]]()
+    for run in runs:
+        with suppress(RunError):  # another process begins it
+            plan = run.read_plan()
+            plans.setdefault(tuple(path for name in WHAT if (path := plan.located(name))), (plan, run))
+    for used, (plan, run) in plans.items():
+        needed = (*used, *([plan.located("data")] if "data" in plan.paths else []))
+        if used and all(os.path.exists(os.path.expanduser(path)) for path in needed):
+            _check_start(plan, run)
+
+
+def _check_start(plan: Plan, run: RunFolder) -> None:
+    for _, error in changed_starts(reopen(plan), run):
+        raise RunError(error.what, where=error.where, why="runs of the study began with others", hint=_RESTORE)
+
+
+_RESTORE = "restore them, or another --out"
 
 
 def _search(study: Study, place: StudyFolder, tell: Tell) -> Results:

@@ -16,6 +16,8 @@ from vitral.atomic import write_text
 from vitral.console import command_line
 from vitral.digest import KEY, read_json, sealed_json
 from vitral.errors import RunError, UsageError, unknown
+from vitral.folders import same_path
+from vitral.kinds import named_fields
 from vitral.studies.spans import Span, corners, in_range
 from vitral.training.options import Run, checked_options
 from vitral.wording import flag
@@ -56,6 +58,7 @@ class Expectation:
     """The fraction or the number of epochs at which they are compared; None for any."""
 
 
+@named_fields
 @dataclass(frozen=True)
 class Study:
     """All choices of a study, as in its study.json. Raises `UsageError` for a grid that asks nothing."""
@@ -346,6 +349,7 @@ class StudyFolder:
         search may have more trials and more time.
         """
         hint = f"vitral study resume {self.path}, or another --out"
+        new = dataclasses.replace(new, data=old.data) if same_path(old.data, new.data) else new
         if "search" in (old.kind, new.kind):
             if dataclasses.replace(old, trials=new.trials, minutes=new.minutes, title=new.title) != new:
                 why = "only the number of trials and the minutes of a search may change"

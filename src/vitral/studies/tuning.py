@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import RunError, UsageError
+from vitral.folders import same_path
 from vitral.model import ModelConfig
 from vitral.recipes.table import UNSUPPORTED
 from vitral.studies.spans import Span
@@ -65,10 +66,10 @@ def _kept(place: StudyFolder, data: str, trials: int, minutes: float | None, giv
     """Return the folder's search; `RunError` if it asks for something else."""
     kept = place.read()
     same = {name: value for name, value in kept.options.items() if name != "epochs" or "epochs" in given}
-    if (kept.title, kept.data, same) != (TITLE, data, dict(given)):
+    if not same_path(kept.data, data) or (kept.title, same) != (TITLE, dict(given)):
         why = f"it tunes {kept.data} with other options" if kept.title == TITLE else f"it asks: {kept.command}"
         raise RunError("this folder is another study", where=place.path, why=why, hint="another --out")
-    return dataclasses.replace(kept, trials=trials, minutes=minutes)
+    return dataclasses.replace(kept, data=data, trials=trials, minutes=minutes)
 
 
 def open_options(run: Run, config: ModelConfig) -> list[Open]:

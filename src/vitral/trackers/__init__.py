@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from vitral.errors import MissingExtraError, unknown
 from vitral.plugins import Extensible
 from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart
@@ -66,8 +68,17 @@ class _Guarded(Callbacks):
     def on_run_start(self, run: RunStart) -> None:
         self._guard(super().on_run_start, run)
 
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        self._guard(super().on_epoch_start, epoch, batches, done)
+
+    def on_batch(self, loss: Tensor) -> None:
+        self._guard(super().on_batch, loss)
+
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
         self._guard(super().on_epoch_end, line, best)
+
+    def on_stop(self) -> None:
+        self._guard(super().on_stop)
 
     def on_run_end(self, result: Mapping[str, Any] | None) -> None:
         self._guard(super().on_run_end, result)

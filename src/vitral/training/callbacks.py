@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vitral.errors import UsageError, type_of
+
 Epoch = dict[str, Any]
 """One line of metrics.jsonl."""
 
@@ -54,6 +56,21 @@ class Callback:
 
     def on_run_end(self, result: Mapping[str, Any] | None) -> None:
         """The run has ended; `result` is as in result.json, or None if it was stopped or failed."""
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raise `UsageError` unless these are a list of objects with the methods of `Callback`."""
+    hint = "class Mine(vitral.training.callbacks.Callback): …, then callbacks=[Mine()]"
+    why = f"a callback is an object with the methods of Callback: {', '.join(_METHODS)}"
+    if not isinstance(callbacks, list | tuple):
+        raise UsageError(f"callbacks must be a list of callbacks, not {type_of(callbacks)}", why=why, hint=hint)
+    for one in callbacks:
+        if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in _METHODS):
+            shown = f"the class {one.__name__}" if isinstance(one, type) else type_of(one)
+            raise UsageError(f"callbacks has {shown}, which is no callback", why=why, hint=hint)
+
+
+_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class Callbacks(Callback):

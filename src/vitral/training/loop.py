@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitral.data.loader import Batch, Batches
-from vitral.device import Machine, seed_everything, synchronize
+from vitral.device import Machine, seed_everything, synchronize, widest
 from vitral.distributed.ranks import ALONE, Ranks, Stopping
 from vitral.distributed.tensors import all_like, local
 from vitral.errors import TrainingError
@@ -218,8 +218,7 @@ def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], batch: Batch) -
     own = batch.total if batch.rows is None else len(batch.rows.own)
     ones = torch.ones((), device=next(iter(metrics.values())).device)
     for name, value, count in [*((name, value, batch.total) for name, value in metrics.items()), ("count", ones, own)]:
-        precise = value.double() if value.device.type != "mps" else value.float()  # Apple GPUs have no fp64
-        sums[name] = sums.get(name, 0) + precise * count
+        sums[name] = sums.get(name, 0) + value.to(widest(value.device)) * count
 
 
 def _close_epoch(

@@ -12,7 +12,8 @@ from vitral.data.images.augmentation import Augment, Augmentation, Crop
 from vitral.data.images.preprocessing import Center, Preprocessing, Resize
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError, empty, unknown
-from vitral.model.config_base import MAX_SIDE, kinds_of, matches
+from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
+from vitral.model.config_base import MAX_SIDE
 from vitral.wording import flag
 
 
@@ -39,6 +40,7 @@ LABEL_OPTIONS = ("task", "label_separator", "class_folders", "class_order", "tar
 """Fields of a run about the labels, which pretraining does not read."""
 
 
+@named_fields
 @dataclass(frozen=True)
 class Run:
     """All options of a run. A recipe sets them; the command line and Python override single fields."""
@@ -356,7 +358,7 @@ def _check_types(run: Run) -> None:
         if choices and value not in choices:
             raise unknown(f"choice for {flag(name)}:", value, choices)
         if not choices and not matches(value, kind):
-            raise UsageError(f"{flag(name)} cannot be {_as_typed(value)}", why=f"it is {Run.__annotations__[name]}")
+            raise wrong_kind(flag(name), value, Run.__annotations__[name])
 
 
 def _as_typed(value: object) -> str:

@@ -16,7 +16,7 @@ from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import read_sets
 from vitral.errors import RunError
 from vitral.filesystem import is_locked, locked, refused
-from vitral.folders import is_run
+from vitral.folders import can_write, is_run
 from vitral.training.manifest import Manifest
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
@@ -117,6 +117,16 @@ class RunFolder:
     def is_run(self) -> bool:
         """True for the folder of a run."""
         return is_run(self.path)
+
+    def is_finished(self) -> bool:
+        """True if the run has its result, and its report unless the checkpoint to write that from is gone."""
+        return self.result.is_file() and (self.report.is_file() or not self.last.is_file())
+
+    def place_for(self, kind: str) -> Path | None:
+        """Return the folder in a run for files about it, such as heat maps; None if it is no run, or cannot be written,
+        such as that of another user.
+        """
+        return place if self.is_run() and can_write(place := self.path / kind) else None
 
     def epochs(self) -> int:
         """Number of epochs in the metrics."""

@@ -14,6 +14,7 @@ from torch import nn
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import DEFAULT_TASK
 from vitral.errors import UsageError, WeightsError, unknown
+from vitral.kinds import checked
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
 from vitral.model.edited import edited
 from vitral.model.position import POSITIONS
@@ -52,6 +53,7 @@ TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 """Formats that can be written."""
 
 
+@checked
 def convert(source: str | Path | nn.Module, target: str | Path, to: str, **options: Any) -> LoadReport:
     """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`.
 
@@ -197,7 +199,7 @@ def at_temperature_one(weights: Weights) -> Weights:
     weights = dataclasses.replace(weights, output={}, statistics={})
     if temperature == 1:
         return weights
-    if getattr(weights.config, "logits_tanh", False):
+    if isinstance(weights.config, ViTConfig) and weights.config.logits_tanh:
         config = dataclasses.replace(weights.config, logit_scale=weights.config.logit_scale / temperature)
         return dataclasses.replace(weights, config=config)
     heads = [name for name in weights.state if name.split(".")[0] in ("head", "head_dist")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -31,12 +30,14 @@ from vitral.device import Machine, choose
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
+from vitral.folders import same_path
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.classes import Classes, require_head
 from vitral.inference.predictor import Engine, Predictor
 from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
+from vitral.kinds import checked
 from vitral.model import summarize
 from vitral.training.run_folder import RunFolder
 from vitral.weights.class_names import ORDERS, in_order, match
@@ -127,6 +128,7 @@ class Evaluated:
         write_report(path, content)
 
 
+@checked
 def evaluate(
     model: str | Path | Predictor | nn.Module,
     data: str | Path | None = None,
@@ -265,7 +267,7 @@ def _seen_as(predictor: Predictor, dataset: DataSet, split: str) -> str:
     if not folder.is_run():
         return ""
     plan = folder.read_plan()
-    if _same_path(plan.located("data"), dataset.source) or is_data_of(plan, dataset):
+    if same_path(plan.located("data"), dataset.source) or is_data_of(plan, dataset):
         return split
     return seen_as(plan, dataset[split])
 
@@ -274,10 +276,6 @@ def left_out_bad(predictor: Predictor) -> bool:
     """True if the predictor's own run left out unreadable images; the same then holds for its data by default."""
     folder = RunFolder(predictor.source)
     return folder.is_run() and folder.read_plan().run.bad_images == "skip"
-
-
-def _same_path(data: str, other: str) -> bool:
-    return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
 
 
 def _logits(predictors: Sequence[Predictor], batches: Batches, ranks: Ranks) -> list[torch.Tensor]:

@@ -22,15 +22,16 @@ from vitral.data.images.depth import leveled
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.options import DataOptions
 from vitral.device import choose, plain_modes, seeded
-from vitral.errors import DataError, ImageError, UsageError, VitralError, check_positive
+from vitral.errors import DataError, ImageError, UsageError, VitralError, check_positive, unknown
 from vitral.evaluation import figures
 from vitral.evaluation.pages import environment, finished
-from vitral.explanation.inspect.attention_distance import Prefix
+from vitral.explanation.inspect.attention_distance import PREFIXES, Prefix
 from vitral.explanation.inspect.drawing import Theme
 from vitral.explanation.inspect.panels import Inspection, Panel, inspect_network, worked_example
 from vitral.explanation.methods import METHODS
 from vitral.inference.options import InferenceOptions
 from vitral.inference.predictor import Predictor
+from vitral.kinds import checked
 from vitral.model import BiTConfig, EncoderDecoder, ModelConfig, Network, ViT, ViTConfig, config, network
 from vitral.training.run_folder import RunFolder
 from vitral.weights.in_memory import unwrapped
@@ -42,6 +43,7 @@ IMAGES = 128
 """Default number of images, as in the paper's Figure 11."""
 
 
+@checked
 @plain_modes()
 def inspect(
     model: str | Path | Predictor | nn.Module,
@@ -71,6 +73,8 @@ def inspect(
     without attention and for unknown layers, `DataError` if no image can be read.
     """
     check_positive(images=(images, 128))
+    if prefix not in PREFIXES:
+        raise unknown("prefix", prefix, PREFIXES)
     subject = _subject(model, InferenceOptions(device, precision))
     seen = _images(subject, data if isinstance(data, Tensor) else DataOptions(data, split, data_root), images)
     inspection = inspect_network(
@@ -222,9 +226,9 @@ _ON_PAGE = Theme(figures.INK, figures.MUTED, figures.LINE, figures.FIRST, figure
 
 
 def folder_for(model: str) -> Path:
-    """Return the default folder of the page: RUN/inspect, else inspect/NAME in the current folder."""
-    if RunFolder(model).is_run():
-        return Path(model) / "inspect"
+    """Return the default folder of the page: RUN/inspect if it can be written, else inspect/NAME here."""
+    if place := RunFolder(model).place_for("inspect"):
+        return place
     return Path("inspect") / (re.sub(r"[^\w.+-]+", "-", model).strip("-.") or "model")
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitral.data.tables_in_memory import as_path
 from vitral.errors import UsageError, unknown
+from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback
 from vitral.workflows.running.execute import TrainedRun
-from vitral.workflows.train import folder_of, train
+from vitral.workflows.train import folder_of, no_data, train
 
 
+@partial(checked, but=("callbacks",))
 def pretrain(
     data: str | Path | None = None,
     method: str | None = None,
@@ -35,6 +38,8 @@ def pretrain(
     if "recipe" in options:
         raise UsageError("--recipe is for vitral train", hint=f"--method {' or '.join(METHODS)}")
     default = checked_method(method)
+    if data is None and not (resume and options.get("out")):
+        raise no_data("pretrain")
     if method is None and not resume:
         method = default
     if method is None and not options.get("out"):

@@ -12,6 +12,7 @@ from vitral.atomic import replacing_folder, write_text
 from vitral.errors import RunError, UsageError, VitralError, WeightsError
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.output import require_classes
+from vitral.kinds import checked
 from vitral.training.run_folder import RunFolder
 from vitral.weights import convert, native
 from vitral.weights.formats.huggingface_code import MODELING
@@ -46,6 +47,7 @@ class Pushed:
         }  # fmt: skip
 
 
+@checked
 def push(run: str | Path, repository: str, *, license: str, private: bool = False) -> Pushed:
     """Publish a finished run as `repository` (ORG/NAME), which is created if it does not exist.
 

@@ -22,13 +22,15 @@ from vitral.data.dataset import SPLITS
 from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
-from vitral.errors import UsageError, check_positive
+from vitral.errors import UsageError, WriteError, check_positive
 from vitral.evaluation.intervals import count_groups
+from vitral.folders import can_write
 from vitral.inference.engines.int8 import observe
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, write_ranges
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor, int8_engine
+from vitral.kinds import checked
 from vitral.system import cpu_name
 from vitral.weights.load import locate
 from vitral.weights.read.references import is_included
@@ -108,6 +110,7 @@ class Quantized:
             console.print(f"note: {self.changed}", highlight=False, markup=False)
 
 
+@checked
 def quantize(
     model: str | Path,
     data: DataOptions = OWN_DATA,
@@ -131,6 +134,10 @@ def quantize(
         hint = f"vitral convert {model} COPY, then vitral quantize COPY DATA"
         raise UsageError("cannot write ranges next to weights in the package", where=model, hint=hint)
     check_positive(images=(images, 256), judged=(judged, 1000))
+    file = ranges_file(locate(model)[0])
+    if not can_write(file.parent):  # before the images are read
+        hint = f"cp -r {shlex.quote(str(model))} COPY, then vitral quantize COPY"
+        raise WriteError("cannot write the ranges beside the weights", where=file, why="no permission", hint=hint)
     if data.split is not None:
         raise UsageError("int8 is calibrated on one split and compared on another", hint="leave out the split")
     exact, plain = (InferenceOptions("cpu", precision).load(model) for precision in ("fp32", "auto"))
@@ -152,7 +159,6 @@ def quantize(
     (training, calibration), (held_out, evaluation) = read(images, first), read(judged, last)
     network: Any = exact.model
     ranges = observe(network, map(exact.preprocessing.standardize, calibration))
-    file = ranges_file(locate(model)[0])
     measured_on = f"{len(training)} images of {dataset.source}"
     integers = Predictor(
         network,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from vitral.console import stderr
 from vitral.data.loader import Batch, Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.errors import UsageError
+from vitral.folders import same_path
+from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.loop import State, fit
@@ -35,10 +38,10 @@ from vitral.weights import native
 from vitral.weights.load import locate
 from vitral.wording import some
 from vitral.workflows.planning.job import Job
-from vitral.workflows.planning.network import teacher_of
 from vitral.workflows.planning.plan import reopen
 from vitral.workflows.running.build import initial_model, objective_of
 from vitral.workflows.running.execute import TRAINERS, _readable_batches
+from vitral.workflows.running.start_digests import changed_starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,7 @@ class Replayed:
                 "loss": float(self.losses.mean()), "images": rows}  # fmt: skip
 
 
+@checked
 def replay(
     run: str | Path, *, step: int | None = None, epoch: int | None = None, image: str | None = None,
     exact: bool = False, console: Console | None = None,
@@ -106,7 +110,8 @@ def replay(
 
     With gradient accumulation a step is its first micro-batch. `exact` trains from the beginning up to the batch, so
     that losses are those of training, dropout included; on a CPU they have the same bits. Raises `UsageError` for a
-    step, epoch or image that the run does not have, `DataError` if the run's data have changed.
+    step, epoch or image that the run does not have, `DataError` if the run's data have changed, and with `exact`
+    `RunError` if the initial weights or the teacher have changed.
     """
     if (step is None) == (epoch is None) or (epoch is None) != (image is None):
         raise UsageError(
@@ -119,9 +124,12 @@ def replay(
         raise UsageError(f"replay does not support {name}", where=folder.path, why=why)
     if plan.run.recipe in TRAINERS:
         raise UsageError(f"{plan.run.recipe} trains in no steps", where=folder.path, why="there is no batch to replay")
-    job = reopen(plan)
-    job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
-    job, every = _readable_batches(job, console or stderr(quiet=True))
+    job, console = reopen(plan), console or stderr(quiet=True)
+    for _, error in changed_starts(job, folder):
+        if exact:
+            raise error
+        console.print(f"note: {error.what} since the run; these losses are by its own weights", highlight=False)
+    job, every = _readable_batches(job, console)
     batches = every["train"]
     try:
         lines = folder.manifest.read(folder.metrics).splitlines() if folder.metrics.is_file() else []
@@ -157,6 +165,9 @@ def _of_image(job: Job, batches: Batches, epoch: int, image: str) -> tuple[int, 
     found = [
         n for n, name in enumerate(names) if name == image or name.endswith(f"/{image}") or image.endswith(f"/{name}")
     ]
+    if not found and os.path.exists(image):  # a path to the same file, such as by a link
+        base = os.path.basename(image)
+        found = [n for n, name in enumerate(names) if os.path.basename(name) == base and same_path(name, image)]
     if len(found) != 1:
         why = f"it may be {some([names[n] for n in found])}" if found else "it is not among those that it trains on"
         hint = "its class folder and name: --image cat/1.jpg"
@@ -175,15 +186,10 @@ def _replayed(
     run, steps = job.run, _steps(job, batches)
     step = epoch * steps + number // run.accumulate
     objective = objective_of(job)
-    if not isinstance(objective, Classification) and job.run.recipe not in METHODS:
-        why = f"this run is of --task {job.run.task}"
-        raise UsageError(
-            "only runs of one class an image can be replayed", why=why, hint="its report.html shows images"
-        )
     if not isinstance(objective, Classification):
-        hint = "its report.html shows images as the network saw them"
-        by = "vitral pretrain" if run.recipe in METHODS else f"vitral train --task {run.task}"
-        raise UsageError("only runs of one class an image can be replayed", why=f"{by} made this run", hint=hint)
+        why = "vitral pretrain made this run" if run.recipe in METHODS else f"this run is of --task {run.task}"
+        hint = "its report.html shows images"
+        raise UsageError("only runs of one class an image can be replayed", why=why, hint=hint)
     if exact:
         model: nn.Module = _trained_up_to(job, batches, again, epoch * len(batches) + number)
         train_mode(model)

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,29 @@ from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
 from vitral.errors import Interrupted, RunError, UsageError, VitralError
+from vitral.folders import same_path
+from vitral.kinds import checked
 from vitral.pretraining.methods import command
 from vitral.stopping import stop_raises
 from vitral.trackers import create_trackers
-from vitral.training.callbacks import Callback
+from vitral.training.callbacks import Callback, check_callbacks
 from vitral.training.options import Run, checked_options
 from vitral.training.plan import Plan
 from vitral.training.progress import print_plan
 from vitral.training.run_folder import RunFolder
-from vitral.weights import native
 from vitral.weights.load import locate
 from vitral.wording import flag
 from vitral.workflows.planning.job import Job
-from vitral.workflows.planning.network import teacher_of
-from vitral.workflows.planning.plan import default_folder, load_given, plan_run, reopen
+from vitral.workflows.planning.plan import default_folder, load_given, own_data, plan_run, reopen
 from vitral.workflows.planning.ranks import check_strategy
 from vitral.workflows.planning.run_data import load_run_data
 from vitral.workflows.planning.start import AUTO, NONE
 from vitral.workflows.running.execute import TrainedRun, check_overwrite, finished, run_job
 from vitral.workflows.running.records import path_entry
+from vitral.workflows.running.start_digests import changed_starts
 
 
+@partial(checked, but=("callbacks",))
 def train(
     data: str | Path | None = None,
     *,
@@ -52,11 +55,12 @@ def train(
 ) -> TrainedRun:
     """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
 
-    The run folder is `out`, by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU;
-    `overwrite` replaces an existing run. `callbacks` follow the run, after the trackers of `log`; they are not stored:
-    pass them again to resume. The option `minutes` is for training and validation; counted from `began`, of
-    `time.monotonic()`, also for planning and report. Raises the errors of `vitral.errors`; Ctrl-C saves and raises
-    `Interrupted`.
+    `data` may be left out for a `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
+    by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU; `overwrite` replaces an existing
+    run. `callbacks` follow the run, after the trackers of `log`; they are not stored: pass them again to resume. The
+    option `minutes` is for training and validation; counted from `began`, of `time.monotonic()`, also for planning and
+    report. Raises the errors of `vitral.errors`. Ctrl-C and SIGTERM save and raise `Interrupted`, a
+    `KeyboardInterrupt` whose text says how to go on.
 
     Under torchrun all ranks call this function, and train together; the first one plans, prints, writes and calls the
     callbacks. One that ends because another failed raises `Elsewhere`. Ranks that torchrun starts again resume.
@@ -67,6 +71,9 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if data is not None:
         given["data"] = as_path(data)
+    check_callbacks(callbacks)
+    if lacks_data(given, resume):
+        raise no_data("train")
     with stop_raises(), plain_modes(), global_generators(), joined(given.get("device", "auto")) as ranks:
         console = stderr(quiet=quiet or not ranks.main)
         try:
@@ -74,9 +81,24 @@ def train(
             if resume or (again and ranks.share(lambda: folder_of(given).is_run())):
                 return _resume(given, console, callbacks, ranks)
             return _start(given, console, overwrite, callbacks, ranks, began)
+        except Interrupted:
+            raise
         except KeyboardInterrupt:
             restart = command(given) + (" --resume" if resume else "")
             raise Interrupted(restart, saved=False) from None
+
+
+def lacks_data(given: Mapping[str, Any], resume: bool) -> bool:
+    """True if nothing says which images to train on: no data, no recipe with data of its own, no run to resume."""
+    if "data" in given or (resume and given.get("out")):
+        return False
+    return own_data(given, choose("cpu")) == Run.data
+
+
+def no_data(function: str) -> UsageError:
+    """Return the error of a function of Python that gets no data."""
+    hint = f'vitral.{function}("photos/"), or vitral.{function}("digits") to try it'
+    return UsageError(f"vitral.{function} needs data", why="no folder, file or name of a data set is given", hint=hint)
 
 
 def _start(
@@ -101,16 +123,10 @@ def _start(
         return job.plan
 
     plan = ranks.share(planned)
-    job = jobs[0] if jobs else _reopened(plan)
+    job = jobs[0] if jobs else reopen(plan)
     folder = RunFolder(job.run.out or "")
     with cpu_threads(job.run.threads):
         return run_job(job, folder, console, command(given), callbacks=callbacks, overwrite=overwrite)
-
-
-def _reopened(plan: Plan) -> Job:
-    """Return the job of a plan, with its teacher."""
-    job = reopen(plan)
-    return dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
 
 
 def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callback], ranks: Ranks) -> TrainedRun:
@@ -118,10 +134,10 @@ def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callbac
     if isinstance(done, TrainedRun):
         return done
     plan, path = done
-    folder, job = RunFolder(path), _reopened(plan)
+    folder, job = RunFolder(path), reopen(plan)
     if ranks.together and "strategy" in given:
         ranks.share(lambda: check_strategy(job.run, job.machine))
-    ranks.share(lambda: _check_teacher(job, folder))
+    ranks.share(lambda: _check_start(job, folder))
     callbacks = [*_trackers(given.get("log", plan.run.log), console), *callbacks] if ranks.main else []
     with cpu_threads(job.run.threads):
         return run_job(job, folder, console, plan.command, callbacks=callbacks, resume=True)
@@ -151,7 +167,7 @@ def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path
         record["command"] = plan.command
         folder.write(folder.config, json.dumps(record, indent=2) + "\n")
         console.print(f"the run's data are now at {plan.located('data')}", highlight=False, soft_wrap=True)
-    if folder.result.is_file():
+    if folder.is_finished():
         locate(folder.path)  # raises if the weights are missing
         return finished(folder, console)
     if "strategy" in given:
@@ -197,25 +213,19 @@ def _relocate(plan: Plan, data: str | None) -> Plan:
     return plan
 
 
-def _check_teacher(job: Job, folder: RunFolder) -> None:
-    """Raise `RunError` if the teacher is not the one that the run began with, which would change the result."""
-    if job.teacher is None:
-        return
-    began = folder.read_config().get("teacher", {}).get("digest")
-    if began != native.digest(job.teacher.weights.state):
-        why = "the run began with different weights at this path"
-        hint = f"restore them, or {job.plan.restart_hint}"
-        raise RunError("the teacher has changed", where=job.run.teacher, why=why, hint=hint)
+def _check_start(job: Job, folder: RunFolder) -> None:
+    """Raise `RunError` for another teacher, and for other initial weights unless a checkpoint replaces them."""
+    for option, error in changed_starts(job, folder):
+        if option != "init" or not folder.last.is_file():
+            raise error
 
 
 def _same_value(plan: Plan, name: str, value: Any) -> bool:
     """True if an option has the value that the run began with; a path may be written differently."""
     if name == "init" and value == AUTO:
         return True
-    if name in ("data", "data_root", "init", "teacher") and value and os.path.exists(there := plan.located(name) or ""):
-        here = os.path.expanduser(value)
-        if os.path.exists(here) and os.path.samefile(here, os.path.expanduser(there)):
-            return True
+    if name in ("data", "data_root", "init", "teacher") and value and same_path(value, plan.located(name) or ""):
+        return True
     return bool(_canonical(name, getattr(plan.run, name)) == _canonical(name, value))
 
 

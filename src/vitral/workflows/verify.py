@@ -21,6 +21,7 @@ from vitral.digest import check, check_tensors, read_json
 from vitral.errors import DataError, RunError, UsageError, VitralError
 from vitral.folders import EXPORT, cache_folder, is_run
 from vitral.inference.engines.int8_ranges import ranges_file
+from vitral.kinds import checked
 from vitral.training.run_folder import RunFolder
 from vitral.weights.load import locate
 from vitral.weights.read.safetensors_mmap import ANOTHER_COPY, read_safetensors
@@ -68,6 +69,7 @@ class Verification:
         console.print(rows if self.files else "the caches are empty")
 
 
+@checked
 def verify(run: str | Path | None = None, *, accept: bool = False) -> Verification:
     """Check all files of a run folder with its exports, a weights file, an export or a folder of shards; without `run`,
     the files in the user's cache.

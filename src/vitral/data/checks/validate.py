@@ -21,13 +21,14 @@ from vitral.console import counting, stderr
 from vitral.containers import cores
 from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unreadable
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
-from vitral.data.dataset import DataSet, LazyNames, Split
+from vitral.data.dataset import DataSet, Split, relative_names
 from vitral.data.files import UNOPENED
 from vitral.data.images.decode import Probe, probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
 from vitral.data.images.levels import check_levels
 from vitral.errors import SKIP_HINT, DataError, ImageError, UsageError
+from vitral.kinds import checked
 from vitral.thread_pool import pool
 from vitral.wording import count, natural, some
 
@@ -52,6 +53,7 @@ class _Scan(NamedTuple):
     reason: str = ""
 
 
+@checked
 def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
     """Decode every image of every split once, in threads, and report defects.
 
@@ -264,8 +266,7 @@ def drop_unopened(dataset: DataSet) -> DataSet:
 
 def _unopened(split: Split) -> np.ndarray:
     """Boolean array, True for placeholders of folders that cannot be opened."""
-    paths = split.names.relative() if isinstance(split.names, LazyNames) else split.names
-    return np.fromiter((path.endswith(UNOPENED) for path in paths), bool, len(split))
+    return np.fromiter((path.endswith(UNOPENED) for path in relative_names(split.names)), bool, len(split))
 
 
 def readable(

@@ -24,6 +24,7 @@ from torch import Tensor
 from vitral.data.images.canvas import LEAST_WIDTH, on_canvas, sizes_on
 from vitral.data.images.levels import check_levels
 from vitral.errors import UsageError, unknown
+from vitral.kinds import named_fields
 from vitral.model.config_base import MAX_SIDE
 
 Resize = Literal["stretch", "crop", "letterbox", "native"]
@@ -43,6 +44,7 @@ RESIZES = ("stretch", "crop", "letterbox", "native")
 CENTERS = ("round", "floor")
 
 
+@named_fields
 @dataclass(frozen=True)
 class Preprocessing:
     """Preprocessing that a network expects.

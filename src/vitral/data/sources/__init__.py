@@ -16,6 +16,7 @@ from vitral.data.sources import archive, digits, folder, lines, named, parquet, 
 from vitral.data.tables_in_memory import as_path
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
+from vitral.kinds import checked
 from vitral.plugins import Extensible
 from vitral.wording import some
 
@@ -45,6 +46,7 @@ SOURCES: Mapping[str, Source] = Extensible("vitral.sources", {
 `mnist` in the current directory, `mnist` means that folder."""
 
 
+@checked
 def load(
     data: str | Path,
     *,

@@ -76,7 +76,7 @@ class AttentionObserver:
             counted = (total > torch.finfo(total.dtype).tiny).to(total.dtype)
             total = torch.where(counted > 0, total, 1.0)
             far, spread = far / total, torch.special.entr(patches).sum(-1) / total + total.log()
-        sums = torch.stack([(x * counted).double().sum((0, 2)) for x in (far, spread, torch.ones_like(far))])
+        sums = torch.stack([(x * counted).cpu().double().sum((0, 2)) for x in (far, spread, torch.ones_like(far))])
         self.sums[layer] = self.sums.get(layer, torch.zeros_like(sums)) + sums
 
     def tokens(self, captured: Captured) -> None:
@@ -84,7 +84,7 @@ class AttentionObserver:
 
     def result(self, layers: tuple[int, ...], images: int) -> AttentionDistance:
         """Means over all queries."""
-        sums = torch.stack([self.sums[layer] for layer in layers]).cpu().numpy()
+        sums = torch.stack([self.sums[layer] for layer in layers]).numpy()
         config = self.network.config
         queries = np.where(sums[:, 2] > 0, sums[:, 2], np.nan)
         keys = self.grid[0] * self.grid[1] + (config.prefix if self.prefix == "keep" else 0)

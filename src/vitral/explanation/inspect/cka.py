@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.device import to_float64
 from vitral.explanation.capture import INPUT, Captured, Layer, wide
 from vitral.explanation.inspect.plain import PlainData
 
@@ -44,7 +45,7 @@ class LikenessObserver:
         if count < LEAST_FOR_CKA:
             return
         kernels = torch.stack([gram(captured.tokens[layer]) for layer in (INPUT, *captured.layers)])
-        sums = hsic(kernels).cpu().numpy()
+        sums = hsic(kernels).numpy()
         self.sums = sums if self.sums is None else self.sums + sums
         self.images, self.batch = self.images + count, max(self.batch, count)
 
@@ -57,10 +58,12 @@ class LikenessObserver:
 
 
 def gram(tokens: Tensor) -> Tensor:
-    """Gram matrix X Xᵀ (B, B) in fp64 of centered representations (B, …). Centering only reduces rounding errors."""
+    """Gram matrix X Xᵀ (B, B) in fp64, on the CPU, of centered representations (B, …); computed on the device unless it
+    is mps. Centering only reduces rounding errors.
+    """
     x = wide(tokens).flatten(1)
-    x = (x - x.mean(0)).double() if x.device.type != "mps" else x - x.mean(0)
-    return x @ x.T
+    x = to_float64(x - x.mean(0))
+    return (x @ x.T).cpu()
 
 
 def hsic(kernels: Tensor) -> Tensor:

@@ -66,16 +66,16 @@ def _positions(network: ViT) -> tuple[Tensor | None, str]:
     """Vectors (N, F) in double precision, whose products are the similarities, and the name of the measure."""
     config = network.config
     if config.position == "learned":
-        vectors = wide(network.pos_embed)[0, config.placed :].double().cpu()
+        vectors = wide(network.pos_embed)[0, config.placed :].cpu().double()
     elif config.rope is not None and config.rope.kind == "mixed":
         return None, "every head of every block has its own rotary frequencies"
     elif config.position == "rotary" or config.rope is not None:
         rotation = (config.rope or network.position).rotation(config.grid, config.dim // config.heads, 0)
         assert rotation is not None
-        angles = torch.cat([part.double() for part in rotation], dim=1) / (config.dim // config.heads) ** 0.5
+        angles = torch.cat([part.cpu().double() for part in rotation], dim=1) / (config.dim // config.heads) ** 0.5
         return angles, "mean over frequencies of cos(difference of the two positions' angles)"
     elif (table := network.position.table(config.grid, config.dim)) is not None:
-        vectors = table.double()
+        vectors = table.cpu().double()
     else:
         return None, "the network has no positions: it treats an image as a bag of patches"
     return nn.functional.normalize(vectors, dim=1), "cosine of the two positions' embeddings"

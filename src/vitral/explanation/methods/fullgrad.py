@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.device import dot_float64
 from vitral.explanation.capture import capture, require_vit, wide
 from vitral.explanation.libra import libra_backward
 from vitral.explanation.methods.gradients import block_inputs, gradients_of
@@ -45,15 +46,13 @@ def fullgrad(model: ViT, images: Tensor, targets: Tensor, *, libra: bool = True,
         logits = network(images)
     values, sums = [], []
     for gradients in gradients_of(logits, targets, inputs):
-        products = [
-            (x.detach().double() * one.double()).sum(-1) for x, one in zip(inputs, gradients, strict=True)
-        ]  # (B, N) each
+        products = [dot_float64(x.detach(), one) for x, one in zip(inputs, gradients, strict=True)]  # (B, N) each
         values.append(token_values(products, terms if biases else []))
         sums.append(sum((term.sum(1) for _, term in terms), start=products[0].sum(1)))
         terms.clear()
-    expected = logits.detach().double().gather(1, targets)
+    expected = logits.detach().cpu().double().gather(1, targets.cpu())
     error = (torch.stack(sums, dim=1) - expected).abs() / expected.abs().clamp_min(torch.finfo(torch.float).tiny)
-    return Maps(patches_of(torch.stack(values, dim=1), network, images).float().cpu(), error.float().cpu())
+    return Maps(patches_of(torch.stack(values, dim=1), network, images).float(), error.float())
 
 
 def token_values(products: Sequence[Tensor], terms: Terms) -> Tensor:
@@ -71,8 +70,8 @@ def token_values(products: Sequence[Tensor], terms: Terms) -> Tensor:
 def bias_terms(model: nn.Module, dtype: torch.dtype = torch.double) -> Iterator[Terms]:
     """Record the contributions of biases in backward passes through a forward pass in the `with` block.
 
-    Each backward pass appends for each module its name and Σ_c bias × gradient of its output, (B, tokens), as `dtype`.
-    An output (B, C) counts as one token.
+    Each backward pass appends for each module its name and Σ_c bias × gradient of its output, (B, tokens), as `dtype`;
+    float64 on the CPU, since Apple GPUs have none. An output (B, C) counts as one token.
     """
     terms: Terms = []
     with ExitStack() as undo:
@@ -88,7 +87,8 @@ def _recording(name: str, terms: Terms, dtype: torch.dtype) -> Any:
         axis = 1 if isinstance(module, nn.Conv2d | nn.GroupNorm) else -1
 
         def add(gradient: Tensor) -> None:
-            term = (wide(gradient).movedim(axis, -1) @ wide(bias.detach())).to(dtype)
+            term = wide(gradient).movedim(axis, -1) @ wide(bias.detach())
+            term = term.cpu().double() if dtype == torch.double else term.to(dtype)
             terms.append(
                 (name, term[:, None] if term.ndim == 1 else term.reshape(len(term), -1, term.shape[-1]).sum(1))
             )

@@ -37,7 +37,8 @@ def integrated_gradients(
     with torch.no_grad():
         expected = target_logits(path.at(1.0)[1], targets) - target_logits(path.at(0.0)[1], targets)
     expected = expected.cpu()
-    error = (values.double().sum((2, 3)) - expected).abs() / expected.abs().clamp_min(torch.finfo(torch.float).tiny)
+    sums = values.cpu().double().sum((2, 3))
+    error = (sums - expected).abs() / expected.abs().clamp_min(torch.finfo(torch.float).tiny)
     return Maps(values, error.float())
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitral.errors import VitralError
+from vitral.weights.load import read
 from vitral.weights.read import hub
 
 SECONDS = 3.0
@@ -43,19 +45,51 @@ def proposed(gpu: bool) -> Published:
     return PUBLISHED[_ORDER[gpu][0]]
 
 
-def at_hand(gpu: bool) -> tuple[str, str] | None:
-    """Return weights that can be used at once, pinned to their commit, with the reason; None if there are none.
+@dataclass(frozen=True)
+class AtHand:
+    """Weights that can be used at once, pinned to their commit; `reference` is empty if there are none."""
+
+    reference: str = ""
+    why: str = ""
+    damaged: tuple[str, ...] = ()
+    """A clause for each copy in the cache that cannot be read, with the way to mend it."""
+
+
+def at_hand(gpu: bool) -> AtHand:
+    """Return weights that can be used at once, with the reason.
 
     Those in huggingface_hub's cache are; with a GPU also those of a hub that answers within `SECONDS`, which are
-    fetched. A hub that cannot be reached or breaks off is no error here.
+    fetched. Nobody has asked for these weights, so that neither a damaged copy nor a hub that cannot be reached or
+    breaks off is an error here.
     """
+    damaged: list[str] = []
     for kind in _ORDER[gpu]:
-        if found := hub.cached(PUBLISHED[kind].reference):
-            return found.reference, f"in the cache already ({PUBLISHED[kind].license}), {PUBLISHED[kind].knows}"
+        one = PUBLISHED[kind]
+        try:
+            found = hub.cached(one.reference)
+        except OSError:  # folders of the cache that cannot be listed
+            continue
+        if found and not (why := unreadable(found.path)):
+            return AtHand(found.reference, f"in the cache already ({one.license}), {one.knows}", tuple(damaged))
+        if found:
+            damaged.append(f"{one.reference} in the cache cannot be read ({why}): delete {found.path.parents[1]}")
     one = proposed(gpu)
-    if not gpu or not hub.answers(one.reference, SECONDS):
-        return None
+    if gpu and not damaged and hub.answers(one.reference, SECONDS):
+        try:
+            fetched = hub.resolve(one.reference)
+        except VitralError:
+            return AtHand()
+        if not unreadable(fetched.path):
+            return AtHand(fetched.reference, f"{one.megabytes} MB of the hub ({one.license}), {one.knows}")
+    return AtHand(damaged=tuple(damaged))
+
+
+def unreadable(reference: str | Path) -> str:
+    """Return why weights cannot be read, in one clause; empty if they can. Every byte of them is read."""
     try:
-        return hub.resolve(one.reference).reference, f"{one.megabytes} MB of the hub ({one.license}), {one.knows}"
-    except VitralError:
-        return None
+        read(reference).build()
+    except VitralError as error:
+        return f"{error.what}: {error.why}" if error.why else error.what
+    except Exception as error:  # of any kind: what is damaged raises anything
+        return f"{type(error).__name__}: {error}"
+    return ""

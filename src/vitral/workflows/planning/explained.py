@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin
 
 from vitral.errors import VitralError
 from vitral.evaluation.pages import environment, finished, write_page
+from vitral.kinds import kinds_of
 from vitral.model import config as model_config
 from vitral.model import summarize
-from vitral.model.config_base import kinds_of
 from vitral.model.variants import SIZES, WRITE_UPS
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.stats import dataset_stats, find_finished_runs

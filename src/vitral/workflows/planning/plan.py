@@ -53,6 +53,7 @@ from vitral.workflows.planning.network import (
     read_teacher,
     report_teacher,
     take_network,
+    teacher_of,
     to_config,
 )
 from vitral.workflows.planning.patches import choose_plain_patches, flex_patches, pack_images
@@ -120,7 +121,7 @@ def check_given(options: dict[str, Any]) -> dict[str, Any]:
 def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
     """Load the named data, by default those of the recipe, with stated levels or those of floats."""
     start = Run(**{k: v for k, v in given.items() if k in ("data", "data_root")})
-    name = given.get("data") or find_recipe(given)(_NO_STATS, machine).run.data
+    name = given.get("data") or own_data(given, machine)
     if given.get("recipe") in METHODS:
         return leveled(load_images(name, root=start.data_root), given.get("levels"))
     wanted = Labeling(
@@ -128,6 +129,11 @@ def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
         given.get("class_folders", "auto"),
     )  # fmt: skip
     return leveled(load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS)), given.get("levels"))
+
+
+def own_data(given: Mapping[str, Any], machine: Machine) -> str:
+    """Return the data that the recipe reads unless others are given: those of its experiment, else `Run.data`."""
+    return find_recipe(given)(_NO_STATS, machine).run.data
 
 
 def default_folder(given: Mapping[str, Any], dataset: DataSet) -> str:
@@ -360,13 +366,16 @@ def _holds(choice: Choice, proposed: Run, run: Run) -> bool:
 
 
 def reopen(plan: Plan) -> Job:
-    """Return the job of a saved run, with the same choices. Raises `DataError` if its data have changed."""
+    """Return the job of a saved run, with the same choices and its teacher. Raises `DataError` if its data have
+    changed.
+    """
     own = load_run_data(plan)
     if own.changes:
         raise own.changed(f"restore them, or {plan.restart_hint}")
     run = plan.run
     given = {"task": run.task, "init": plan.located("init"), "image_size": run.image_size, "channels": run.channels}
-    given |= {name: getattr(run, name) for name in DECODER_OPTIONS}
+    given |= {name: getattr(run, name) for name in (*DECODER_OPTIONS, "class_order")}
     loaded = read_initial(given, own.dataset, run) if run.init else None
     config = to_config(run, own.dataset, loaded)
-    return Job(plan, own.dataset, config, choose(run.device, run.precision, dim=config.dim), loaded)
+    teacher = teacher_of(plan.located("teacher"), run.channels, own.dataset.classes)
+    return Job(plan, own.dataset, config, choose(run.device, run.precision, dim=config.dim), loaded, teacher)

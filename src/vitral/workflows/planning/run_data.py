@@ -9,15 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from vitral.data import DataSet, Split, load
 from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import Sets, groups_of_several, with_near
 from vitral.data.checks.validate import drop_unopened
-from vitral.data.dataset import relative_names
+from vitral.data.same import same_images
 from vitral.data.sources.unlabeled import load_images
-from vitral.data.spellings import nfc
 from vitral.data.splits import subset, with_validation
 from vitral.data.targets import Labeling
 from vitral.errors import DataError, VitralError
@@ -211,30 +208,14 @@ _PROBES = 16
 def seen_as(plan: Plan, images: Split) -> str:
     """Return the split of a run's own data, "train" or "val", that has some of `images`; "" if none has.
 
-    Images are the same if class folder, file name and bytes are: in a part of the data, a copy or shards of them. A
-    run whose data cannot be opened any more has none.
+    A run whose data cannot be opened any more has none.
     """
-    names = _short_names(images)
     with suppress(VitralError):
         own = load_run_data(plan).dataset
         for part in (name for name in ("train", "val") if name in own.splits):
-            there = {name: index for index, name in enumerate(_short_names(own[part]))}
-            pairs = [(index, there[name]) for index, name in enumerate(names) if name in there]
-            probes = pairs[:: -(-len(pairs) // _PROBES) or 1]
-            if any(_equal(images.raw(one), own[part].raw(other)) for one, other in probes):
+            if any(same_images(images, own[part], _PROBES)):
                 return part
     return ""
-
-
-def _equal(one: bytes | np.ndarray, other: bytes | np.ndarray) -> bool:
-    if isinstance(one, bytes) or isinstance(other, bytes):
-        return type(one) is type(other) and one == other
-    return np.array_equal(one, other)
-
-
-def _short_names(images: Split) -> list[str]:
-    """Names without the folders above the class, composed: a copy may have decomposed ones."""
-    return [nfc("/".join(name.split("/")[-2:])) for name in relative_names(images.names)]
 
 
 def _opened(plan: Plan, dataset: DataSet) -> DataSet:

@@ -18,7 +18,7 @@ from vitral.recipes.linear_probe import UNSUPPORTED as PROBE_UNSUPPORTED
 from vitral.recipes.stats import DatasetStats
 from vitral.training.options import MODEL_OPTIONS
 from vitral.training.plan import Choice
-from vitral.weights.read.published import at_hand, proposed
+from vitral.weights.read.published import AtHand, at_hand, proposed, unreadable
 from vitral.weights.read.references import BACKBONE, is_included
 from vitral.wording import flag
 
@@ -52,10 +52,16 @@ def choose_start(
     hides = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
     why = excluded or ("" if is_included(BACKBONE) else hides) or _unlike(stats, machine)
     if not why:
-        if found := _published(given, task, stats, machine):
-            return found
+        published = at_hand(_has_gpu(machine)) if _may_be_published(given, task, stats, machine) else AtHand()
+        damaged = "".join(f"; {one}" for one in published.damaged)
+        if published.reference:
+            return _published(given, machine, published, damaged)
+        if broken := unreadable(BACKBONE):
+            why = f"the network in the package cannot be read ({broken}){damaged}"
+    if not why:
         why = "it is in the package and knows 100,000 photographs; others know more: --init"
-        return {"init": BACKBONE}, Choice("init", BACKBONE, f"{why} {proposed(_has_gpu(machine))}{_local(stats)}")
+        known = f"{why} {proposed(_has_gpu(machine))}{_local(stats)}{damaged}"
+        return {"init": BACKBONE}, Choice("init", BACKBONE, known)
     if advice := _advice(stats, machine):
         why = advice if excluded and stated == AUTO else f"{why}; {advice}"
     elif excluded and "init" not in given:
@@ -99,21 +105,27 @@ def _local(stats: DatasetStats) -> str:
     return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
 
 
-def _published(
-    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
-) -> tuple[dict[str, str], Choice] | None:
-    """Return published weights that are at hand, and their line; None if there are none, or the options do not fit.
+def _recipe_of_published(given: Mapping[str, Any], machine: Machine) -> str:
+    """A GPU trains all layers. A CPU computes the features of each image once and fits a linear probe."""
+    return str(given.get("recipe", "finetune" if _has_gpu(machine) else "linear-probe"))
 
-    A GPU trains all layers. A CPU computes the features of each image once and fits a linear probe.
-    """
-    gpu = _has_gpu(machine)
-    recipe = given.get("recipe", "finetune" if gpu else "linear-probe")
+
+def _may_be_published(given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine) -> bool:
+    """True if the options and the images fit published weights."""
+    recipe = _recipe_of_published(given, machine)
     probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
-    fits = gpu or (recipe == "linear-probe" and probes and stats.images <= MOST_FEATURES)
-    if "model" in given or recipe == "backbone" or not fits or not (found := at_hand(gpu)):
-        return None
+    fits = _has_gpu(machine) or (recipe == "linear-probe" and probes and stats.images <= MOST_FEATURES)
+    return "model" not in given and recipe != "backbone" and fits
+
+
+def _published(
+    given: Mapping[str, Any], machine: Machine, found: AtHand, damaged: str
+) -> tuple[dict[str, str], Choice]:
+    """Return published weights that are at hand, and their line."""
+    recipe = _recipe_of_published(given, machine)
     how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
-    return {"init": found[0], "recipe": recipe}, Choice("init", found[0], f"{found[1]}; {how}")
+    init = Choice("init", found.reference, f"{found.why}; {how}{damaged}")
+    return {"init": found.reference, "recipe": recipe}, init
 
 
 def _has_gpu(machine: Machine) -> bool:

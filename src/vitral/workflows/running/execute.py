@@ -35,7 +35,7 @@ from vitral.kernels import reference_ops
 from vitral.model import Network
 from vitral.model.summary import summarize
 from vitral.pretraining.method import Following, Method
-from vitral.pretraining.methods import METHODS, command_of
+from vitral.pretraining.methods import METHODS
 from vitral.system import HostLoad, cpu_contention, keep_freed_memory
 from vitral.training.callbacks import Callback, Callbacks, RunStart
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
@@ -59,7 +59,7 @@ from vitral.workflows.planning.throughput import decoding_suffices, planned_agai
 from vitral.workflows.running import pretraining
 from vitral.workflows.running.build import initial_model, objective_of
 from vitral.workflows.running.linear_probe import fit_probe
-from vitral.workflows.running.records import facts, write_config, write_result
+from vitral.workflows.running.records import facts, report_guarded, resume_command, write_config, write_result
 from vitral.workflows.running.restore import restore
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import Saving, save_metrics, save_weights
@@ -141,8 +141,7 @@ def run_job(
                     chosen = TRAINERS.get(job.run.recipe, _fit)(running)
                 return ended((_pretrained if job.run.recipe in METHODS else _finish)(running, chosen))
         except KeyboardInterrupt:
-            resume_command = f"vitral {command_of(job.run.recipe)} --out {shlex.quote(str(folder.path))} --resume"
-            raise Interrupted(resume_command, saved=folder.last.is_file()) from None
+            raise Interrupted(resume_command(running), saved=folder.last.is_file()) from None
         finally:
             for batches in running.batches.values():
                 batches.close()
@@ -152,7 +151,7 @@ def _opened(running: Running, resume: bool, overwrite: bool) -> TrainedRun | Non
     """Check the locked folder again, since it may have changed before; return the run if it is finished already."""
     folder = running.folder
     if resume:
-        return finished(folder, running.console) if folder.result.is_file() else None
+        return finished(folder, running.console) if folder.is_finished() else None
     if folder.exists():
         check_overwrite(folder, overwrite, running.job.run)
     write_config(running)
@@ -354,8 +353,9 @@ def _write_result(
         last = _Measured(split, output, values, task.measure(values, images.labels, output, images.groups))
         result |= task.summary(split, last.metrics)
         result[split] = last.metrics.to_json()
-    _report(running, model, result, chosen, last)
     write_result(running, result)
+    with report_guarded(running):
+        _report(running, model, result, chosen, last)
     return TrainedRun(running.folder.path, result)
 
 

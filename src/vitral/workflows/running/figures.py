@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from vitral.explanation.methods.method import grid_of
 from vitral.explanation.methods.select import default_method
 from vitral.inference.predictor import Predictor
 from vitral.model import ViT
+
+T = TypeVar("T")
 
 MISTAKES = 12
 """Most images to explain."""
@@ -76,16 +79,19 @@ def draw_figures(predictor: Predictor, mistakes: Sequence[Mistake], images: Spli
     if not isinstance(predictor.model, ViT):
         return ReportFigures()
     budget = _FLOPS.get(predictor.machine.device.type, _FLOPS_ELSEWHERE) / max(1, flops)
-    try:
-        explained, explained_note = _mistakes(predictor, mistakes, budget)
-    except VitralError as error:
-        explained, explained_note = [], f"Could not be drawn: {error.what}."
-    try:
-        count = 0 if predictor.preprocessing.native else min(SAMPLE, int(budget))
-        inside, inside_note = _figure7(predictor, images, count)
-    except VitralError as error:
-        inside, inside_note = [], f"Could not be drawn: {error.what}."
+    explained, explained_note = _drawn(lambda: _mistakes(predictor, mistakes, budget))
+    count = 0 if predictor.preprocessing.native else min(SAMPLE, int(budget))
+    inside, inside_note = _drawn(lambda: _figure7(predictor, images, count))
     return ReportFigures(explained, explained_note, inside, inside_note)
+
+
+def _drawn(draw: Callable[[], tuple[list[T], str]]) -> tuple[list[T], str]:
+    """Return drawings with their note; of a failing one, no drawings and the reason."""
+    try:
+        return draw()
+    except Exception as error:  # of any kind: one figure must not cost the others
+        what = error.what if isinstance(error, VitralError) else f"{type(error).__name__}: {error}"
+        return [], f"Could not be drawn: {what}."
 
 
 def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float) -> tuple[list[ExplainedMistake], str]:

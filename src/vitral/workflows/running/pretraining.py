@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from vitral.workflows.checks.contact_sheet import contact_sheet
 from vitral.workflows.planning.memory import eval_batch_size
 from vitral.workflows.running.build import initial_model
 from vitral.workflows.running.pretraining_samples import draw_samples
-from vitral.workflows.running.records import facts, write_result
+from vitral.workflows.running.records import facts, report_guarded, write_result
 from vitral.workflows.running.running import Running
 
 SHEET = "samples.png"
@@ -52,7 +53,8 @@ def measure(running: Running) -> Callable[[nn.Module], dict[str, float]]:
         entropies = {name: float(sums[name] / sums["count"]) for name in ENTROPIES if name in sums}
         check_collapse({**found, **entropies}, ADVICE[job.run.recipe])
         if time.monotonic() - drawn > _EVERY:
-            contact_sheet(draw_samples(running, model), running.folder.path / SHEET)
+            with suppress(Exception):  # of any kind: a drawing must not end the run, and the report says why
+                contact_sheet(draw_samples(running, model), running.folder.path / SHEET)
             drawn = time.monotonic()
         return found
 
@@ -80,8 +82,6 @@ def finish(running: Running) -> None:
 
 
 def _write(running: Running, model: Any) -> None:
-    from vitral.workflows.running.pretraining_page import write_report  # matplotlib takes a second to import
-
     folder, state = running.folder, running.state
     weights = native.read(folder.weights)
     last = state.history[-1] if state.history else {}
@@ -93,10 +93,17 @@ def _write(running: Running, model: Any) -> None:
     }
     if "knn_accuracy" in last:
         result["probed"] = probed(running.job.dataset)
-    cells = draw_samples(running, model)
-    contact_sheet(cells, folder.path / SHEET)
-    write_report(running, result, cells)
     write_result(running, result)
+    with report_guarded(running):
+        _report(running, model, result)
+
+
+def _report(running: Running, model: Any, result: Mapping[str, Any]) -> None:
+    from vitral.workflows.running.pretraining_page import write_report  # matplotlib takes a second to import
+
+    cells = draw_samples(running, model)
+    contact_sheet(cells, running.folder.path / SHEET)
+    write_report(running, result, cells)
 
 
 def probed(dataset: DataSet) -> dict[str, float]:

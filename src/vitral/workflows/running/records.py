@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -13,11 +15,13 @@ from statistics import median
 from typing import Any
 
 from vitral._version import __version__
+from vitral.errors import VitralError
 from vitral.filesystem import relative
+from vitral.pretraining.methods import command_of
 from vitral.training.options import Run
-from vitral.weights import native
 from vitral.weights.read.references import is_included
 from vitral.workflows.running.running import Running
+from vitral.workflows.running.start_digests import start_entries
 
 
 def write_config(running: Running) -> None:
@@ -32,10 +36,7 @@ def write_config(running: Running) -> None:
         "versions": versions(),
     }
     record |= {name: value for name in ("most_epochs", "training_seconds") if (value := getattr(plan, name))}
-    if init := running.job.init:
-        record["init"] = {**init.account.to_json(), "digest": init.account.digest}
-    if teacher := running.job.teacher:
-        record["teacher"] = {"reference": teacher.reference, "digest": native.digest(teacher.weights.state)}
+    record |= start_entries(running.job)
     if plan.fingerprint:
         record["data"] = plan.fingerprint.to_json()
     if plan.near:
@@ -86,6 +87,27 @@ def write_result(running: Running, result: Mapping[str, Any]) -> None:
     folder = running.folder
     folder.write(folder.result, json.dumps(result, indent=2) + "\n")
     folder.previous.unlink(missing_ok=True)
+
+
+def resume_command(running: Running) -> str:
+    """Return the command that goes on with a run: with its steps, or with its report alone."""
+    command = command_of(running.job.run.recipe)
+    return f"vitral {command} --out {shlex.quote(str(running.folder.path))} --resume"
+
+
+@contextlib.contextmanager
+def report_guarded(running: Running) -> Iterator[None]:
+    """Print any error of the report as one line: it must not end a run that is trained and has its result.json."""
+    try:
+        yield
+    except Exception as error:  # drawings and page use other libraries, which raise anything
+        what = error.what if isinstance(error, VitralError) else f"{type(error).__name__}: {error}"
+        folder, run = running.folder, shlex.quote(str(running.folder.path))
+        again = f"vitral evaluate {run} --report {shlex.quote(str(folder.report))}"
+        command = resume_command(running) if folder.last.is_file() else again
+        why = " ".join(what.split())[:200]
+        line = f"the report could not be written ({why}); the run is complete; to write it: {command}"
+        running.console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 def versions() -> dict[str, str]:

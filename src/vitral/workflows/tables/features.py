@@ -25,6 +25,7 @@ from vitral.console import table
 from vitral.data import DataSet, Split
 from vitral.data.checks.groups import with_copies
 from vitral.data.checks.validate import left_out
+from vitral.data.dataset import relative_names
 from vitral.data.files import file_numbers
 from vitral.data.images.decode import DECODING
 from vitral.data.images.depth import leveled
@@ -124,10 +125,10 @@ def content(images: Split) -> bytes:
     """
     hashed = hashlib.sha256()
     files = True
-    for name in images.names:
+    for name, relative in zip(images.names, relative_names(images.names), strict=True):
         state = _state(name) if files else None
         files = state is not None
-        hashed.update(f"{name} {state}\0".encode(errors="surrogateescape"))
+        hashed.update(f"{relative} {state}\0".encode(errors="surrogateescape"))
     if files:
         return hashed.digest()
     for index in range(len(images)):

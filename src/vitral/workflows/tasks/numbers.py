@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitral.data import DataSet, Split
 from vitral.data.targets import NUMBERS
+from vitral.device import widest
 from vitral.errors import DataError
 from vitral.evaluation.intervals import Groups
 from vitral.evaluation.numbers import NumbersEvaluation, measure_numbers
@@ -53,8 +54,9 @@ class NumbersTask(Task):
 
     def objective(self, job: Job) -> TwoPartObjective:
         run, output, device = job.run, self.output(job.dataset), job.machine.device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        mean, deviation = (torch.tensor(one, dtype=dtype, device=device) for one in (output.mean, output.deviation))
+        mean, deviation = (
+            torch.tensor(one, dtype=widest(device), device=device) for one in (output.mean, output.deviation)
+        )
         return NumberError(run.preprocessing, run.augmentation, mean, deviation, run.loss)
 
     def output(self, dataset: DataSet) -> Numbers:
