@@ -26,7 +26,7 @@ from vitral.data.loader import Batches, Progress
 from vitral.data.options import DataOptions
 from vitral.data.parts import Part
 from vitral.data.targets import Labeling, targets_of
-from vitral.device import Machine, choose
+from vitral.device import Machine, choose, plain_modes
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
@@ -37,6 +37,7 @@ from vitral.inference.predictor import Engine, Predictor
 from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
 from vitral.model import summarize
+from vitral.model.settings import check_head
 from vitral.training.run_folder import RunFolder
 from vitral.weights.class_names import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
@@ -107,7 +108,7 @@ class Evaluated:
         """Write a page with the metrics, the confusion matrix and the most confident errors."""
         from vitral.evaluation.report import ReportContent, write_report  # importing matplotlib takes a second
 
-        summary = summarize(self.predictor.model)
+        summary = summarize(self.predictor.network)
         findings = [("Views", f"{self.comparison}.")] if self.comparison else []
         if self.changed:
             findings.insert(0, ("Other images", self.changed))
@@ -126,6 +127,7 @@ class Evaluated:
         write_report(path, content)
 
 
+@plain_modes()
 def evaluate(
     model: str | Path | Predictor | nn.Module,
     data: str | Path | None = None,
@@ -220,6 +222,7 @@ def _describe(
 def _load(model: str | Path | Predictor | nn.Module, options: InferenceOptions) -> tuple[Predictor, Machine]:
     """Return the predictor to evaluate, and the machine that it computes on. A predictor has its own options."""
     if isinstance(model, Predictor):
+        check_head(model.network, len(model.classes))
         return copy.copy(model), model.machine  # whose outputs may be named here
     if options.precision == "int8" or options.engine in ("openvino", "packed", "compiled"):
         predictor = options.load(model)
@@ -230,7 +233,7 @@ def _load(model: str | Path | Predictor | nn.Module, options: InferenceOptions) 
     folder = RunFolder(predictor.source)
     if engine == "plain" and folder.is_run() and folder.read_plan().run.plain:
         reference_ops(predictor.model)
-    return predictor, choose(options.device, options.precision, dim=predictor.model.config.dim)
+    return predictor, choose(options.device, options.precision, dim=predictor.network.config.dim)
 
 
 def _seen_as(predictor: Predictor, dataset: DataSet, split: str) -> str:
@@ -291,7 +294,7 @@ def in_batches(
     own images only, which are every count-th batch.
     """
     device, beside = predictor.machine.device, Part(beside=ranks.local_count)
-    count = ranks.share(lambda: batch_size or eval_batch_size(predictor.model.config, device))
+    count = ranks.share(lambda: batch_size or eval_batch_size(predictor.network.config, device))
 
     def read(images: Split) -> tuple[np.ndarray, Batches]:
         every = np.arange(len(images))
