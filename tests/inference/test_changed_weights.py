@@ -196,7 +196,7 @@ class Adapter(nn.Module):
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
-        self.layer, self.weight = layer, nn.Parameter(torch.full_like(layer.weight, 0.3))
+        self.layer, self.weight = layer, nn.Parameter(torch.randn_like(layer.weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) + x @ self.weight.T

@@ -78,7 +78,7 @@ def test_every_setting_is_carried_or_stopped(name):
         value = vars(module)[setting]
         vars(module)[setting] = other(value)
         if setting in SWITCHES:
-            assert vars(read(model).build())[setting] == other(value)
+            assert vars(read(model).build().get_submodule(part))[setting] == other(value)
             continue
         shown = f"{part}.{setting}" if part else setting
         with pytest.raises((WeightsError, UsageError)) as caught:

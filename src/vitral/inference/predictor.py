@@ -289,9 +289,9 @@ class Predictor(Described):
         if lent and self._structure != structure_of(network):
             self._choose_engine()
             self._built = None
-        if self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(network):
-            if not lent or self._requested == "plain" or is_of_dtype(network, self.dtype):
-                return network
+        itself = self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(network)
+        if itself and (not lent or self._requested == "plain" or is_of_dtype(network, self.dtype)):
+            return network
         if self._built is None or (lent and not self._built.is_current(network)):
             with cpu_by_default():
                 self._built = Built(network, lambda: averaged(self._build(), self.tta))

@@ -22,16 +22,15 @@ from vitral.model.registry import ModelConfig, Network, network
 
 SWITCHES = ("checkpointing", "any_size", "prune_last_block", "fp32_residual")
 """Settings of a network that change how it computes and not its results; a copy of it keeps them."""
-_OF_MODULES = tuple(vars(nn.Module()))
-_IN_USE = ("cache", "observer")
-"""Attributes that change in use, and not what is computed."""
+_NO_SETTINGS = frozenset((*vars(nn.Module()), "cache", "observer"))
+"""Attributes that every module has, or that change in use, and not what is computed."""
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device))
 
 
 def settings_of(part: object) -> dict[str, Any]:
     """Return name → value of the settings of one module, as plain values that `==` compares."""
     own = vars(part) if hasattr(part, "__dict__") else {}
-    ignored = (*_OF_MODULES, *_IN_USE)
-    return {name: plain(value) for name, value in own.items() if name not in ignored and not _is_table(value)}
+    return {name: plain(one) for name, one in own.items() if name not in _NO_SETTINGS and not _is_table(one)}
 
 
 def _is_table(value: Any) -> bool:
@@ -42,10 +41,10 @@ def plain(value: Any) -> Any:
     """Return a value that equals those of other objects with the same content: functions by their code, objects of
     vitral by their settings, objects of other libraries by their class.
     """
+    if type(value) in _PLAIN or isinstance(value, bool | int | float | str | bytes | type):
+        return value
     if isinstance(value, np.generic | Tensor):
         return value.item()
-    if value is None or isinstance(value, bool | int | float | str | bytes | type | torch.dtype | torch.device):
-        return value
     if isinstance(value, tuple | list):
         return tuple(map(plain, value))
     if isinstance(value, set | frozenset):
@@ -68,7 +67,7 @@ def changed_setting(model: Network, config: ModelConfig | None = None) -> str:
     (default: its own), such as "'blocks.0.norm1.eps' is 0.5, not 1e-06"; empty if there is none.
     """
     fresh = _fresh(config or model.config)
-    parts = dict(model.named_modules())
+    parts: dict[str, nn.Module] = dict(model.named_modules())
     for name in (*parts, *(name for name in fresh if name not in parts)):
         if name not in fresh:
             return f"'{name}' is no part of such a network"

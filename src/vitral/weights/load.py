@@ -57,13 +57,14 @@ class Loaded:
     scheme: str = "bilinear-corners"
     """Scheme of the weights' origin to resize positions."""
 
-    switches: Mapping[str, bool] = field(default_factory=dict)
-    """Settings of a network in memory that change how it computes, not what (`model.settings.SWITCHES`)."""
+    switches: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """Part → settings of a network in memory that change how it computes, not what (`model.settings.SWITCHES`)."""
 
     def build(self) -> Network:
         """Build the network with these weights, see `native.build`."""
         built = native.build(self.weights, empty=self.empty.pop() if self.empty else None)
-        vars(built).update(self.switches)
+        for part, switches in self.switches.items():
+            vars(built.get_submodule(part)).update(switches)
         return built
 
 
@@ -165,7 +166,10 @@ def _from_memory(
         lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
         note = Caution("preprocessing and class names assumed: not stated by the module")
         account = LoadReport(where, "vitral's own", lines, notes=[note])
-        switches = {name: value for name, value in vars(module).items() if name in SWITCHES}
+        parts = {name: part for name, part in module.named_modules() if isinstance(part, Network)}
+        switches = {
+            name: {key: vars(part)[key] for key in SWITCHES if key in vars(part)} for name, part in parts.items()
+        }
         return Loaded(weights, account, "native", where, switches=switches)
     source = modules.source_of(module)
     if heads is not None or like is not None:

@@ -53,7 +53,7 @@ def digest_of(tensors: list[Tensor]) -> bytes:
     for tensor in tensors:
         values = tensor.detach()
         if values.device.type == "cpu":
-            digest.update(values.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
         else:
             digest.update(_weighted_sum(values).to_bytes(8, "little", signed=True))
     return digest.digest()
@@ -80,7 +80,8 @@ def structure_of(network: nn.Module) -> list[object]:
         module = modules.pop()
         hooks = foreign_hooks(module) if module._forward_hooks or module._forward_pre_hooks else ()
         dtypes = {tensor.dtype for tensor in module._parameters.values() if tensor is not None}
-        found += [type(module), settings_of(module), vars(module).get("observer"), dtypes, *hooks]
+        own = vars(module)
+        found += [type(module), settings_of(module), own.get("backend"), own.get("observer"), dtypes, *hooks]
         modules += [m for m in module._modules.values() if m is not None]
     return found
 

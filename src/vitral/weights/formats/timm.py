@@ -273,7 +273,7 @@ def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
     }
 
 
-_FIRST_CONV = {None: "patch_embed.proj", (): "patch_embed.backbone.conv"}
+_FIRST_CONV: Mapping[tuple[int, ...] | None, str] = {None: "patch_embed.proj", (): "patch_embed.backbone.conv"}
 """Layer that timm adapts to other channels, of a network without a stem and with one that is the root alone."""
 _GLOBAL_POOL = {"cls": "token", "mean": "avg", "mean-all": "avg", "map": "map"}
 _STEMS = {
