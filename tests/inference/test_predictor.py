@@ -104,8 +104,7 @@ def test_top_is_sorted_and_bounded(predictor, files):
 
 
 def test_predictions_are_equal_by_their_values(predictor, files):
-    first, second = predictor(list(files[:2]))
-    again = predictor(files[0])
+    first, second, again = (predictor(file) for file in (files[0], files[1], files[0]))
     assert first == again
     assert hash(first) == hash(again)
     assert first != second
