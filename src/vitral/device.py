@@ -147,10 +147,10 @@ def without_autocast(device: torch.device) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def plain_modes() -> Iterator[None]:
-    """Compute as a new program does: with gradients, without autocast, in fp32 by default.
+    """Compute as a new program does: with gradients, without autocast, in fp32 and on the CPU by default.
 
     For functions that users call: the caller may be inside `torch.inference_mode` or `torch.autocast`, or have set
-    another default dtype, which holds for all threads.
+    another default device, or another default dtype, which holds for all threads.
     """
     dtype = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
@@ -162,7 +162,13 @@ def plain_modes() -> Iterator[None]:
         if dtype != torch.float32:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, dtype)
+        stack.enter_context(cpu_by_default())
         yield
+
+
+def cpu_by_default() -> AbstractContextManager[object]:
+    """Make new tensors on the CPU where no device is named, also if the caller has set another default device."""
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ from vitral.errors import DataError, ImageError, RunError, UsageError, WeightsEr
 from vitral.inference.engines import int8, packed
 from vitral.inference.engines.compiled import unavailable_reason
 from vitral.inference.logits import logits_of
+from vitral.inference.outputs.labels import LabelsPrediction
+from vitral.inference.outputs.numbers import NumbersPrediction
+from vitral.inference.outputs.text import ReadText
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find_images
 from vitral.weights.load import locate
@@ -98,6 +101,37 @@ def test_top_is_sorted_and_bounded(predictor, files):
     assert set(plain) == {"image", "label", "confidence", "top"}
     assert [entry["class"] for entry in plain["top"]] == ["b", "c"]
     assert "'b', 50.0%" in repr(one)
+
+
+def test_predictions_are_equal_by_their_values(predictor, files):
+    first, second, again = (predictor(file) for file in (files[0], files[1], files[0]))
+    assert first == again
+    assert hash(first) == hash(again)
+    assert first != second
+    assert first != dataclasses.replace(first, probabilities=first.probabilities[::-1])
+    assert first != dataclasses.replace(first, threshold=0.5)
+    assert first != first.label
+    assert [second, first].index(again) == 1
+    assert again in {first, second}
+    assert len({first, second, again}) == 2
+    shared = {"name": "a", "classes": ("x", "y")}
+    for kind, more in {
+        LabelsPrediction: {"probabilities": np.array([0.5, 0.25]), "thresholds": (0.5, 0.5)},
+        NumbersPrediction: {"values": np.array([3.0, 4.0])},
+    }.items():
+        assert kind(**shared, **more) == kind(**shared, **copy.deepcopy(more))
+        assert len({kind(**shared, **more), kind(**{**shared, "name": "b"}, **more)}) == 2
+    texts = [ReadText("a", text, 0.5, (("x", 0.5),), np.zeros(2)) for text in ("x", "x", "y")]
+    assert texts[0] == texts[1] != texts[2]
+    assert hash(texts[0]) == hash(texts[1])
+
+
+def test_a_negative_count_of_classes_is_an_error(predictor, files):
+    labels = LabelsPrediction("a", ("x", "y"), np.array([0.5, 0.25]), (0.5, 0.5))
+    for one in (predictor(files[0]), labels, ReadText("a", "x", 0.5, (), np.zeros(2))):
+        assert one.top(0) == []
+        with pytest.raises(UsageError, match="-1 most probable"):
+            one.top(-1)
 
 
 def test_a_bad_image_is_named(predictor, files):

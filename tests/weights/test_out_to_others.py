@@ -13,8 +13,9 @@ from parity import randomized
 
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
-from vitral.model import ViT, ViTConfig
+from vitral.model import BiTConfig, ViT, ViTConfig
 from vitral.weights.convert import write
+from vitral.weights.formats.bit import described
 from vitral.weights.load import read
 from vitral.weights.native import Weights
 
@@ -58,3 +59,35 @@ def test_a_network_without_a_head_is_refused_for_torchvision(tmp_path: Path):
 def test_what_is_not_square_is_refused_for_torchvision(size: tuple[int, int], tmp_path: Path):
     with pytest.raises(WeightsError, match="cannot be written for torchvision"):
         write(weights_of(image_size=size), tmp_path / "there", "torchvision")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"dist_token": True}, {"activation": "swiglu"}, {"pool": "map"},
+        {"position": "rotary", "norm_eps": 1e-5, "registers": 4, "qkv_bias": False},
+        {"stem": (), "stem_numerics": "timm", "patch_size": 16},
+        {"stem": (3, 4, 9), "stem_numerics": "timm", "patch_size": 16},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("asked", [{}, {"num_classes": 7}, {"num_classes": 0}, {"in_chans": 1}])
+def test_timm_replaces_head_and_first_layer(changes: dict[str, Any], asked: dict[str, int], tmp_path: Path):
+    """`num_classes` and `in_chans` of timm's `create_model`, which keeps all other weights."""
+    weights = weights_of(**changes)
+    try:
+        write(weights, tmp_path / "there", "timm")
+    except WeightsError as why:
+        pytest.skip(str(why))
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'there'}", pretrained=True, **asked).eval()
+    out = theirs(torch.zeros(1, asked.get("in_chans", 3), 32, 32))
+    assert out.shape == (1, {0: 48}.get(count := asked.get("num_classes", 5), count))
+    found, wanted = theirs.state_dict(), weights.state["blocks.1.mlp.fc2.weight"]
+    assert any(one.shape == wanted.shape and torch.equal(one, wanted) for one in found.values())
+
+
+def test_timm_is_told_the_layers_of_a_bit():
+    config = BiTConfig(image_size=32, classes=5, numerics="timm")
+    preprocessing = Preprocessing((32, 32), 3, mean=(0.5,) * 3, std=(0.5,) * 3)
+    stated = described(Weights(config, {}, preprocessing, tuple("abcde"), {}), "50x1")["pretrained_cfg"]
+    expected = timm.models.get_pretrained_cfg("resnetv2_50x1_bit")
+    assert (stated["first_conv"], stated["classifier"]) == (expected.first_conv, expected.classifier)

@@ -186,3 +186,82 @@ def test_the_file_holds_the_parts_of_this_network_alone():
         assert "\n\n\n\n" not in text
         assert text.endswith("\n")
         assert len(text.splitlines()) < 240
+
+
+@pytest.mark.parametrize("name", ["stem", "gray", "hybrid", "rotary", "rope-mixed", "bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_transformers_saves_is_read_again(name, dtype, tmp_path):
+    """Its `save_pretrained` keeps config.json and drops the header of the weights."""
+    weights = weights_of(SHAPES[name])
+    write(weights, tmp_path / "first", "hf")
+    automatic = transformers.AutoModelForImageClassification
+    theirs = automatic.from_pretrained(tmp_path / "first", trust_remote_code=True, dtype=dtype)
+    theirs.save_pretrained(tmp_path / "again")
+    back = read(tmp_path / "again")
+    assert (back.weights.classes, back.weights.config) == (CLASSES, weights.config)
+    assert back.weights.preprocessing == weights.preprocessing
+    images = images_of(weights.config)
+    with torch.no_grad():
+        found, wanted = back.build()(images), theirs.float().eval()(images).logits
+    torch.testing.assert_close(found, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+
+def test_other_classes_of_a_fine_tuned_network_are_read(tmp_path):
+    write(weights_of(SHAPES["stem"]), tmp_path / "first", "hf")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / "first", trust_remote_code=True, num_labels=2, id2label={0: "x", 1: "y"},
+        label2id={"x": 0, "y": 1}, ignore_mismatched_sizes=True,
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path / "again")
+    predictor = vitral.load(tmp_path / "again", device="cpu", precision="fp32")
+    assert predictor.classes == ("x", "y")
+    assert predictor(noise(0, (32, 24), 3)).probabilities.shape == (2,)
+    header = json.loads((tmp_path / "again" / "config.json").read_text())
+    for damaged in ({"model": 3}, {"model": {"dim": "x"}, "preprocessing": {}}, {}):
+        (tmp_path / "again" / "config.json").write_text(json.dumps({**header, "vitral": damaged}))
+        with pytest.raises(WeightsError, match="damaged header"):
+            read(tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["stem", "map", "plain-vit"])
+def test_half_precision_is_written_in_fp32(name, tmp_path):
+    """transformers computes in the dtype of the file, and a CPU does not compute in fp16."""
+    shape = SHAPES.get(name, ViTConfig(**SMALL))
+    weights = weights_of(shape)
+    half = dataclasses.replace(weights, state={key: one.half() for key, one in weights.state.items()})
+    write(half, tmp_path / "there", "hf")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "there", trust_remote_code=True)
+    assert {one.dtype for one in theirs.parameters()} == {torch.float32}
+    with torch.no_grad():
+        assert theirs.eval()(images_of(shape)).logits.shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["stem", "rotary", "rope-mixed", "bit"])
+def test_hidden_states_and_gradient_checkpointing(name, tmp_path):
+    write(weights_of(SHAPES[name]), tmp_path / "there", "hf")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "there", trust_remote_code=True)
+    images, labels = images_of(SHAPES[name]), torch.tensor([0, 2])
+    found = theirs.eval()(images, labels=labels, output_hidden_states=True)
+    assert len(found.hidden_states) == 3, "before the first of two blocks, and after each"
+    assert torch.equal(theirs.classify(theirs.pool(found.hidden_states[-1])), found.logits)
+    assert theirs(images).hidden_states is None
+    assert torch.equal(theirs(images, return_dict=False)[0], found.logits)
+    with pytest.raises(ValueError, match="no attentions"):
+        theirs(images, output_attentions=True)
+
+    def gradients() -> list[Tensor]:
+        theirs.zero_grad()
+        theirs(images, labels=labels).loss.backward()
+        return [one.grad.clone() for one in theirs.parameters() if one.grad is not None]
+
+    for part in theirs.modules():  # statistics of batch norms stay, and so do the gradients
+        part.train(not isinstance(part, torch.nn.BatchNorm2d))
+    passes = list[int]()
+    first = theirs.stages[0] if name == "bit" else theirs.blocks[0]
+    first.register_forward_pre_hook(lambda *_: passes.append(1))
+    wanted = gradients()
+    assert len(passes) == 1
+    theirs.gradient_checkpointing_enable({"use_reentrant": False})
+    for one, other in zip(gradients(), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(passes) == 3, "backward computes the block again"

@@ -77,7 +77,7 @@ def explain(
         why = request.predictor.output.explained
         say(f"note: {', '.join(routing)}: shows where information was routed, not why this {why}")
     used = predictor.machine.precision
-    if sheet and format == "text" and (usual := choose(device, dim=predictor.model.config.dim).precision) != used:
+    if sheet and format == "text" and (usual := choose(device, dim=predictor.network.config.dim).precision) != used:
         say(f"note: computed in {used}; vitral predict takes {usual}, and probabilities differ a little")
     return unread(len(failures), len(paths))
 

@@ -62,13 +62,13 @@ def explain_options(
 
     Raises `UsageError` for an unknown class or method, an unsupported method, and an invalid layer.
     """
-    if isinstance(predictor.model, EncoderDecoder):
+    if isinstance(predictor.network, EncoderDecoder):
         refuse_for_text(targets, check=check, compare=compare)
         name = text_method(method).name
-        options = {} if layer is None else {"layer": _layer(predictor.model.decoder, layer, [name])}
+        options = {} if layer is None else {"layer": _layer(predictor.network.decoder, layer, [name])}
         return ExplainOptions(predictor, (None,), (name,), options)
-    foreign = isinstance(predictor.model, Foreign)
-    network = of_foreign(predictor.model) if isinstance(predictor.model, Foreign) else predictor.model
+    foreign = isinstance(predictor.network, Foreign)
+    network = of_foreign(predictor.network) if isinstance(predictor.network, Foreign) else predictor.network
     if compare and method is not None:
         raise UsageError("--compare draws all methods, --method names one", hint="one of the two")
     if compare:
@@ -126,7 +126,7 @@ def explain_files(
 def _explained(
     options: ExplainOptions, names: list[str]
 ) -> Mapping[str, list[Heatmap]] | Mapping[str, TextExplanation]:
-    if isinstance(options.predictor.model, EncoderDecoder):
+    if isinstance(options.predictor.network, EncoderDecoder):
         texts = explain_texts(options.predictor, names, options.methods[0], batch_size=_BATCH_SIZE, **options.options)
         return dict(zip(names, texts, strict=True))
     heatmaps: dict[str, list[Heatmap]] = {name: [] for name in names}

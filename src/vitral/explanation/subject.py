@@ -15,6 +15,7 @@ from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.inference.inputs import expand
 from vitral.inference.predictor import Predictor, load
 from vitral.model import BiT, EncoderDecoder, Foreign, ViT
+from vitral.model.settings import check_head
 from vitral.weights.in_memory import names_of, unwrapped
 from vitral.weights.load import read
 
@@ -81,9 +82,10 @@ def subject_of(
     """
     named = isinstance(layer, str) or grid is not None
     if isinstance(model, Predictor):
-        if isinstance(model.model, Foreign):
-            return Subject(of_foreign(model.model, grid), model.classes, model)
-        network: nn.Module = AnyNetwork(model.model, grid) if named else model.model
+        check_head(model.network, len(model.classes))
+        if isinstance(model.network, Foreign):
+            return Subject(of_foreign(model.network, grid), model.classes, model)
+        network: nn.Module = AnyNetwork(model.network, grid) if named else model.network
         return Subject(network, model.classes, model)
     given: object = model
     if not isinstance(given, nn.Module):
@@ -96,13 +98,14 @@ def subject_of(
     if isinstance(module, Foreign):
         return Subject(of_foreign(module, grid), tuple(map(str, range(module.config.classes))))
     if isinstance(module, ViT | BiT):
+        check_head(module, module.config.classes)
         classes = tuple(map(str, range(module.config.classes)))
         return Subject(AnyNetwork(module, grid) if named else module, classes)
     if named:
         return Subject(AnyNetwork(module, grid))
     if not isinstance(images, Tensor):
         predictor = _loaded(module)
-        return Subject(predictor.model, predictor.classes, predictor)
+        return Subject(predictor.network, predictor.classes, predictor)
     try:
         loaded = read(module)
     except WeightsError as reason:

@@ -74,7 +74,7 @@ def explain_texts(
     """Explain the text of each image. `images`, `method` and `options` are those of `vitral.explain`."""
     entry = text_method(method)
     check_options(entry, options)
-    prepared, _, names = Subject(predictor.model, predictor.classes, predictor).images(images)
+    prepared, _, names = Subject(predictor.network, predictor.classes, predictor).images(images)
     found: list[TextExplanation] = []
     for start in range(0, len(prepared), batch_size):
         part = slice(start, start + batch_size)
@@ -87,7 +87,7 @@ def explain_prepared(
     **options: Any,
 ) -> list[TextExplanation]:  # fmt: skip
     """Explain the texts of prepared images (B, C, H, W) uint8: those that the network reads, or those of its `rows`."""
-    network = cast(EncoderDecoder, predictor.model)
+    network = cast(EncoderDecoder, predictor.network)
     batch = Subject(network, predictor.classes, predictor).standardized(images)
     with quiet(network):
         with torch.no_grad():

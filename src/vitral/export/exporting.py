@@ -25,6 +25,7 @@ from vitral.data.images.example import example as example_image
 from vitral.data.loader import Progress
 from vitral.data.options import DataOptions
 from vitral.data.shards.reading import sha256_of
+from vitral.device import plain_modes
 from vitral.digest import read_json, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
 from vitral.export.onnx_text import METADATA, SHORTEST, facts
@@ -43,6 +44,7 @@ from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
 from vitral.model import EncoderDecoder
 from vitral.model.registry import config_to_json
+from vitral.model.settings import check_head
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
 from vitral.weights.fitted import CHANGES
@@ -73,6 +75,7 @@ class Exported:
 
 
 @checked
+@plain_modes()
 def export_model(
     model: str | Path | Predictor | nn.Module,
     to: str,
@@ -219,7 +222,7 @@ def _check_network(predictor: Predictor) -> None:
 
 def _check_text(predictor: Predictor, target: Target, precision: str, with_preprocessing: bool) -> None:
     """Raise `UsageError` for what an export of a network that reads text does not support."""
-    if not isinstance(predictor.model, EncoderDecoder):
+    if not isinstance(predictor.network, EncoderDecoder):
         return
     asked = {
         target.title: target.name != "onnx", precision: precision != "fp32",
@@ -228,10 +231,10 @@ def _check_text(predictor: Predictor, target: Target, precision: str, with_prepr
     if bad := [name for name, on in asked.items() if on]:
         why, hint = "its decoder runs step by step: two graphs of ONNX in fp32", "--to onnx, and no other option"
         raise UsageError(f"{bad[0]} does not support networks that read text", why=why, hint=hint)
-    if predictor.model.config.decoder.length < SHORTEST:
+    if predictor.network.config.decoder.length < SHORTEST:
         why = "a step of the decoder is traced after two tokens"
         raise UsageError("texts of one character are not exported", why=why, hint="--task class, for single characters")
-    if search_of(predictor.model) != Search():
+    if search_of(predictor.network) != Search():
         why = "the proof compares texts of greedy search"
         raise UsageError("this predictor reads by beam search", why=why, hint="vitral.load(…, beams=1)")
 
@@ -284,8 +287,9 @@ def _job(
     predictor: Predictor, precision: Precision, with_preprocessing: bool, dataset: DataSet | None, *, skip: bool
 ) -> Job:
     output = predictor.output
+    check_head(predictor.network, len(predictor.classes))
     job = Job(
-        predictor.model, predictor.preprocessing, precision, with_preprocessing, metadata(predictor),
+        predictor.network, predictor.preprocessing, precision, with_preprocessing, metadata(predictor),
         temperature=output.temperature if isinstance(output, Classes) else 1.0,
     )  # fmt: skip
     if getattr(output, "unknown", None):
@@ -316,14 +320,14 @@ def _inputs(job: Job, images: list[np.ndarray]) -> Iterator[np.ndarray]:
 
 def metadata(predictor: Predictor) -> dict[str, str]:
     """Return the metadata of an export as text: labels, preprocessing, hash of the weights, version."""
-    network = predictor.model
+    network = predictor.network
     return {
         "vitral.version": __version__,
         "vitral.classes": json.dumps(list(predictor.classes)),
         "vitral.preprocessing": json.dumps(predictor.preprocessing.to_json()),
         **({"vitral.output": json.dumps(output)} if (output := predictor.output.to_json()) else {}),
         **({METADATA: json.dumps(facts(network.config.decoder))} if isinstance(network, EncoderDecoder) else {}),
-        "vitral.weights": f"sha256:{native.digest(predictor.model.state_dict())}",
+        "vitral.weights": f"sha256:{native.digest(predictor.network.state_dict())}",
     }
 
 

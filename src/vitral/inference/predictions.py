@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
 from vitral.console import html_table
-from vitral.errors import MissingExtraError
+from vitral.errors import MissingExtraError, UsageError
 from vitral.kinds import checked
 from vitral.wording import shown
 
@@ -20,8 +20,29 @@ UNKNOWN = "unknown"
 """Label of an image of no known class."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class ByValue:
+    """Equality and hash of a dataclass by the values of its fields, some of which are numpy arrays."""
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[Any, ...]:
+        found = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # it is a dataclass
+        return tuple(tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in found)
+
+
+def first(count: int) -> slice:
+    """Return the slice of the `count` most probable of a ranking; `UsageError` for a negative count."""
+    if count < 0:
+        raise UsageError(f"the {count} most probable cannot be listed", why="a count is 0 or more", hint="top(5)")
+    return slice(count)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction(ByValue):
     """The predicted probabilities of one image's classes."""
 
     name: str
@@ -54,7 +75,7 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The most probable classes with their probabilities, best first."""
-        order = np.argsort(-self.probabilities, kind="stable")[:count]
+        order = np.argsort(-self.probabilities, kind="stable")[first(count)]
         return [(self.classes[i], float(self.probabilities[i])) for i in order]
 
     def columns(self, top: int = 1, all: bool = False) -> Columns:

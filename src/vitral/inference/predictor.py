@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitral.console import Described
 from vitral.data.images.preprocessing import Preprocessing
-from vitral.device import Machine, choose, plain_modes, without_autocast
+from vitral.device import Machine, choose, cpu_by_default, plain_modes, without_autocast
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference.engines import openvino
-from vitral.inference.engines.built import Built, stamps_of, stepped_aside, structure_of, tensors_of
-from vitral.inference.engines.casting import cast_copy, dtype_of
+from vitral.inference.engines.built import Built, Held, Snapshot, stepped_aside, structure_of
+from vitral.inference.engines.casting import cast_copy, dtype_of, is_of_dtype
 from vitral.inference.engines.compiled import Compiled, unavailable_reason
 from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, read_ranges
@@ -36,6 +36,7 @@ from vitral.kernels import cpu, cpu_library
 from vitral.kernels.cuda_graphs import Graphed
 from vitral.kinds import checked
 from vitral.model import Foreign, Network, ViT
+from vitral.model.settings import replaced_head
 from vitral.model.variants import name_of
 from vitral.weights.fitted import check_ranges
 from vitral.weights.in_memory import unwrapped
@@ -57,8 +58,9 @@ class Predictor(Described):
     """A trained network, ready to use. `predictor.model` is the module in fp32, in evaluation mode, on every machine.
 
     An engine that computes in bf16 or int8, or with packed weights, does so on a copy of its own, which it makes at the
-    first call, and again after a change of `model`. In bf16 that takes half as much memory as `model` with the engine
-    `plain`, and as much as `model` with `packed`, which keeps the original weights beside the packed ones.
+    first call, and again after a change of `model`: each call compares all values, if `model` was read before. In bf16
+    the copy takes half as much memory as `model` with the engine `plain`, and as much as `model` with `packed`, which
+    keeps the original weights beside the packed ones.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Predictor(Described):
             network = network if ours else loaded.build()
         assert isinstance(network, Network)
         self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=network.config.dim)
-        self.model: Network = network.to(self.machine.device, torch.float32).eval()
+        self._held = Held(network.to(self.machine.device, torch.float32).eval())
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
         self._as_fitted = output or output_of(self.classes, assumed_output(network.config))
         self.tta, self.ranges = tta, ranges
@@ -110,17 +112,37 @@ class Predictor(Described):
             raise unknown("engine", engine, get_args(Engine))
         self._requested = engine
         self._built: Built | None = None
-        self._stamps: list[tuple[int, int]] | None = stamps_of(tensors_of(self.model))
+        self._seen: Snapshot | None = None
         self._choose_engine()
         if tta != "none":
             require_classes(self.output, "averaging views", "--tta none")
         if tta != "none" or self.engine == "openvino":
             self._network()  # raises now for unsupported options, not at the first call
 
+    @property
+    def model(self) -> Network:
+        """The module, which may be changed. From now on, each call looks for changes; see docs/inference.md."""
+        if self._seen is None:
+            self._seen = Snapshot(self._held.network)
+        self._held.lent = True
+        return self._held.network
+
+    @model.setter
+    def model(self, network: Network) -> None:
+        if self._seen is None:
+            self._seen = Snapshot(self._held.network)
+        self._held, self._built = Held(network), None
+        self._choose_engine()
+
+    @property
+    def network(self) -> Network:
+        """The same module, to look at: it must not be changed, and calls stay as fast as they are."""
+        return self._held.network
+
     def _choose_engine(self) -> None:
         """Choose the engine in use for the network as it is now."""
         own = only_plain(self.preprocessing, self._requested, bool(self.ranges), self.tta)
-        changed = "" if own else stepped_aside(self.model, self._requested, bool(self.ranges))
+        changed = "" if own else stepped_aside(self.network, self._requested, bool(self.ranges))
         self.engine = "plain" if own or changed else self._engine(self._requested, self.ranges)
         """The engine in use: `plain` (`model`, in bf16 a copy), `compiled` (by torch.compile), `graphed` (CUDA graphs),
         `packed` (weights in the layout of oneDNN), `int8` (quantized dense layers) or `openvino`. With a hook, or after
@@ -130,26 +152,26 @@ class Predictor(Described):
         built = cpu_library.compile_note() if by_kernels and cpu.ready() else changed
         self.note = _COMPILES if self.engine == "compiled" else built
         """A note on the engine: what was compiled first, or a drawback. Empty if there is none."""
-        self._structure = structure_of(self.model)
+        self._structure = structure_of(self.network)
 
     def _engine(self, engine: Engine, ranges: Ranges | None) -> str:
         """Return the engine in use for the requested one."""
-        if only_generates(self.model, engine, bool(ranges) or self.tta != "none"):
+        if only_generates(self.network, engine, bool(ranges) or self.tta != "none"):
             return "plain"
         if engine == "openvino":
             return "openvino"
         if ranges:
             if engine in ("plain", "compiled"):
                 raise UsageError(f"engine {engine} does not compute in int8", hint="--engine auto, or no int8")
-            return int8_engine(self.model, torch_alone=engine == "packed")
+            return int8_engine(self.network, torch_alone=engine == "packed")
         if engine == "compiled":
             if missing := unavailable_reason(self.machine.device):
                 raise UsageError(missing, hint="--engine auto")
             return "compiled"
-        wanted = engine != "plain" and packable(self.model, self.dtype)
-        if wanted and (engine == "packed" or is_faster(self.model, self.dtype)):  # type: ignore[arg-type]  # it is a ViT
+        wanted = engine != "plain" and packable(self.network, self.dtype)
+        if wanted and (engine == "packed" or is_faster(self.network, self.dtype)):  # type: ignore[arg-type]  # it is a ViT
             return "packed"
-        captured = self.machine.device.type == "cuda" and not isinstance(self.model, Foreign)
+        captured = self.machine.device.type == "cuda" and not isinstance(self.network, Foreign)
         if engine == "auto" and captured:
             return "graphed"
         if engine == "packed":
@@ -165,16 +187,18 @@ class Predictor(Described):
 
     def plainly(self) -> Predictor:
         """Return a predictor of the same network on the same machine, without averaging."""
-        return Predictor(
-            self.model, self.preprocessing, self.classes, machine=self.machine, source=self.source,
+        twin = Predictor(
+            self.network, self.preprocessing, self.classes, machine=self.machine, source=self.source,
             engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges,
             output=self.output if self.tta == "none" else self._as_fitted,
         )  # fmt: skip
+        twin._held, twin._seen = self._held, self._seen
+        return twin
 
     def cast(self) -> Predictor:
         """Cast `model` to the precision of the engine, for heat maps and figures in that precision; return `self`."""
-        self.model = cast_copy(self.model, self.dtype)
-        self._stamps = None
+        self._held, self._built = Held(cast_copy(self.network, self.dtype), self._held.lent), None
+        self._seen = None
         return self
 
     @overload
@@ -226,7 +250,7 @@ class Predictor(Described):
         """
         results = self.stream_features(images, tokens=tokens, batch_size=batch_size)
         rows = [_or_raise(row) for _, row in results]
-        config = self.model.config
+        config = self.network.config
         empty = (0, 0, config.dim) if tokens else (0, config.features)
         return np.stack(rows) if rows else np.zeros(empty, np.float32)
 
@@ -245,7 +269,7 @@ class Predictor(Described):
         height, width = self.preprocessing.image_size
         some = ", ".join([*map(repr, self.classes[:3]), *(["…"] if len(self.classes) > 3 else [])])
         return {
-            "model": name_of(self.model.config),
+            "model": name_of(self.network.config),
             **({"source": repr(self.source)} if self.source else {}),
             "classes": f"{len(self.classes):,} classes" + (f": {some}" if some else ""),
             "image size": f"{height}×{width}",
@@ -264,7 +288,8 @@ class Predictor(Described):
     def features(self, images: Tensor, tokens: bool = False) -> Tensor:
         """Return `embed` of prepared images, (B, D) or (B, N, D) fp32 on the CPU."""
         features, images = patch_tokens if tokens else head_features, images.to(self.machine.device)
-        return features(self.model, images, self.preprocessing, self.machine)
+        with cpu_by_default():
+            return features(self.network, images, self.preprocessing, self.machine)
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
@@ -273,52 +298,63 @@ class Predictor(Described):
         context: AbstractContextManager[None] = nullcontext()
         if self.engine in ("packed", "int8"):
             context = without_autocast(self.machine.device)
-        elif isinstance(self.model, Foreign):
+        elif isinstance(self.network, Foreign):
             context = self.machine.autocast()
-        with context:
-            return network_logits(self._network(), self.preprocessing, images.to(self.machine.device), self.dtype)
+        with context, cpu_by_default():
+            network = self._network()
+            logits = network_logits(network, self.preprocessing, images.to(self.machine.device), self.dtype)
+        if self.classes and not self.output.sequence and logits.shape[1] != len(self.classes):
+            raise replaced_head(logits.shape[1], len(self.classes))
+        return logits
 
     def _network(self) -> nn.Module:
         """Return the engine's module, rebuilt if `model` has changed since the last call."""
-        if self._structure != structure_of(self.model):
+        network, lent = self._held.network, self._held.lent
+        if lent and self._structure != structure_of(network):
             self._choose_engine()
             self._built = None
-        tensors = tensors_of(self.model)
-        self._check_fitted(stamps_of(tensors))
-        if self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(self.model):
-            return self.model
-        if self._built is None or not self._built.is_current(tensors):
-            self._built = Built(tensors, averaged(self._build(), self.tta))
+        snapshot = Snapshot(network) if lent else None
+        if snapshot:
+            self._check_fitted(snapshot)
+        itself = self.engine == "plain" and self.tta == "none" and self.dtype == dtype_of(network)
+        if itself and (not lent or self._requested == "plain" or is_of_dtype(network, self.dtype)):
+            return network
+        if self._built is None or (snapshot and not self._built.snapshot.is_same(snapshot)):
+            with cpu_by_default():
+                self._built = Built(snapshot or Snapshot(network), averaged(self._build(), self.tta))
         if isinstance(self._built.network, Averaged):
             self._built.network.temperature = getattr(self.output, "temperature", 1.0)
         return self._built.network
 
-    def _check_fitted(self, stamps: list[tuple[int, int]]) -> None:
+    def _check_fitted(self, snapshot: Snapshot) -> None:
         """Leave out the numbers of the output, with a warning, if weights were changed since the last call."""
-        if self._stamps is not None and stamps != self._stamps:
+        if self._seen is not None and not snapshot.has_values_of(self._seen):
             if self.ranges:
                 check_ranges(["weights"], self.source)
             self.output, notes = holding(self.output, ["weights"])
             self.left_out += notes
             for note in notes:
                 warnings.warn(note, stacklevel=4)
-        self._stamps = stamps
+        self._seen = snapshot
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
-        return {**self.__dict__, "_built": None, "_stamps": None}
+        return {**self.__dict__, "_built": None, "_seen": None}
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the engine computes in. Autocast would cast the weights again at every call; but a network of
         another library may have parts that must stay in fp32, such as the statistics of batch norms.
         """
-        if self.machine.precision == "bf16" and not isinstance(self.model, Foreign):
+        own = dtype_of(self.network)
+        if isinstance(self.network, Foreign):
+            return own
+        if self.machine.precision == "bf16":
             return torch.bfloat16
-        return dtype_of(self.model)
+        return own if self._requested == "plain" or own == torch.bfloat16 else torch.float32
 
     def _build(self) -> nn.Module:
-        network: Any = self.model if self.engine == "openvino" else cast_copy(self.model, self.dtype)
+        network: Any = self.network if self.engine == "openvino" else cast_copy(self.network, self.dtype)
         if self.engine == "openvino":
             compiled = openvino.compiled(network, self.machine, self.ranges)
             self.note = compiled.note
@@ -449,6 +485,7 @@ def load(
     loaded.account.notes += predictor.left_out
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
     predictor.account = loaded.account
+    predictor._held.lent = isinstance(source, nn.Module)  # otherwise this predictor alone has the network
     for note in loaded.account.notes:
         if isinstance(note, Alarm | LeftOut):
             warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)

@@ -59,6 +59,8 @@ class Summary(Described):
     parameter_bytes: int
     activation_bytes: int
     input_bytes: int
+    computed_flops: int
+    """FLOPs of a forward pass as it runs: the last block computes only the tokens that the head reads."""
 
     @property
     def parameters(self) -> int:
@@ -79,7 +81,7 @@ class Summary(Described):
 
     @property
     def flops(self) -> int:
-        """FLOPs of the forward pass for the whole batch."""
+        """FLOPs of the forward pass for the whole batch, with all tokens in every block, as other tools count."""
         return sum(layer.flops for layer in self.layers)
 
     def described(self) -> dict[str, str]:
@@ -102,6 +104,7 @@ class Summary(Described):
             "frozen": self.frozen,
             "counted": self.counted,
             "flops": self.flops,
+            "computed_flops": self.computed_flops,
             "memory": {
                 "parameters": self.parameter_bytes,
                 "activations": self.activation_bytes,
@@ -144,11 +147,10 @@ def summarize(
         with torch.device("meta"):
             network = registry.network(config)
         title = name or (model if isinstance(model, str) else type(network).__name__)
-    if isinstance(network, ViT):
-        network.prune_last_block = False  # the table shows the whole network
-    images = _images(network, image_size, batch)
+    images = _images(network.eval(), image_size, batch)
     try:
-        layers, activations = _run(network.eval(), images)
+        computed = _pruned_flops(network, images) if isinstance(network, ViT) else None
+        layers, activations = _run(network, images)
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
@@ -161,7 +163,18 @@ def summarize(
         parameter_bytes=sum(p.nbytes for p in network.parameters()),
         activation_bytes=activations,
         input_bytes=images.nbytes,
+        computed_flops=sum(layer.flops for layer in layers) if computed is None else computed,
     )
+
+
+def _pruned_flops(network: ViT, images: Tensor) -> int:
+    """Count the FLOPs of a forward pass as it runs, then leave the network to compute all tokens in its last block."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(images)
+    network.prune_last_block = False
+    return counter.get_total_flops()
 
 
 def _to_meta(model: nn.Module) -> nn.Module:
@@ -367,6 +380,8 @@ def _totals(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "", f"{summary.counted:,} for tools that skip bare parameters"
     yield "input", f"{summary.input_shape}"
     yield "FLOPs", f"{_short(summary.flops)}FLOPs forward; one multiply-add is two"
+    if summary.computed_flops != summary.flops:
+        yield "", f"{_short(summary.computed_flops)}FLOPs run: the last block computes only what the head reads"
     yield (
         "memory",
         f"parameters {binary_size(summary.parameter_bytes)}, activations {binary_size(summary.activation_bytes)}, "

@@ -77,7 +77,7 @@ def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
         predictor = reference
     else:
         predictor = load(reference, **options)
-        for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
+        for tensor in (*predictor.network.parameters(), *predictor.network.buffers()):
             tensor.data = tensor.data.clone()  # it may be a view of a file, which somebody may write to
     if not predictor.classes:
         raise WeightsError(
@@ -162,7 +162,7 @@ class Model:
     def _embed(self, images: Tensor) -> list[np.ndarray]:
         predictor = self.predictor
         on_device = images.to(predictor.machine.device)
-        return list(head_features(predictor.model, on_device, predictor.preprocessing, predictor.machine).numpy())
+        return list(head_features(predictor.network, on_device, predictor.preprocessing, predictor.machine).numpy())
 
     def _explain(self, predicted: Ticket, method: str, target: int | None) -> Heatmap | TextExplanation:
         predictor, image = self.predictor, predicted.image
@@ -171,7 +171,7 @@ class Model:
             row = torch.from_numpy(predicted.answer.result())
             return explain_prepared(predictor, image[None], [""], method_named(method), row[None])[0]
         standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
-        found = explain(predictor.model, standardized, target, method=method)[0]
+        found = explain(predictor.network, standardized, target, method=method)[0]
         label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()
         return dataclasses.replace(found, label=label, image=pixels)
 
@@ -234,8 +234,8 @@ class Model:
             "image_size": list(predictor.preprocessing.image_size),
             "channels": predictor.preprocessing.channels,
             "preprocessing": predictor.preprocessing.to_json(),
-            "features": predictor.model.config.features,
-            "parameters": sum(one.numel() for one in predictor.model.parameters()),
+            "features": predictor.network.config.features,
+            "parameters": sum(one.numel() for one in predictor.network.parameters()),
             "engine": predictor.engine,
             "precision": predictor.machine.precision,
             "device": predictor.machine.device.type,
@@ -265,12 +265,12 @@ class Model:
 
     @property
     def _default(self) -> str:
-        return DEFAULT_FOR_TEXT if self._reads_text else default_method(self.predictor.model)
+        return DEFAULT_FOR_TEXT if self._reads_text else default_method(self.predictor.network)
 
     @cached_property
     def _patches(self) -> int:
         height, width = self.predictor.preprocessing.image_size
-        network = getattr(self.predictor.model, "encoder", self.predictor.model)
+        network = getattr(self.predictor.network, "encoder", self.predictor.network)
         rows, columns = grid_of(network, torch.empty(1, 1, height, width, device="meta"))
         return rows * columns
 
@@ -278,7 +278,7 @@ class Model:
         if self._reads_text or method not in METHODS:
             return self._reads_text and method in TEXT_METHODS
         try:
-            check_method(METHODS[method], self.predictor.model)
+            check_method(METHODS[method], self.predictor.network)
         except UsageError:
             return False
         return True
@@ -305,5 +305,5 @@ class Model:
 def _version(predictor: Predictor) -> str:
     """A short digest of weights, classes, preprocessing and output: the same on every machine that serves the same."""
     output = [predictor.output.to_json()] if predictor.output.to_json() else []
-    known = repr((predictor.classes, predictor.preprocessing, digest(predictor.model.state_dict()), *output))
+    known = repr((predictor.classes, predictor.preprocessing, digest(predictor.network.state_dict()), *output))
     return hashlib.sha256(known.encode()).hexdigest()[:12]

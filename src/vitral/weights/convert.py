@@ -13,6 +13,7 @@ from torch import nn
 
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import DEFAULT_TASK
+from vitral.device import plain_modes
 from vitral.errors import UsageError, WeightsError, unknown
 from vitral.kinds import checked
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
@@ -37,7 +38,11 @@ _BIT = "-bit"  # files of ResNets are a separate format: jax-bit beside jax
 
 
 def _for_transformers(weights: Weights, path: Path) -> Sequence[Path]:
-    """Write for a class of transformers, else with a modeling file."""
+    """Write for a class of transformers, else with a modeling file: in fp32, because transformers computes in the
+    dtype of the file, and a CPU in fp16 not at all.
+    """
+    state = {name: one.float() if one.is_floating_point() else one for name, one in weights.state.items()}
+    weights = dataclasses.replace(weights, state=state)
     try:
         return huggingface_writing.write(weights, path)
     except WeightsError as error:
@@ -54,6 +59,7 @@ TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 
 
 @checked
+@plain_modes()
 def convert(source: str | Path | nn.Module, target: str | Path, to: str, **options: Any) -> LoadReport:
     """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`.
 

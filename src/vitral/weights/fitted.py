@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vitral.errors import UsageError
+from vitral.weights.native import Weights
 from vitral.weights.notes import LeftOut
+from vitral.weights.report import LoadReport
 
 Fields = Mapping[str, Any]
 """The output of `native.Weights`: its task, and the fitted numbers."""
@@ -88,6 +90,14 @@ def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     named = ", ".join(NUMBERS[name] for name in lost)
     note = f"not fitted to the answers {CHANGES[change].where}, and left out: {named}"
     return still, [LeftOut(note)]
+
+
+def still_fitted(weights: Weights, account: LoadReport, change: str) -> dict[str, Any]:
+    """Return the output with the numbers that still hold after a change, which is recorded in the load report."""
+    output, notes = kept(weights.output, change)
+    account.notes += notes
+    account.changes.append(change)
+    return output
 
 
 def no_sets(change: str) -> UsageError:

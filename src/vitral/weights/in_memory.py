@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from vitral import kernels
-from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError, type_of
-from vitral.model import BiT, EncoderDecoder, Foreign, Network, ViT
+from vitral.model import Foreign
 from vitral.model.edited import edited
 from vitral.model.watched import foreign_hooks
 from vitral.weights import class_names
 from vitral.weights.architectures.timm_module import UnreadableError, fields, name_of, scheme
 from vitral.weights.formats import FORMATS
 from vitral.weights.formats.huggingface_config import ARCHITECTURES
-from vitral.weights.native import Weights, assumed_output
 from vitral.weights.notes import Caution
 from vitral.weights.read.source import Source, Stated
 
@@ -41,7 +39,7 @@ def source_of(module: nn.Module) -> Source:
     """
     module = unwrapped(module)
     where = described(module)
-    with _refusing(module):
+    with refusing(module):
         read = _reader(module)
         _check_unmodified(module)
         config, stated = read(module)
@@ -50,7 +48,8 @@ def source_of(module: nn.Module) -> Source:
 
 
 @contextmanager
-def _refusing(module: nn.Module) -> Iterator[None]:
+def refusing(module: nn.Module) -> Iterator[None]:
+    """Raise `WeightsError` with the reason of an `UnreadableError`, and `UsageError` for a module without values."""
     where = described(module)
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise UsageError("this network has no values", where=where, why="its tensors are on the meta device")
@@ -59,23 +58,6 @@ def _refusing(module: nn.Module) -> Iterator[None]:
     except (UnreadableError, AttributeError) as reason:  # a part of an unexpected class has other attributes
         what = "vitral cannot compute this network"
         raise WeightsError(what, where=where, why=str(reason), hint=GRADIENTS) from None
-
-
-def own_weights(module: Network) -> Weights:
-    """Return the weights of a network of vitral, with assumed preprocessing and class names. `WeightsError` and
-    `UsageError` as in `source_of`.
-    """
-    with _refusing(module):
-        if type(module) not in (ViT, BiT, Foreign, EncoderDecoder):
-            raise UnreadableError(f"{name_of(module)} is a subclass, and may compute something else")
-        if changed := modification(module):
-            raise UnreadableError(changed)
-    config = module.config
-    half = (0.5,) * config.channels
-    preprocessing = Preprocessing(config.image, config.channels, mean=half, std=half)
-    return Weights(
-        config, module.state_dict(), preprocessing, class_names.default(config.classes), {}, assumed_output(config)
-    )
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.folders import is_run
-from vitral.model import BiTConfig, ModelConfig, Network, ViTConfig, network
+from vitral.model import ModelConfig, Network, ViTConfig, network
+from vitral.model.settings import SWITCHES
 from vitral.weights import class_names, fitted, native
 from vitral.weights import in_memory as modules
-from vitral.weights.formats import FORMATS, detect, has_format
+from vitral.weights.formats import FORMATS, detect, has_format, huggingface_code
 from vitral.weights.formats.format import Format
+from vitral.weights.naming import given_names, named
 from vitral.weights.native import Weights
 from vitral.weights.notes import Alarm, Caution
+from vitral.weights.own_module import own_weights
 from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
 from vitral.weights.read.references import INCLUDED, holds_weights, is_included
@@ -33,7 +36,6 @@ from vitral.weights.settle import check_own, settle
 from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
-from vitral.wording import some
 
 _KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME, backbone or demo"
 
@@ -55,9 +57,15 @@ class Loaded:
     scheme: str = "bilinear-corners"
     """Scheme of the weights' origin to resize positions."""
 
+    switches: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """Part → settings of a network in memory that change how it computes, not what (`model.settings.SWITCHES`)."""
+
     def build(self) -> Network:
         """Build the network with these weights, see `native.build`."""
-        return native.build(self.weights, empty=self.empty.pop() if self.empty else None)
+        built = native.build(self.weights, empty=self.empty.pop() if self.empty else None)
+        for part, switches in self.switches.items():
+            vars(built.get_submodule(part)).update(switches)
+        return built
 
 
 def read(
@@ -82,7 +90,8 @@ def read(
     resizes positions (default: that of the weights' origin). `format`, `heads` and `like` (`timm:NAME`, an
     architecture) state what no file states, `weights_key` the prefix of the network in a file that holds several,
     `class_order` the order of classes without names (`natural`, `text`, or a file), and `levels` black and white of
-    images with more than 8 bits.
+    images with more than 8 bits. `classes` is a number, or the names of the classes of weights that state none, such as
+    those of a network in memory: a head that was replaced there is accepted with as many names as it has outputs.
 
     Raises `WeightsError` for weights that are damaged, unknown or do not fit, for `format`, `heads` or `like` that
     contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
@@ -91,9 +100,11 @@ def read(
     if bad := [name for name in changes if name not in CHANGES]:
         raise unknown("change of weights", bad[0], CHANGES)
     wanted = {name: value for name, value in changes.items() if value is not None}
+    names = given_names(wanted, new_head)
     if isinstance(reference, nn.Module):
         _refuse_stated("a network in memory", weights_key, class_order)
-        found = _from_memory(reference, format, heads, like)
+        outputs = len(names) or (None if new_head else wanted.get("classes"))
+        found = named(_from_memory(reference, format, heads, like, outputs), names)
         return fit(_at_levels(found, levels), scheme=scheme, new_head=new_head, **wanted)
     path, notes, pinned = locate(reference)
     source = open_source(path)
@@ -102,28 +113,24 @@ def read(
         loaded = _native(path, source, pinned)
         check_own(loaded.weights.config, source.where, format, heads, like)
         _refuse_stated(source.where, weights_key, class_order)
+    elif (header := huggingface_code.header(source.config)) is not None:
+        loaded = _saved_again(path, source, header, pinned)
     else:
         loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"), weights_key, class_order)
     loaded.account.notes[:0] = [*notes, *source.notes]
     if not native.known_finite(source.metadata):
         _check_finite(loaded, allow_non_finite)
-    return fit(_at_levels(loaded, levels), scheme=scheme, new_head=new_head, **wanted)
+    if names and not loaded.account.nameless:
+        raise UsageError("these weights state the names of their classes", where=source.where, hint="leave out classes")
+    return fit(_at_levels(named(loaded, names), levels), scheme=scheme, new_head=new_head, **wanted)
 
 
 def _at_levels(loaded: Loaded, levels: tuple[int, int] | None) -> Loaded:
     preprocessing, notes = with_levels(loaded.weights.preprocessing, levels)
     loaded.account.notes += notes
-    output = _still_fitted(loaded.weights, loaded.account, "levels") if notes else loaded.weights.output
+    output = fitted.still_fitted(loaded.weights, loaded.account, "levels") if notes else loaded.weights.output
     weights = dataclasses.replace(loaded.weights, preprocessing=preprocessing, output=output)
     return dataclasses.replace(loaded, weights=weights)
-
-
-def _still_fitted(weights: Weights, account: LoadReport, change: str) -> dict[str, Any]:
-    """Return the output with the numbers that still hold after a change, which is recorded in the load report."""
-    output, notes = fitted.kept(weights.output, change)
-    account.notes += notes
-    account.changes.append(change)
-    return output
 
 
 def _refuse_stated(where: str, weights_key: str | None, class_order: str | None) -> None:
@@ -149,16 +156,23 @@ def _check_finite(loaded: Loaded, allowed: bool) -> None:
     loaded.account.notes.append(Alarm(f"WARNING values that are not finite in {names}"))
 
 
-def _from_memory(module: nn.Module, format: str | None, heads: int | None, like: str | None) -> Loaded:
-    """Load a network in memory, of vitral or another library."""
+def _from_memory(
+    module: nn.Module, format: str | None, heads: int | None, like: str | None, classes: int | None
+) -> Loaded:
+    """Load a network in memory, of vitral or another library. `classes` is the number of outputs, if it is given."""
     module = modules.unwrapped(module)
     where = modules.described(module)
     if isinstance(module, Network):
-        weights = modules.own_weights(module)
+        weights = own_weights(module, classes)
         check_own(weights.config, where, format, heads, like)
         lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
         note = Caution("preprocessing and class names assumed: not stated by the module")
-        return Loaded(weights, LoadReport(where, "vitral's own", lines, notes=[note]), "native", where)
+        account = LoadReport(where, "vitral's own", lines, notes=[note])
+        parts = {name: part for name, part in module.named_modules() if isinstance(part, Network)}
+        switches = {
+            name: {key: vars(part)[key] for key in SWITCHES if key in vars(part)} for name, part in parts.items()
+        }
+        return Loaded(weights, account, "native", where, switches=switches)
     source = modules.source_of(module)
     if heads is not None or like is not None:
         raise UsageError("a network in memory states its own heads", where=where, hint="leave out heads and like")
@@ -225,6 +239,16 @@ def _native(path: Path, source: Source, reference: str) -> Loaded:
     account = LoadReport(source.where, "vitral's own", lines, digest=native.stated_digest(source.metadata))
     account.assumed = Assumption.from_json(weights.trained.get("assumed"))
     return Loaded(weights, account, "native", reference, scheme=weights.trained.get("positions", Loaded.scheme))
+
+
+def _saved_again(path: Path, source: Source, header: Mapping[str, Any], reference: str) -> Loaded:
+    """Read a network that transformers saved, by a modeling file of vitral."""
+    weights = native.whole(path, source.tensors, header)
+    weights = dataclasses.replace(weights, output=_output(source, weights.config), trained={"origin": source.where})
+    lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
+    notes = ["network and preprocessing as config.json states them"]
+    account = LoadReport(source.where, "hf, by vitral's modeling file", lines, notes=notes)
+    return Loaded(weights, account, "hf", reference)
 
 
 def _foreign(
@@ -400,33 +424,8 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
         account.notes.append(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
     output, statistics = weights.output, weights.statistics
     if new_head or config != weights.config:
-        output, statistics = _still_fitted(weights, account, "head" if new_head else "size"), {}
+        output, statistics = fitted.still_fitted(weights, account, "head" if new_head else "size"), {}
     adapted = Weights(config, state, prepared, classes, weights.trained, {} if new_head else output, statistics)
-    return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
-
-
-def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
-    """Give the head a row for each of these classes, in their order: its own for a class that it knows by name, zeros
-    for a new one. None if it knows none of them, or is of another library.
-    """
-    weights = loaded.weights
-    places = class_names.match(names, weights.classes)
-    known = [index for index in places if index is not None]
-    if not known or not isinstance(weights.config, ViTConfig | BiTConfig):
-        return None
-    account, state = copy.deepcopy(loaded.account), dict(weights.state)
-    rows = torch.tensor([-1 if index is None else index for index in places])
-    for name in [name for name in state if name.split(".")[0] in ("head", "head_dist")]:
-        old = state[name]
-        state[name] = old.new_zeros(len(names), *old.shape[1:])
-        state[name][rows >= 0] = old[rows[rows >= 0]]
-    note = f"the head keeps {len(known)} of its {len(weights.classes)} rows, in the order of the data"
-    if new := [name for name, index in zip(names, places, strict=True) if index is None]:
-        note += f"; new rows of zeros: {some(new)}"
-    account.notes.append(note)
-    config = dataclasses.replace(weights.config, classes=len(names))
-    output = _still_fitted(weights, account, "head")
-    adapted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)
     return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
 
 

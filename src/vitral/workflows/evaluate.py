@@ -26,7 +26,7 @@ from vitral.data.loader import Batches, Progress
 from vitral.data.options import DataOptions
 from vitral.data.parts import Part
 from vitral.data.targets import Labeling, targets_of
-from vitral.device import Machine, choose
+from vitral.device import Machine, choose, plain_modes
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
@@ -39,6 +39,7 @@ from vitral.inference.tta import COUNTS, Views
 from vitral.kernels import reference_ops
 from vitral.kinds import checked
 from vitral.model import summarize
+from vitral.model.settings import check_head
 from vitral.training.run_folder import RunFolder
 from vitral.weights.class_names import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
@@ -109,7 +110,7 @@ class Evaluated:
         """Write a page with the metrics, the confusion matrix and the most confident errors."""
         from vitral.evaluation.report import ReportContent, write_report  # importing matplotlib takes a second
 
-        summary = summarize(self.predictor.model)
+        summary = summarize(self.predictor.network)
         findings = [("Views", f"{self.comparison}.")] if self.comparison else []
         if self.changed:
             findings.insert(0, ("Other images", self.changed))
@@ -129,6 +130,7 @@ class Evaluated:
 
 
 @checked
+@plain_modes()
 def evaluate(
     model: str | Path | Predictor | nn.Module,
     data: str | Path | None = None,
@@ -248,6 +250,7 @@ def _load(
 
 def _loaded(model: str | Path | Predictor | nn.Module, options: InferenceOptions) -> tuple[Predictor, Machine]:
     if isinstance(model, Predictor):
+        check_head(model.network, len(model.classes))
         return copy.copy(model), model.machine  # whose outputs may be named here
     if options.precision == "int8" or options.engine in ("openvino", "packed", "compiled"):
         predictor = options.load(model)
@@ -258,7 +261,7 @@ def _loaded(model: str | Path | Predictor | nn.Module, options: InferenceOptions
     folder = RunFolder(predictor.source)
     if engine == "plain" and folder.is_run() and folder.read_plan().run.plain:
         reference_ops(predictor.model)
-    return predictor, choose(options.device, options.precision, dim=predictor.model.config.dim)
+    return predictor, choose(options.device, options.precision, dim=predictor.network.config.dim)
 
 
 def _seen_as(predictor: Predictor, dataset: DataSet, split: str) -> str:
@@ -315,7 +318,7 @@ def in_batches(
     own images only, which are every count-th batch.
     """
     device, beside = predictor.machine.device, Part(beside=ranks.local_count)
-    count = ranks.share(lambda: batch_size or eval_batch_size(predictor.model.config, device))
+    count = ranks.share(lambda: batch_size or eval_batch_size(predictor.network.config, device))
 
     def read(images: Split) -> tuple[np.ndarray, Batches]:
         every = np.arange(len(images))

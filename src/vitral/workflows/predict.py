@@ -36,5 +36,5 @@ class PredictionFile(ImageTable[Prediction]):
         return result.name, self.columns.cells(result)
 
     def origin(self) -> dict[str, Any]:
-        search = search_of(self.predictor.model)
+        search = search_of(self.predictor.network)
         return super().origin() | ({} if search == Search() else vars(search))  # greedy has no options

@@ -16,9 +16,15 @@ def dtype_of(network: nn.Module) -> torch.dtype:
     return next(network.parameters()).dtype
 
 
+def is_of_dtype(network: nn.Module, dtype: torch.dtype) -> bool:
+    """True if all parameters and buffers have this dtype, without those of integers."""
+    floats = (tensor for tensor in (*network.parameters(), *network.buffers()) if tensor.is_floating_point())
+    return all(tensor.dtype == dtype for tensor in floats)
+
+
 def cast_copy(network: Network, dtype: torch.dtype) -> Network:
     """Return a copy of a network in another dtype, with its hooks; the network itself if it has this dtype."""
-    if dtype_of(network) == dtype:
+    if is_of_dtype(network, dtype):
         return network
     memo = hooks_of(network)
     for tensor in (*network.parameters(), *network.buffers()):

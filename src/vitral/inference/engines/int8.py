@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.device import cpu_by_default
 from vitral.errors import UsageError
 from vitral.inference.engines.packed import (
     attention,
@@ -154,7 +155,7 @@ def probe(most: int = EIGHT_BITS) -> tuple[_FakeQuantLinear, Tensor]:
 @cache
 def _trial() -> tuple[int, str]:
     """Largest correct integer weight, and the reason if there is none."""
-    with torch.autocast("cpu", enabled=False):  # the caller may be under one
+    with torch.autocast("cpu", enabled=False), cpu_by_default():  # the caller may be under others
         for most in (EIGHT_BITS, SEVEN_BITS):
             if not (why := _self_test(most)):
                 return most, ""

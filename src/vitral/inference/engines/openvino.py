@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.atomic import replacing
-from vitral.device import Machine
+from vitral.device import Machine, cpu_by_default
 from vitral.digest import check, with_digest, without_digest
 from vitral.errors import MissingExtraError, UsageError, VitralError
 from vitral.folders import cache_folder
@@ -137,7 +137,7 @@ def _trial() -> tuple[int, str]:
     """Largest correct integer weight, and the reason if there is none."""
     if why := limitation():
         return int8.EIGHT_BITS, why
-    with torch.autocast("cpu", enabled=False):  # the caller may be under one
+    with torch.autocast("cpu", enabled=False), cpu_by_default():  # the caller may be under others
         for most in (int8.EIGHT_BITS, int8.SEVEN_BITS):
             layer, x = int8.probe(most)
             try:

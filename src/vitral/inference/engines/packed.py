@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.device import cpu_by_default
 from vitral.kernels import cpu, fused, patch_embed, untouched
 from vitral.kernels.dense import sample
 from vitral.kernels.reference import explicit_is_faster, masked
@@ -77,7 +78,7 @@ _MIN_FP32_WIDTH = 384
 def self_test(dtype: torch.dtype) -> bool:
     """True if torch has the operators and they pass a self-test."""
     dense, x, other = sample(dtype)
-    with torch.autocast("cpu", enabled=False):  # the caller may be under one
+    with torch.autocast("cpu", enabled=False), cpu_by_default():  # the caller may be under others
         try:
             layer = _Linear(dense)
             result = torch.stack([layer(x), layer.gelu(x, "none"), layer.gelu(x, "tanh"), layer.added(x, other)])

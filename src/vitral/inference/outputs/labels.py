@@ -11,15 +11,15 @@ from torch import Tensor
 
 from vitral.console import html_table
 from vitral.inference.outputs.output import Output
-from vitral.inference.predictions import Columns
+from vitral.inference.predictions import ByValue, Columns, first
 from vitral.wording import shown
 
 THRESHOLD = 0.5
 """Threshold of a label before it is chosen on validation images."""
 
 
-@dataclass(frozen=True)
-class LabelsPrediction:
+@dataclass(frozen=True, eq=False)
+class LabelsPrediction(ByValue):
     """The predicted labels of one image."""
 
     name: str
@@ -35,7 +35,7 @@ class LabelsPrediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The most probable labels with their probabilities, predicted or not."""
-        return [(name, p) for name, p, _ in self._ranked()[:count]]
+        return [(name, p) for name, p, _ in self._ranked()[first(count)]]
 
     def columns(self, top: int = 1, all: bool = False) -> LabelCells:
         """The columns of a table with this prediction."""

@@ -14,14 +14,15 @@ from torch import Tensor
 from vitral.console import html_table
 from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
+from vitral.inference.predictions import ByValue
 from vitral.wording import shown
 
 _TAKEN = ("path", "error")
 """Names of other columns in a table of predictions."""
 
 
-@dataclass(frozen=True)
-class NumbersPrediction:
+@dataclass(frozen=True, eq=False)
+class NumbersPrediction(ByValue):
     """The predicted numbers of one image."""
 
     name: str

@@ -15,11 +15,12 @@ from vitral.console import html_table
 from vitral.data.tokens import END, decode
 from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
+from vitral.inference.predictions import ByValue, first
 from vitral.wording import shown
 
 
-@dataclass(frozen=True)
-class ReadText:
+@dataclass(frozen=True, eq=False)
+class ReadText(ByValue):
     """The text read from one image."""
 
     name: str
@@ -38,7 +39,7 @@ class ReadText:
 
     def top(self, count: int = 1) -> list[tuple[str, float]]:
         """The text and its probability: greedy search finds a single one."""
-        return [(self.text, self.confidence)]
+        return [(self.text, self.confidence)][first(count)]
 
     def columns(self, top: int = 1, all: bool = False) -> TextColumns:
         """The columns of a table with this prediction."""

@@ -168,18 +168,28 @@ def _write_timm(weights: Weights, path: Path) -> Sequence[Path]:
     if size is None:
         why = f"timm has no BiT with {network.layers} bottlenecks and width {network.width}"
         raise WeightsError("this network cannot be written for timm", why=why)
-    names = list(weights.classes)
-    described = {
+    write_plain(path / "model.safetensors", translated(TIMM_BIT, weights))
+    write_text(path / "config.json", json.dumps(described(weights, size), indent=2) + "\n")
+    return [path / "config.json", path / "model.safetensors"]
+
+
+def described(weights: Weights, size: str) -> dict[str, Any]:
+    """Build timm's config.json of a BiT of this size, such as "50x1"."""
+    names, network = list(weights.classes), weights.config
+    return {
         "architecture": f"resnetv2_{size}_bit",
         "num_classes": network.classes,
         "num_features": network.features,
         "model_args": {"in_chans": network.channels},
         "label_names": names,
-        "pretrained_cfg": {**to_timm(weights.preprocessing), "num_classes": network.classes, "label_names": names},
+        "pretrained_cfg": {
+            **to_timm(weights.preprocessing),
+            "num_classes": network.classes,
+            "label_names": names,
+            "first_conv": "stem.conv",
+            "classifier": "head.fc",
+        },
     }
-    write_plain(path / "model.safetensors", translated(TIMM_BIT, weights))
-    write_text(path / "config.json", json.dumps(described, indent=2) + "\n")
-    return [path / "config.json", path / "model.safetensors"]
 
 
 TIMM_BIT = Format(

@@ -4,7 +4,8 @@ parts of this network alone (`modeling_*.py.jinja`), which `trust_remote_code=Tr
 BiT is such a network: transformers' Bit has timm's epsilons and padding alone, with which BiT of the authors and of
 big_vision answered up to 1 % apart at random weights.
 
-The weights are vitral's own file, which names tensors as the modeling file does: both programs read it.
+The weights are vitral's own file, which names tensors as the modeling file does: both programs read it. transformers
+saves them without vitral's header, so that `config.json` has it, too.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitral.atomic import write_text
 from vitral.errors import WeightsError
 from vitral.model import BiTConfig, ViTConfig
+from vitral.model.registry import config_to_json
 from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, ROOT, stem_width
-from vitral.weights import native
+from vitral.weights import class_names, native
 from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import to_huggingface
 
 MODELING = "modeling_vitral.py"
+_HEADER = "vitral"
+"""Field of config.json with network and preprocessing."""
 _MODULE, _CLASS = MODELING.removesuffix(".py"), "VitralForImageClassification"
 
 
@@ -46,12 +51,26 @@ def write(weights: Weights, path: Path, why: str) -> Sequence[Path]:
         "label2id": {label: number for number, label in enumerate(weights.classes)},
         "image_size": list(config.image),
         "num_channels": 3,
+        _HEADER: {"model": config_to_json(config), "preprocessing": weights.preprocessing.to_json()},
     }
     write_text(path / MODELING, code(config))
     for name, data in {"config.json": fields, "preprocessor_config.json": to_huggingface(preprocessing)}.items():
         write_text(path / name, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     native.save(path / "model.safetensors", weights, {"format": "pt"})
     return [path / name for name in ("config.json", "model.safetensors", MODELING, "preprocessor_config.json")]
+
+
+def header(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the header of weights that transformers saved again, with their classes as they are now, from its
+    `config.json`; None for other networks.
+    """
+    own = (config or {}).get(_HEADER)
+    if config is None or config.get("model_type") != "vitral" or not isinstance(own, Mapping):
+        return None
+    names = class_names.from_config(config) or ()
+    model = own.get("model")
+    model = {**model, "classes": len(names)} if isinstance(model, Mapping) else model
+    return {"format": native.FORMAT, "preprocessing": own.get("preprocessing"), "model": model, "classes": names}
 
 
 def code(config: ViTConfig | BiTConfig) -> str:

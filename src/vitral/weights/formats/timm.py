@@ -263,10 +263,18 @@ def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
         "global_pool": _GLOBAL_POOL[config.pool],
         "model_args": _model_args(config),
         "label_names": names,
-        "pretrained_cfg": {**to_timm(weights.preprocessing), "num_classes": config.classes, "label_names": names},
+        "pretrained_cfg": {
+            **to_timm(weights.preprocessing),
+            "num_classes": config.classes,
+            "label_names": names,
+            "first_conv": _FIRST_CONV.get(config.stem, "patch_embed.backbone.stem.conv"),
+            "classifier": ["head", "head_dist"] if config.dist_token else "head",
+        },
     }
 
 
+_FIRST_CONV: Mapping[tuple[int, ...] | None, str] = {None: "patch_embed.proj", (): "patch_embed.backbone.conv"}
+"""Layer that timm adapts to other channels, of a network without a stem and with one that is the root alone."""
 _GLOBAL_POOL = {"cls": "token", "mean": "avg", "mean-all": "avg", "map": "map"}
 _STEMS = {
     (): "vit_tiny_r_s16_p8_224",

@@ -195,10 +195,10 @@ def check_labels(
     large = "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP
     adapted = {"image_size": _SHARP} if weights == BACKBONE and is_included(weights) and large else {}
     predictor = replace(options, precision="fp32").load(weights, **adapted)
-    machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
+    machine = choose(options.device, options.precision, dim=predictor.network.config.dim)
     try:
         features = [
-            features_of(predictor.model, images, predictor.preprocessing, machine, cache=cache, progress=progress)
+            features_of(predictor.network, images, predictor.preprocessing, machine, cache=cache, progress=progress)
             for images in dataset.splits.values()
         ]
     except DataError as error:

@@ -176,9 +176,9 @@ def _features(predictor: Predictor, items: Sequence[Item], progress: Progress | 
     def compute(images: Tensor) -> np.ndarray:
         if progress:
             progress(len(images))
-        if not isinstance(predictor.model, ViT):
+        if not isinstance(predictor.network, ViT):
             return predictor.features(images).numpy()
-        patches = _first_block(predictor, predictor.model, images)
+        patches = _first_block(predictor, predictor.network, images)
         return torch.cat([patches.mean(1), patches.std(1)], 1).cpu().numpy()
 
     rows = stream(items, predictor.prepare, compute, _BATCH)

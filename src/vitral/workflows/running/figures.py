@@ -76,7 +76,7 @@ def draw_figures(predictor: Predictor, mistakes: Sequence[Mistake], images: Spli
     `flops` is for one image. Returns nothing for a network without attention, and less, with a note, for a large one.
     Errors become notes, so that they never prevent a report.
     """
-    if not isinstance(predictor.model, ViT):
+    if not isinstance(predictor.network, ViT):
         return ReportFigures()
     budget = _FLOPS.get(predictor.machine.device.type, _FLOPS_ELSEWHERE) / max(1, flops)
     explained, explained_note = _drawn(lambda: _mistakes(predictor, mistakes, budget))
@@ -98,8 +98,8 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
     """Explain as many errors as the number of forward passes allows."""
     if not mistakes:
         return [], ""
-    method = METHODS[default_method(predictor.model)]
-    rows, columns = grid_of(predictor.model, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
+    method = METHODS[default_method(predictor.network)]
+    rows, columns = grid_of(predictor.network, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
     count = min(MISTAKES, int(forwards / method.passes(rows * columns)))
     if count < 1:
         return [], "The network is too large for heat maps here within seconds."
@@ -119,7 +119,7 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
 
 
 def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot], str]:
-    network, attention, note = predictor.model, None, ""
+    network, attention, note = predictor.network, None, ""
     if count:
         channels, geometry = predictor.preprocessing.channels, predictor.preprocessing.geometry
         images = torch.stack([geometry(split.image(int(index), channels)) for index in spread(len(split), count)])

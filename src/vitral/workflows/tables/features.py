@@ -273,7 +273,7 @@ def evaluate_features(
         predictor, machine = model, model.machine
     else:
         predictor = dataclasses.replace(options, precision="fp32").load(model)
-        machine = choose(options.device, options.precision, dim=predictor.model.config.dim)
+        machine = choose(options.device, options.precision, dim=predictor.network.config.dim)
     typed = "--few-shot" if few_shot else "--knn"
     require_classes(predictor.output, f"evaluate {typed}", f"vitral evaluate {predictor.source}")
     dataset, own = data_for(model, data)
@@ -336,7 +336,7 @@ def _side(
     batches = None
     if skip:
         on = predictor.machine.device
-        count = eval_batch_size(predictor.model.config, on)
+        count = eval_batch_size(predictor.network.config, on)
         batches = Batches(images, predictor.preprocessing, batch_size=count, device=on, progress=progress)
         if bad := [index for index, _ in batches.unreadable]:
             if len(bad) == len(images):
@@ -344,6 +344,6 @@ def _side(
             images, batches = images.select(np.setdiff1d(np.arange(len(images)), bad)), None
     preprocessing = predictor.preprocessing
     values = features_of(
-        predictor.model, images, preprocessing, machine, cache=cache, batches=batches, progress=progress
+        predictor.network, images, preprocessing, machine, cache=cache, batches=batches, progress=progress
     )
     return values, images

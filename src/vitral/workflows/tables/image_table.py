@@ -152,7 +152,7 @@ def model_hash(predictor: Predictor) -> str:
     """Return a hash of all that determines a predictor's results, except the machine: the weights, the dtype that they
     compute in, the configuration, the preprocessing, the classes, the output and the int8 ranges.
     """
-    network = predictor.model
+    network = predictor.network
     described: list[object] = [config_to_json(network.config), predictor.preprocessing.to_json(), predictor.classes]
     described += [predictor.output.to_json()] if predictor.output.to_json() else []
     dtype = str(predictor.dtype)
