@@ -324,8 +324,8 @@ def test_only_what_is_watched_computes_all_tokens():
 def test_a_compiled_network_is_one_graph_and_prunes_as_well():
     model = built("class token", dtype=torch.float32)
     nodes = []
-    for prune in (True, False):
-        model.prune_last_block = prune
+    for pruning in (True, False):
+        model.prune_last_block = pruning
         torch._dynamo.reset()
         graphs: list[Any] = []
         compiled = torch.compile(model, backend=lambda graph, _, into=graphs: into.append(graph) or graph.forward)
