@@ -318,3 +318,19 @@ def test_only_what_is_watched_computes_all_tokens():
     with_hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert pooled_queries(model) is None
     with_hook.remove()
+
+
+@pytest.mark.slow
+def test_a_compiled_network_is_one_graph_and_prunes_as_well():
+    model = built("class token", dtype=torch.float32)
+    nodes = []
+    for pruning in (True, False):
+        model.prune_last_block = pruning
+        torch._dynamo.reset()
+        graphs: list[Any] = []
+        compiled = torch.compile(model, backend=lambda graph, _, into=graphs: into.append(graph) or graph.forward)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*given(model)), model(*given(model)))
+        assert len(graphs) == 1
+        nodes.append(str(graphs[0].code))
+    assert nodes[0] != nodes[1]

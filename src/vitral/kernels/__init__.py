@@ -132,14 +132,16 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 def untouched(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
     """True if `layer` is exactly `kind`, with no hooks, no patched `forward` and no tensor subclass as a parameter."""
-    if type(layer) is not kind or "forward" in vars(layer) or kind.forward is not _FORWARD.get(kind, kind.forward):
+    if type(layer) is not kind or "forward" in vars(layer):
         return False
-    if layer._compiled_call_impl is not None or _has_any_global_hook():
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    if any(hooks) or _has_any_global_hook():
         return False
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+    if torch.compiler.is_compiling():  # parameters are then stand-ins of another class
+        return True
+    if layer._compiled_call_impl is not None or kind.forward is not _FORWARD.get(kind, kind.forward):
         return False
-    plain = (Tensor, nn.Parameter, type(None))
-    return torch.compiler.is_compiling() or all(type(one) in plain for one in layer._parameters.values())
+    return all(type(one) in (Tensor, nn.Parameter, type(None)) for one in layer._parameters.values())
 
 
 _FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {kind: kind.forward for kind in (nn.Linear, nn.Conv2d)}

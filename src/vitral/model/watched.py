@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -37,20 +38,21 @@ def is_watched(module: nn.Module) -> bool:
 
 def _is_changed(part: nn.Module) -> bool:
     """As `is_watched`, without the parts inside."""
-    own, kind = vars(part), type(part)
-    if kind not in (nn.Linear, nn.LayerNorm) and not kind.__module__.startswith(_SILENT):
+    kind = type(part)
+    if kind is not nn.Linear and kind is not nn.LayerNorm and not kind.__module__.startswith(_SILENT):
         return True
-    for name in _HOOKS:
-        if own[name] and any(_is_foreign(hook) for hook in own[name].values()):
-            return True
-    for name in set(own) - _USUAL:
+    hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    if torch.compiler.is_compiling():  # torch.compile traces this function, but no loop over attributes
+        return "forward" in vars(part) or any(hooks)
+    if any(_is_foreign(hook) for of_kind in hooks for hook in of_kind.values()):
+        return True
+    own = vars(part)
+    for name in own.keys() - _USUAL:
         declared = name == "observer" or isinstance(getattr(kind, name, None), FunctionType)
         if declared and own[name] is not None and _is_foreign(own[name]):
             return True
     return False
 
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _USUAL = frozenset(vars(nn.Module()))
 """Attributes of every module."""
