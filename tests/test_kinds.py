@@ -84,6 +84,9 @@ def test_kinds_of_values():
     assert not matches("ab", list[str])
     assert matches([1, 2], kinds_of(vitral.inspect)["layers"])
     assert not matches(["1"], kinds_of(vitral.inspect)["layers"])
+    assert not matches("12", kinds_of(vitral.inspect)["layers"])
+    for targets in (None, 1, "cat", ["cat", 2], range(3), np.arange(3)):
+        assert matches(targets, kinds_of(vitral.explain)["target"])
 
 
 def test_a_checked_function_is_called_as_before():

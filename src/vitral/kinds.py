@@ -13,7 +13,7 @@ from collections import abc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitral.errors import UsageError, type_of, unknown
 
@@ -37,8 +37,10 @@ def matches(value: object, kind: Any) -> bool:
     if origin is tuple:
         kinds = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple) else inner
         return isinstance(value, tuple) and len(value) == len(kinds) and all(map(matches, value, kinds))
-    if origin is abc.Sequence:
-        return isinstance(value, list | tuple) and all(matches(one, inner[0]) for one in value)
+    if origin is abc.Sequence:  # a range or an array of NumPy, too
+        listed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        listed = listed and not isinstance(value, str | bytes | dict)
+        return listed and all(matches(_of_python(one), inner[0]) for one in cast(Any, value))
     if kind is bool or isinstance(value, bool):
         return type(value) is kind or kind in (Any, object)
     return isinstance(value, _ABSTRACT.get(kind, origin or kind)) if kind is not Any else True
@@ -76,10 +78,14 @@ def checked(function: Callable[P, T], *, but: tuple[str, ...] = ()) -> Callable[
     return call
 
 
+def _of_python(value: object) -> object:
+    """Convert a number of NumPy to one of Python."""
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
+
+
 def _check(function: Callable[..., Any], name: str, value: object) -> None:
     kind = kinds_of(function).get(name, Any)
-    if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of NumPy
-        value = value.item()
+    value = _of_python(value)
     choice = isinstance(value, str) and any(get_origin(one) is Literal for one in (kind, *get_args(kind)))
     if not (choice or matches(value, kind)):
         hint = f"{name}=True or {name}=False" if kind is bool else None
