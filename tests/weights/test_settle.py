@@ -20,7 +20,8 @@ from vitral.cli.main import main
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ViTConfig, config, network
 from vitral.weights import native
-from vitral.weights.load import Loaded, read
+from vitral.weights.load import read
+from vitral.weights.loaded import Loaded
 
 B = {"embed_dim": 768, "num_heads": 12, "depth": 1, "img_size": 32, "num_classes": 5}
 CLIP = {"depth": 1, "img_size": 64, "num_classes": 5}

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from vitral.errors import WeightsError
 from vitral.weights.architectures import architectures, named
-from vitral.weights.load import Loaded, read
+from vitral.weights.load import read
+from vitral.weights.loaded import Loaded
 
 NAMES = sorted(architectures())
 EQUAL_FOLDERS = 231

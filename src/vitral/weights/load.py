@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from vitral.weights import class_names, fitted, native
 from vitral.weights import in_memory as modules
 from vitral.weights.formats import FORMATS, detect, has_format, huggingface_code
 from vitral.weights.formats.format import Format
+from vitral.weights.loaded import Loaded
 from vitral.weights.naming import given_names, named
 from vitral.weights.native import Weights
 from vitral.weights.notes import Alarm, Caution
@@ -41,31 +41,6 @@ _KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME, backbone or demo"
 
 CHANGES = ("image_size", "patch_size", "channels", "classes")
 """Fields of the configuration to which weights can be adapted."""
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """Weights in vitral's layout, and their load report."""
-
-    weights: Weights
-    account: LoadReport
-    format: str
-    reference: str
-    """The requested reference; one of a hub is pinned to the fetched revision."""
-    empty: list[Network] = field(default_factory=list)
-    """The network on the meta device used to check the weights, reused by `build`."""
-    scheme: str = "bilinear-corners"
-    """Scheme of the weights' origin to resize positions."""
-
-    switches: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
-    """Part → settings of a network in memory that change how it computes, not what (`model.settings.SWITCHES`)."""
-
-    def build(self) -> Network:
-        """Build the network with these weights, see `native.build`."""
-        built = native.build(self.weights, empty=self.empty.pop() if self.empty else None)
-        for part, switches in self.switches.items():
-            vars(built.get_submodule(part)).update(switches)
-        return built
 
 
 def read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,11 +13,9 @@ from vitral.errors import UsageError
 from vitral.model import BiTConfig, ViTConfig
 from vitral.weights import class_names
 from vitral.weights.fitted import still_fitted
+from vitral.weights.loaded import Loaded
 from vitral.weights.native import Weights
 from vitral.wording import some
-
-if TYPE_CHECKING:
-    from vitral.weights.load import Loaded
 
 
 def given_names(changes: dict[str, Any], new_head: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from vitral.model import ModelConfig
 from vitral.recipes.stats import DatasetStats
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
-from vitral.weights.load import Loaded
+from vitral.weights.loaded import Loaded
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from vitral.model import DecoderConfig, EncoderDecoder, EncoderDecoderConfig, Vi
 from vitral.model.config_base import pair
 from vitral.training.options import Run
 from vitral.weights import native
-from vitral.weights.load import Loaded, fit, read
+from vitral.weights.load import fit, read
+from vitral.weights.loaded import Loaded
 from vitral.weights.native import Weights
 
 _ENCODER = "encoder."

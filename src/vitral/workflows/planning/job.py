@@ -9,7 +9,7 @@ from vitral.device import Machine
 from vitral.model import ModelConfig
 from vitral.training.options import Run
 from vitral.training.plan import Plan
-from vitral.weights.load import Loaded
+from vitral.weights.loaded import Loaded
 
 
 @dataclass(frozen=True)

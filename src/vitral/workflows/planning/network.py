@@ -25,7 +25,8 @@ from vitral.recipes.table import RESIZES
 from vitral.training.distillation import class_order
 from vitral.training.options import MODEL_OPTIONS, Run
 from vitral.training.plan import Choice
-from vitral.weights.load import Loaded, fit, read
+from vitral.weights.load import fit, read
+from vitral.weights.loaded import Loaded
 from vitral.weights.naming import with_classes
 from vitral.weights.notes import LeftOut
 from vitral.weights.preprocessing_configs import differences
