@@ -20,7 +20,8 @@ from vitral.data.images.lazy_torchvision import torchvision
 from vitral.export.exporting import metadata
 from vitral.export.target import Job
 from vitral.export.targets import TARGETS
-from vitral.inference.predictor import Predictor, load
+from vitral.inference.loading import load
+from vitral.inference.predictor import Predictor
 
 
 def application(weights: str, size: int, wait: float) -> FastAPI:

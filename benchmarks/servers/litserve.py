@@ -13,7 +13,7 @@ import torch
 from benchmarks.servers import best, words
 from vitral.containers import cores
 from vitral.data.images.lazy_torchvision import torchvision
-from vitral.inference.predictor import load
+from vitral.inference.loading import load
 
 
 class API(litserve.LitAPI):

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from vitral.evaluation.metrics import Evaluation
     from vitral.explanation.explain import explain
     from vitral.explanation.heatmap import Heatmap
+    from vitral.inference.loading import load
     from vitral.inference.predictions import Prediction
-    from vitral.inference.predictor import Predictor, load
+    from vitral.inference.predictor import Predictor
     from vitral.model import BiT, BiTConfig, ViT, ViTConfig, create, summarize
     from vitral.training.options import Run
     from vitral.weights.convert import convert
@@ -85,7 +86,7 @@ _HOME = {
     "evaluate": "vitral.workflows.evaluate",
     "explain": "vitral.explanation.explain",
     "inspect": "vitral.workflows.inspection",
-    "load": "vitral.inference.predictor",
+    "load": "vitral.inference.loading",
     "load_data": "vitral.data:load",
     "pretrain": "vitral.workflows.pretrain",
     "summarize": "vitral.model",

@@ -100,7 +100,7 @@ def _loaded(
     run: str, images: tuple[str, ...], command: str, batch_size: int, device: str, precision: str
 ) -> tuple[Any, Any]:
     """Return the predictor and the sources of images."""
-    from vitral.inference.predictor import load
+    from vitral.inference.loading import load
     from vitral.inference.sources import find, notes
 
     check_positive(batch_size=(batch_size, 32))

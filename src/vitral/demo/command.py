@@ -19,8 +19,8 @@ from vitral.evaluation.page_numbers import duration
 from vitral.explanation.drawing import contact_sheet, save
 from vitral.explanation.files import explain_files, explain_options
 from vitral.explanation.heatmap import Heatmap
+from vitral.inference.loading import load
 from vitral.inference.predictions import Prediction
-from vitral.inference.predictor import load
 from vitral.weights import native
 from vitral.weights.read.references import DEMO, is_included
 

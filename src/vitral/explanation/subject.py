@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from vitral.errors import UsageError, WeightsError, type_of
 from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.inference.inputs import expand
-from vitral.inference.predictor import Predictor, load
+from vitral.inference.loading import load
+from vitral.inference.predictor import Predictor
 from vitral.model import BiT, EncoderDecoder, Foreign, ViT
 from vitral.model.settings import check_head
 from vitral.weights.in_memory import names_of, unwrapped

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from vitral.inference.predictor import Predictor, load
+from vitral.inference.loading import load
+from vitral.inference.predictor import Predictor
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,16 @@ from torch import Tensor, nn
 
 from vitral.console import Described
 from vitral.data.images.preprocessing import Preprocessing
-from vitral.device import Machine, choose, cpu_by_default, plain_modes, without_autocast
+from vitral.device import Machine, choose, cpu_by_default, without_autocast
 from vitral.errors import ImageError, UsageError, unknown
 from vitral.inference.engines import openvino
 from vitral.inference.engines.built import Built, Held, Snapshot, stepped_aside, structure_of
 from vitral.inference.engines.casting import cast_copy, dtype_of, is_of_dtype
 from vitral.inference.engines.compiled import Compiled, unavailable_reason
 from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
-from vitral.inference.engines.int8_ranges import Calibration, ranges_file, read_ranges
 from vitral.inference.engines.packed import is_faster, packable, packed
 from vitral.inference.features import head_features, patch_tokens
-from vitral.inference.generation import only_generates, search_by
+from vitral.inference.generation import only_generates
 from vitral.inference.inputs import ImageInput, Images, expand, is_single, pixels_of
 from vitral.inference.outputs import Output, holding, output_of
 from vitral.inference.outputs.output import require_classes
@@ -40,9 +39,8 @@ from vitral.model.settings import replaced_head
 from vitral.model.variants import name_of
 from vitral.weights.fitted import check_ranges
 from vitral.weights.in_memory import unwrapped
-from vitral.weights.load import locate, read
+from vitral.weights.load import read
 from vitral.weights.native import assumed_output
-from vitral.weights.notes import Alarm, LeftOut
 from vitral.weights.report import LoadReport
 
 T = TypeVar("T")
@@ -99,7 +97,7 @@ class Predictor(Described):
             network = network if ours else loaded.build()
         assert isinstance(network, Network)
         self.machine = machine or choose("cpu" if engine == "openvino" else "auto", dim=network.config.dim)
-        self._held = Held(network.to(self.machine.device, torch.float32).eval())
+        self.held = Held(network.to(self.machine.device, torch.float32).eval())
         self.preprocessing, self.classes, self.source = preprocessing, tuple(classes), source
         self._as_fitted = output or output_of(self.classes, assumed_output(network.config))
         self.tta, self.ranges = tta, ranges
@@ -123,21 +121,21 @@ class Predictor(Described):
     def model(self) -> Network:
         """The module, which may be changed. From now on, each call looks for changes; see docs/inference.md."""
         if self._seen is None:
-            self._seen = Snapshot(self._held.network)
-        self._held.lent = True
-        return self._held.network
+            self._seen = Snapshot(self.held.network)
+        self.held.lent = True
+        return self.held.network
 
     @model.setter
     def model(self, network: Network) -> None:
         if self._seen is None:
-            self._seen = Snapshot(self._held.network)
-        self._held, self._built = Held(network), None
+            self._seen = Snapshot(self.held.network)
+        self.held, self._built = Held(network), None
         self._choose_engine()
 
     @property
     def network(self) -> Network:
         """The same module, to look at: it must not be changed, and calls stay as fast as they are."""
-        return self._held.network
+        return self.held.network
 
     def _choose_engine(self) -> None:
         """Choose the engine in use for the network as it is now."""
@@ -192,12 +190,12 @@ class Predictor(Described):
             engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges,
             output=self.output if self.tta == "none" else self._as_fitted,
         )  # fmt: skip
-        twin._held, twin._seen = self._held, self._seen
+        twin.held, twin._seen = self.held, self._seen
         return twin
 
     def cast(self) -> Predictor:
         """Cast `model` to the precision of the engine, for heat maps and figures in that precision; return `self`."""
-        self._held, self._built = Held(cast_copy(self.network, self.dtype), self._held.lent), None
+        self.held, self._built = Held(cast_copy(self.network, self.dtype), self.held.lent), None
         self._seen = None
         return self
 
@@ -309,7 +307,7 @@ class Predictor(Described):
 
     def _network(self) -> nn.Module:
         """Return the engine's module, rebuilt if `model` has changed since the last call."""
-        network, lent = self._held.network, self._held.lent
+        network, lent = self.held.network, self.held.lent
         if lent and self._structure != structure_of(network):
             self._choose_engine()
             self._built = None
@@ -393,100 +391,3 @@ def _or_raise(result: T | ImageError) -> T:
     if isinstance(result, ImageError):
         raise result
     return result
-
-
-@checked
-@plain_modes()
-def load(
-    source: str | Path | nn.Module | Predictor,
-    *,
-    device: str = "auto",
-    precision: str = "auto",
-    engine: Engine = "auto",
-    tta: Views = "none",
-    beams: int = 1,
-    **options: Any,
-) -> Predictor:
-    """Load a predictor.
-
-    `source` is one of:
-
-    - a run folder, or a weights file of any known format;
-    - `timm:NAME` or `hf:ORG/NAME` (a hub), or `demo` (in the package);
-    - a network in memory, of vitral, timm, torchvision or transformers. It is left unchanged. If both it and the
-      predictor are in fp32 on the CPU, they share their tensors: training one changes the other;
-    - a `Predictor`, which is returned as it is.
-
-    `device` is `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
-
-    `precision`:
-
-    - `auto`: bf16 if the device has instructions for it and the network is wide enough to gain, else fp32;
-    - `bf16`, `fp32`;
-    - `int8`: quantized dense layers, for weights that `vitral quantize` has calibrated.
-
-    `engine`:
-
-    - `auto`: the fastest of vitral's own on this machine; results equal those of `plain` up to rounding;
-    - `plain`: the PyTorch module, bit for bit;
-    - `packed`: torch's oneDNN with weights in its own layout, for a ViT on a CPU;
-    - `compiled`: torch.compile, which takes up to a minute at the first call;
-    - `openvino`: OpenVINO on the CPU (`vitral[openvino]`).
-
-    `tta` averages over views of each image: `none`, `mirror` (2 views), `shifts` (3), `both` (6). `beams` is the number
-    of texts that beam search keeps, for a network that reads text; 1 is greedy search (`vitral.inference.generation`).
-
-    `options` adapt the weights, or state facts that a file lacks (`vitral.weights.load.read`):
-
-    - `image_size`, `patch_size`, `channels`, `classes` with `new_head`: new values; `scheme`: resizing of positions;
-    - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture;
-    - `weights_key`: the prefix of the network in a file that holds several;
-    - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states;
-    - `levels`: black and white of images with more than 8 bits (`vitral.Preprocessing`).
-
-    The status of each tensor, and each assumption, is in the predictor's `account`; what might make all answers wrong
-    is a Python warning: a second network in the file, values that are not finite, other levels than those of training.
-    So are numbers fitted at the end of a run that do not hold with these options, and are left out.
-
-    Raises:
-
-    - `RunError` for a folder that is not a run, or a run without weights;
-    - `WeightsError` for weights that are missing, damaged, of an unknown format, or do not fit;
-    - `UsageError` for unknown options, another number of `classes` without `new_head`, and a device, precision or
-      engine that is not available for this network; for int8 at another size than its ranges were measured at;
-    - `MissingExtraError` for an engine, or a package that reads the weights, that is not installed.
-    """
-    if isinstance(source, Predictor):
-        if options or (device, precision, engine, tta, beams) != ("auto", "auto", "auto", "none", 1):
-            raise UsageError("a predictor is loaded already", hint="pass these options where its weights are loaded")
-        return source
-    if isinstance(source, nn.Module) and precision == "int8":
-        why = "the ranges of its layers are read from a file next to the weights"
-        raise UsageError("a network in memory is not computed in int8", why=why, hint="vitral.convert, vitral quantize")
-    loaded = read(source, **options)
-    weights = loaded.weights
-    network, measured = search_by(loaded.build(), beams), Calibration({})
-    if device == "auto" and (precision == "int8" or engine == "openvino"):
-        device = "cpu"
-    if precision == "int8" and not isinstance(source, nn.Module):
-        precision = "auto"
-        if device == "cpu" and engine in ("auto", "packed"):
-            int8_engine(network, torch_alone=engine == "packed", where=source)  # before a hint to calibrate
-        measured = read_ranges(ranges_file(locate(source)[0]), network, source)
-        check_ranges(loaded.account.changes, source)
-    fields, left_out = measured.refitted(weights.output)
-    named = loaded.reference if isinstance(source, nn.Module) else str(source)
-    predictor = Predictor(
-        network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=named, engine=engine, ranges=measured.ranges or None, tta=tta,
-        output=output_of(weights.classes, fields, weights.statistics),
-    )  # fmt: skip
-    predictor.left_out[:0] = left_out
-    loaded.account.notes += predictor.left_out
-    predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
-    predictor.account = loaded.account
-    predictor._held.lent = isinstance(source, nn.Module)  # otherwise this predictor alone has the network
-    for note in loaded.account.notes:
-        if isinstance(note, Alarm | LeftOut):
-            warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)
-    return predictor

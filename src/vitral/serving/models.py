@@ -26,8 +26,9 @@ from vitral.explanation.methods.select import check_method, default_method
 from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_prepared
 from vitral.inference.features import head_features
 from vitral.inference.inputs import Item
+from vitral.inference.loading import load
 from vitral.inference.own_sizes import refuse_own_sizes
-from vitral.inference.predictor import Predictor, load
+from vitral.inference.predictor import Predictor
 from vitral.serving.batching import Batcher, Ticket, Timing
 from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits, Places

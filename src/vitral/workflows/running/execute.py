@@ -28,9 +28,10 @@ from vitral.device import seed_everything
 from vitral.distributed.ranks import Ranks, current
 from vitral.distributed.strategies import strategy_of
 from vitral.errors import Interrupted, RunError
+from vitral.inference.loading import load
 from vitral.inference.logits import gathered_logits
 from vitral.inference.outputs import Output, output_of
-from vitral.inference.predictor import Predictor, load
+from vitral.inference.predictor import Predictor
 from vitral.kernels import reference_ops
 from vitral.model import Network
 from vitral.model.summary import summarize
