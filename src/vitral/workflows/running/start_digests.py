@@ -8,7 +8,7 @@ from typing import Any
 from vitral.errors import RunError
 from vitral.training.run_folder import RunFolder
 from vitral.weights import native
-from vitral.weights.load import Loaded
+from vitral.weights.loaded import Loaded
 from vitral.workflows.planning.job import Job
 
 WHAT = {"init": "initial weights", "teacher": "teacher"}
