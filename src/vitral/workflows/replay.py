@@ -120,7 +120,7 @@ def replay(
     if plan.run.recipe in TRAINERS:
         raise UsageError(f"{plan.run.recipe} trains in no steps", where=folder.path, why="there is no batch to replay")
     job = reopen(plan)
-    job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
+    job = dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run, job.dataset.classes))
     job, every = _readable_batches(job, console or stderr(quiet=True))
     batches = every["train"]
     try:

@@ -109,7 +109,7 @@ def _start(
 def _reopened(plan: Plan) -> Job:
     """Return the job of a plan, with its teacher."""
     job = reopen(plan)
-    return dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run.channels, job.dataset.classes))
+    return dataclasses.replace(job, teacher=teacher_of(plan.located("teacher"), job.run, job.dataset.classes))
 
 
 def _resume(given: dict[str, Any], console: Console, callbacks: Sequence[Callback], ranks: Ranks) -> TrainedRun:
