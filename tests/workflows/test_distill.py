@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 
 import vitral
+from images import noise
 from running import TINY, call_at_batch, mostly_slow, printed, recorded, same_bits, weights_of, write_teacher
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.pixel_cache import PixelCache
-from vitral.errors import Interrupted, RunError, UsageError
+from vitral.errors import Interrupted, RunError, UsageError, WeightsError
 from vitral.model import ForeignConfig, network
 from vitral.pretraining import monitor
 from vitral.pretraining.distill import FeatureTeacher
@@ -144,6 +147,55 @@ def test_a_network_of_another_library_teaches_and_the_run_starts_another(photos,
     fine = vitral.train(str(photos), init=str(run.folder), out=str(tmp_path / "tuned"), **tuned)
     assert fine.result["classes"] == 2
     assert native.read(fine.folder / "model.safetensors").config.classes == 2
+
+
+@pytest.mark.slow
+def test_neighbors_are_found_by_what_the_teacher_knows(tmp_path):
+    """A classifier of digits teaches a smaller network without labels."""
+    taught = {k: v for k, v in TINY.items() if k not in ("model", "dim", "depth", "heads", "mlp_dim", "crop")}
+    taught |= {"channels": 3, "batch_size": 64, "quiet": True, "lr": 1e-2}
+    teacher = vitral.train("digits", model="C+Femto/2", init="none", out=str(tmp_path / "t"), **{**taught, "epochs": 6})
+    assert teacher.result["val"]["accuracy"] > 0.9
+    given = {k: v for k, v in taught.items() if k not in ("ema", "augment")}
+    given |= {"model": "C+mu/2", "teacher": str(teacher.folder), "teacher_views": 4, "flip": False, "crop_area": 0.6}
+    runs = [
+        vitral.pretrain("digits", "distill", out=str(tmp_path / f"{lr}"), **{**given, "lr": lr, "epochs": epochs})
+        for lr, epochs in ((0.0, 1), (1e-2, 8))
+    ]
+    random, learned = (run.result for run in runs)
+    assert learned["train_loss"] < 0.7 * random["train_loss"]
+    assert learned["knn_accuracy"] > random["knn_accuracy"] + 0.05
+
+
+def timm_folder(path: Path, name: str, **config: Any) -> torch.nn.Module:
+    """Write a network of timm with random weights in the layout of its hub; return it."""
+    network = timm.create_model(name, num_classes=4).eval()
+    path.mkdir()
+    save_file(network.state_dict(), path / "model.safetensors")
+    described = {"input_size": [3, 48, 48], "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2], "crop_pct": 1.0}
+    stated = {"architecture": name, "num_classes": 4, "pretrained_cfg": described, **config}
+    (path / "config.json").write_text(json.dumps(stated))
+    return network
+
+
+def test_a_folder_of_timm_teaches_with_its_own_preprocessing(photos, tmp_path):
+    """Of a network that vitral does not compute itself: timm builds it."""
+    theirs = timm_folder(tmp_path / "lite", "test_efficientnet")
+    predictor = vitral.load(str(tmp_path / "lite"), device="cpu")
+    assert predictor.preprocessing.image_size == (48, 48)
+    assert predictor.preprocessing.mean == (0.5, 0.4, 0.3)
+    images = torch.stack([predictor.prepare(noise(n, (48, 48))) for n in range(2)])
+    with torch.no_grad():
+        expected = theirs(predictor.preprocessing.standardize(images))
+    torch.testing.assert_close(predictor.logits(images), expected)
+    run = distill(photos, tmp_path / "run", str(tmp_path / "lite"), epochs=1)
+    assert json.loads((run.folder / "config.json").read_text())["teacher"]["reference"] == str(tmp_path / "lite")
+
+
+def test_tensors_of_another_network_of_timm_are_refused(tmp_path):
+    timm_folder(tmp_path / "lite", "test_efficientnet", architecture="test_resnet")
+    with pytest.raises(WeightsError, match="these are not weights of timm:test_resnet"):
+        vitral.load(str(tmp_path / "lite"))
 
 
 @pytest.mark.parametrize("model", mostly_slow(["C+mu/4", "mu/4"], 2))

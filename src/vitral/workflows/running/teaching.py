@@ -24,6 +24,8 @@ from vitral.data.pixel_cache import Builder, Entry, PixelCache, pixels_key, titl
 from vitral.data.prepared import Images
 from vitral.device import Machine
 from vitral.errors import RunError
+from vitral.kernels import reference_ops
+from vitral.model.registry import config_to_json
 from vitral.pretraining.distill import FeatureTeacher, KeptFeatures, as_rows
 from vitral.training.options import Run
 from vitral.weights import native
@@ -46,7 +48,10 @@ _ROUND = 16
 def feature_teacher(loaded: Loaded, run: Run, machine: Machine) -> FeatureTeacher:
     """Build the teacher of a run, in a precision that suits it."""
     own = machine.with_precision(run.precision, dim=loaded.weights.config.dim)
-    return FeatureTeacher.of(loaded.weights, own, loaded.reference)
+    teacher = FeatureTeacher.of(loaded.weights, own, loaded.reference)
+    if run.plain:
+        reference_ops(teacher.network)
+    return teacher
 
 
 def teacher_of_job(job: Job) -> FeatureTeacher:
@@ -113,7 +118,8 @@ class _Views:
         assert job.teacher is not None
         weights = job.teacher.weights
         settings: dict[str, Any] = {
-            "teacher": native.digest(weights.state), "format": FORMAT, "seed": batches.seed,
+            "format": FORMAT, "teacher": native.digest(weights.state), "network": config_to_json(weights.config),
+            "seed": batches.seed, "plain": job.run.plain,
             "precision": self.teacher.machine.precision, "sees": weights.preprocessing.to_json(),
             "crops": Images(batches.split, batches.preprocessing, batches.augmentation).settings,
             "area": job.run.crop_area,
