@@ -6,12 +6,12 @@ A folder of timm's layout states the architecture and the preprocessing in confi
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import UsageError, WeightsError
 from vitral.model import ForeignConfig, network
 from vitral.model.foreign import version_of
@@ -37,8 +37,9 @@ def library_network(source: Source) -> str | None:
 def library_weights(source: Source, named: str, class_order: str | None = None) -> tuple[Weights, LoadReport]:
     """Return the weights of a network of timm, and their report. Raises `WeightsError` for tensors that do not fit."""
     config = source.config or {}
-    described = config.get("pretrained_cfg") or {}
-    preprocessing: Preprocessing = from_timm(described)
+    described = config.get("pretrained_cfg")
+    described = described if isinstance(described, Mapping) else {}
+    preprocessing = from_timm(described)
     count = config.get("num_classes", described.get("num_classes", 1000))
     try:
         built = ForeignConfig(
@@ -46,16 +47,15 @@ def library_weights(source: Source, named: str, class_order: str | None = None) 
             version=version_of(named),
         )  # fmt: skip
     except UsageError as error:
-        raise WeightsError(f"{named} without classes has no features that are known", where=source.where) from error
+        raise WeightsError(f"config.json describes no {named}", where=source.where, why=error.what) from error
     tensors = source.tensors
     state: dict[str, Tensor] = {f"body.{name}": tensor for name, tensor in tensors.items()}
     with torch.random.fork_rng(devices=[]):
         why = misfit(network(built), state)
     if why:
         raise WeightsError(f"these are not weights of {named}", where=source.where, why=why.replace("body.", ""))
-    account = LoadReport(
-        source.where, named, [Line(n, tuple(t.shape), "loaded", f"body.{n}") for n, t in tensors.items()]
-    )
+    lines = [Line(name, tuple(tensor.shape), "loaded", f"body.{name}") for name, tensor in tensors.items()]
+    account = LoadReport(source.where, named, lines)
     names = class_names.from_config(config)
     if names is None or len(names) != count:
         names = class_names.assumed(count, account, class_order)
