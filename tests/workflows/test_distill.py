@@ -27,6 +27,7 @@ from vitral.pretraining.distill import FeatureTeacher
 from vitral.weights import native
 from vitral.weights.native import Weights
 from vitral.workflows.planning import teacher as planning
+from vitral.workflows.planning import throughput
 from vitral.workflows.running import pretraining_page
 
 OPTIONS: dict[str, Any] = {k: v for k, v in TINY.items() if k not in ("ema", "crop", "augment")}
@@ -226,12 +227,11 @@ def test_the_plan_says_what_is_kept(photos, tmp_path, teacher, capsys, monkeypat
     assert "try: --teacher-views 0" in err
 
 
-def test_minutes_count_the_teacher(photos, tmp_path, teacher, monkeypatch):
-    given = {k: v for k, v in OPTIONS.items() if k != "epochs"}
-    monkeypatch.setattr("vitral.workflows.planning.throughput.seconds_of_teacher", lambda job: 1.4)
-    given |= {"teacher": teacher, "out": str(tmp_path / "run"), "quiet": True, "minutes": 0.7}
-    run = vitral.pretrain(str(photos), "distill", **given)
-    assert run.result["epochs"] == 1, "the teacher would take 45 s for 2 views of 16 images"
+def test_minutes_count_the_teacher():
+    """Seconds, those of an epoch, those of the teacher for a view, and the views."""
+    assert throughput._epochs(100.0, 1.0, 0.0, 0) == 100
+    assert throughput._epochs(100.0, 1.0, 20.0, 2) == 60
+    assert throughput._epochs(40.0, 1.0, 22.4, 2) == 1, "two views would take 47 s"
 
 
 def test_no_room_for_the_features_stops_the_run(photos, tmp_path, teacher, monkeypatch):
