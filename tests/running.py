@@ -20,8 +20,13 @@ import torch
 
 import vitral
 from vitral.cli.main import main
+from vitral.data.images.preprocessing import Preprocessing
+from vitral.device import seeded
 from vitral.errors import Interrupted
+from vitral.model import ViT, ViTConfig
+from vitral.weights import native
 from vitral.weights.files import read_tensors
+from vitral.weights.native import Weights
 from vitral.workflows.running import execute
 
 T = TypeVar("T")
@@ -53,6 +58,19 @@ def sampled(values: Iterable[Any], every: int) -> list[Any]:
     """Values for `parametrize`: every n-th one is tested, all others in a soak."""
     rows = [one if isinstance(one, tuple) else (one,) for one in values]
     return [pytest.param(*row, marks=[pytest.mark.soak] * (i % every > 0)) for i, row in enumerate(rows)]
+
+
+def write_teacher(folder: Path, **changes: Any) -> Path:
+    """Write a tiny ViT with random weights and five classes, to teach others; return its file."""
+    shape = {"image_size": 12, "patch_size": 4, "classes": 5, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 16}
+    config = ViTConfig(**{**shape, **changes})
+    with seeded(7):
+        state = ViT(config).state_dict()
+        state = {name: value + 0.3 * torch.randn(value.shape) for name, value in state.items()}
+    preprocessing = Preprocessing(config.image, channels=config.channels, interpolation="bicubic")
+    classes = tuple(map(str, range(config.classes)))
+    native.save(folder / "teacher.safetensors", Weights(config, state, preprocessing, classes, {}))
+    return folder / "teacher.safetensors"
 
 
 def train(data: object, out: Path, **options: Any) -> vitral.TrainedRun:

@@ -12,8 +12,9 @@ import pytest
 from rank_runs import at_step, history
 from together import on_ranks
 
-from running import TINY, as_words, mostly_slow, same_bits, weights_of
+from running import TINY, as_words, mostly_slow, same_bits, weights_of, write_teacher
 from vitral.cli.main import main
+from vitral.pretraining.methods import needs_teacher
 
 OPTIONS: dict[str, Any] = {
     **{name: value for name, value in TINY.items() if name not in ("ema", "crop")}, "image_size": 12, "batch_size": 5,
@@ -23,6 +24,8 @@ MAE: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "crop": "shift"}
 DINO: dict[str, Any] = {"prototypes": 16, "local_crops": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mae": ("mae", MAE),
+    "distill": ("distill", {"teacher_views": 1, "drop_path": 0.2}),
+    "distill: computed in every step, with a stem": ("distill", {"teacher_views": 0, "model": "C+mu/4"}),
     "mpp": ("mpp", {"drop_path": 0.2, "crop": "none"}),
     "dino: sinkhorn, masked patches, koleo, dropped branches": (
         "dino", {**DINO, "centering": "sinkhorn", "ibot": 1.0, "koleo": 0.1, "drop_path": 0.2},
@@ -40,7 +43,8 @@ def photos(make_images) -> Path:
 
 
 def command(photos: Path, out: Path, method: str, *more: str, **options: object) -> list[str]:
-    words = as_words({**OPTIONS, "method": method, "out": out, **options})
+    taught = {"teacher": write_teacher(out.parent)} if needs_teacher(method) else {}
+    words = as_words({**OPTIONS, "method": method, "out": out, **taught, **options})
     return ["pretrain", str(photos), *words, "--quiet", *more]
 
 
@@ -70,9 +74,14 @@ def test_losses_do_not_depend_on_the_ranks(name, count, strategy, photos, tmp_pa
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "many").iterdir()}
 
 
-@pytest.mark.parametrize(("method", "strategy"), mostly_slow([("mae", "ddp"), ("dino", "ddp"), ("dino", "fsdp")], 3))
+RESUMED = {"mae": MAE, "dino": {**DINO, "ibot": 1.0, "centering": "sinkhorn"}, "distill": {"teacher_views": 1}}
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy"), mostly_slow([("mae", "ddp"), ("dino", "ddp"), ("dino", "fsdp"), ("distill", "ddp")], 3)
+)
 def test_a_stopped_run_resumes_to_the_bits_of_a_whole_one(method, strategy, photos, tmp_path, monkeypatch, capfd):
-    options = {"strategy": strategy, **({**DINO, "ibot": 1.0, "centering": "sinkhorn"} if method == "dino" else MAE)}
+    options = {"strategy": strategy, **RESUMED[method]}
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     with monkeypatch.context() as patched:
         at_step(6, 1, lambda: os.kill(os.getpid(), signal.SIGTERM), patched)

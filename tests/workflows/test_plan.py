@@ -354,7 +354,7 @@ def test_a_first_layer_is_whitened_if_there_is_one(make_images):
     layer = model.patch_embed.backbone.layers[0].conv.weight
     assert not layer.requires_grad
     assert layer[16:].equal(-layer[:16])
-    again = initial_model(job, whitened=False).patch_embed.backbone.layers[0].conv.weight
+    again = initial_model(job, measured=False).patch_embed.backbone.layers[0].conv.weight
     assert not again.requires_grad
     assert not again[16:].equal(-again[:16])
     patches = plan_run({"data": str(photos), "device": "cpu", "model": "Nano/4"})

@@ -18,12 +18,12 @@ from PIL import Image
 
 import vitral
 from images import MakeImages
-from running import TINY, call_at_batch, in_child, mostly_slow, printed, recorded, same_bits, weights_of
+from running import TINY, call_at_batch, in_child, mostly_slow, printed, recorded, same_bits, weights_of, write_teacher
 from vitral.data.sources.unlabeled import NOT_HELD_OUT, UNLABELED, load_images
 from vitral.errors import DataError, Interrupted, TrainingError, UsageError
 from vitral.evaluation.intervals import wilson_interval
 from vitral.pretraining import monitor
-from vitral.pretraining.methods import METHODS
+from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.recipes.pretrain import UNSUPPORTED_BY
 from vitral.recipes.table import RECIPES
 from vitral.weights import native
@@ -36,6 +36,7 @@ SHAPE = ("model", "dim", "depth", "heads", "mlp_dim")
 SMALL: dict[str, dict[str, Any]] = {
     "mae": {"decoder_dim": 8, "decoder_depth": 1},
     "dino": {"prototypes": 16, "local_crops": 2, "pool": "cls", "ibot": 0.5, "koleo": 0.1},
+    "distill": {"teacher_views": 2},
 }
 """Options of a method that make it small."""
 
@@ -56,7 +57,8 @@ write_report = pretraining_page.write_report
 
 
 def pretrain(data: object, out: Path, method: str = "mae", **options: Any) -> vitral.TrainedRun:
-    given = {**OPTIONS, **SMALL.get(method, {}), **options}
+    taught = {"teacher": str(write_teacher(out.parent))} if needs_teacher(method) else {}
+    given = {**OPTIONS, **SMALL.get(method, {}), **taught, **options}
     given = {name: value for name, value in given.items() if name not in UNSUPPORTED_BY[method]}
     return vitral.pretrain(str(data), method, out=str(out), quiet=True, **given)
 
@@ -71,7 +73,7 @@ def test_a_run_learns_and_reports(photos, tmp_path, method):
     assert run.result["knn_accuracy"] == history[-1]["knn_accuracy"]
     assert run.result["images"] == {"train": 16, "val": 4}
     assert (run.folder / "samples.png").is_file()
-    assert not any(name.startswith(("decoder", "encoder", "colors")) for name in weights_of(run.folder))
+    assert not any(name.startswith(("decoder", "encoder", "colors", "project")) for name in weights_of(run.folder))
 
 
 @pytest.mark.parametrize("method", mostly_slow(reversed(METHODS), 3))
@@ -267,6 +269,9 @@ def test_drawing_changes_nothing(photos, tmp_path, monkeypatch):
         ({"pool": "map"}, "cannot be pretrained"),
         ({"image_size": 4}, "too few patches"),
         ({"mixup": 0.2}, "--mixup"),
+        ({"method": "distill"}, "--method distill needs a --teacher"),
+        ({"method": "distill", "teacher": "backbone", "mask": 0.5}, "--method distill does not support --mask"),
+        ({"teacher": "backbone"}, "--method mae does not support --teacher"),
         ({"mask": 1.0}, "--mask must be"),
         ({"recipe": "mae"}, "--recipe is for vitral train"),
     ],

@@ -52,7 +52,7 @@ def pretrain_options() -> list[Option]:
     fields = run_options(hidden=("recipe", *LABEL_OPTIONS, *UNSUPPORTED))
     fields["out"] = dataclasses.replace(fields["out"], default="runs/NAME-pretrain")
     first = [fields.pop(name) for name in (*_FIRST, *PRETRAINING_OPTIONS)]
-    method = Option("method", str, "mae, mpp or dino", "mae")
+    method = Option("method", str, "mae, mpp, dino or distill", "mae")
     return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, plan_only.OPTIONS[0], *fields.values()]
 
 

@@ -60,6 +60,8 @@ class Batch:
     indices: np.ndarray
     rows: Rows | None = None
     """The rows of a batch that ranks share; None for a whole batch."""
+    view: int = 0
+    """Number of the random crops: that of the epoch, unless crops repeat."""
 
     @property
     def total(self) -> int:
@@ -92,14 +94,16 @@ class Batches:
         check: bool = True,
         progress: Progress | None = None,
         part: Part = _ALL,
+        views: int = 0,
     ):
         """`check`: decode streamed images once before, even if they were verified when their shards were written.
+        `views`: epochs after which random crops repeat; 0 for new ones in each.
 
         `residency`: `memory`, `cache` or `stream`; `auto` takes the first that has room. If the cache cannot be
         written, images are streamed.
         """
         self.split, self.preprocessing, self.augmentation = split, preprocessing, augmentation
-        self.device, self.seed, self.part = device, seed, part
+        self.device, self.seed, self.part, self.views = device, seed, part, views
         self.batch_size = max(1, min(batch_size, len(split)))  # a rank may have no image to evaluate
         self.weights = None if weights is None else torch.from_numpy(weights)
         self.labels = labels_on(device, split.labels)
@@ -173,19 +177,29 @@ class Batches:
         else:
             rows = self.part.rows(self.batch_size, self.augmentation.mixes)
             batches = [self.part.cut(batch, rows) for batch in batches]
+        view = epoch % self.views if self.views else epoch
+        yield from self._delivered(batches, view, rows)
+
+    def in_order(self, view: int, batches: list[np.ndarray]) -> Iterator[Batch]:
+        """Yield these images with the random crops of a view, as `epoch` crops them and without further augmentation.
+        Ends an epoch.
+        """
+        yield from self._delivered(batches, view, None)
+
+    def _delivered(self, batches: list[np.ndarray], view: int, rows: Rows | None) -> Iterator[Batch]:
         if not batches:
             return
         # One copy for the whole epoch: a copy waits for all work queued on the device.
         positions = torch.from_numpy(np.concatenate(batches)).to(self.device).split(len(batches[0]))
         if isinstance(self._store, Tensor):
             for indices, position in zip(batches, positions, strict=True):
-                yield Batch(self._store.index_select(0, position), self.labels[position], indices, rows)
+                yield Batch(self._store.index_select(0, position), self.labels[position], indices, rows, view)
             return
-        for indices, position, images in zip(batches, positions, self._prepare(epoch, batches), strict=True):
+        for indices, position, images in zip(batches, positions, self._prepare(view, batches), strict=True):
             copied = images.to(self.device, non_blocking=self.device.type == "cuda")  # an Apple GPU reads it later
-            yield Batch(copied, self.labels[position], indices, rows)
+            yield Batch(copied, self.labels[position], indices, rows, view)
 
-    def _prepare(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Tensor]:
+    def _prepare(self, view: int, batches: list[np.ndarray]) -> Iterator[Tensor]:
         """Prepare the images of these batches while the step computes."""
         assert not isinstance(self._store, Tensor)
         pinned = self.device.type == "cuda"
@@ -194,7 +208,7 @@ class Batches:
             return _one_ahead(lambda indices: entry.gather(indices, pinned=pinned), batches)
         if self._pool is None:
             self._pool = WorkerPool(self._store, self.workers, pinned=pinned and self._decoder is None)
-        prepared = self._pool.epoch(self.seed, epoch, batches)
+        prepared = self._pool.epoch(self.seed, view, batches)
         if self._store.decoded is None:
             prepared = read_ahead(self.split, batches, prepared)
         return prepared if self._decoder is None else _one_ahead(self._decoder, prepared)

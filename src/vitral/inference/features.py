@@ -20,17 +20,23 @@ from vitral.model.watched import pooled_queries
 @torch.inference_mode()
 def head_features(model: nn.Module, images: Tensor, preprocessing: Preprocessing, machine: Machine) -> Tensor:
     """Return the input of the head, (B, D) fp32 on the CPU, for uint8 pixels (B, C, H, W). The mode is restored."""
+    return head_inputs(model, images, preprocessing, machine).cpu()
+
+
+@torch.inference_mode()
+def head_inputs(model: nn.Module, images: Tensor, preprocessing: Preprocessing, machine: Machine) -> Tensor:
+    """`head_features` on the device of the network; images may also be floats from 0 to 255, which are changed."""
     if isinstance(model, EncoderDecoder):
         raise _reads_text()
     with evaluating(model), machine.autocast(), _head_inputs(model) as inputs:
         pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
         if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
-            return model.pool(model.encode(pixels, num_queries=pooled_queries(model)))[:, 0].float().cpu()
+            return model.pool(model.encode(pixels, num_queries=pooled_queries(model)))[:, 0].float()
         out = model(pixels)
         if isinstance(model, Foreign) and not inputs:
             why = "it does not end in a dense layer with an output for each class"
             raise UsageError(f"no features of {model.config.source}", why=why)
-        return (inputs[0] if inputs else out).float().cpu()
+        return (inputs[0] if inputs else out).float()
 
 
 @contextmanager

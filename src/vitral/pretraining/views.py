@@ -1,4 +1,4 @@
-"""Random views of images for self-distillation: crops, mirroring, colors, blur, solarization; a batch at once.
+"""Random views of images for the methods with a teacher: crops, mirroring, colors, blur, solarization; a batch at once.
 
 Each image of a batch gets its own random numbers. Images are floats (B, C, H, W) from 0 to 1 on any device.
 """
@@ -35,14 +35,20 @@ class View:
         x = crop(images, self.size, self.area)
         if self.mirror:
             x = torch.where(_chance(x, 0.5), x.flip(-1), x)
-        if x.shape[1] == 3:
-            x = torch.where(_chance(x, 0.8), jitter(x), x)
-            x = torch.where(_chance(x, 0.2), luminance(x).expand_as(x), x)
+        x = recolored(x)
         if self.blur:
             x = torch.where(_chance(x, self.blur), blurred(x), x)
         if self.solarize:
             x = torch.where(_chance(x, self.solarize) & (x >= 0.5), 1 - x, x)
         return x
+
+
+def recolored(x: Tensor, jittered: float = 0.8, gray: float = 0.2) -> Tensor:
+    """Jitter the colors of images with one probability, then take them away with another; gray images stay the same."""
+    if x.shape[1] != 3:
+        return x
+    x = torch.where(_chance(x, jittered), jitter(x), x)
+    return torch.where(_chance(x, gray), luminance(x).expand_as(x), x)
 
 
 def _chance(x: Tensor, probability: float) -> Tensor:

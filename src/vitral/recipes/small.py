@@ -21,7 +21,7 @@ from vitral.training.plan import Choice, Plan
 def small(stats: DatasetStats, machine: Machine) -> Plan:
     """Choose a complete run for this data and this machine, with a reason for each choice."""
     gpu = machine.device.type == "cuda"
-    shape = _shape(stats, gpu)
+    shape = shape_of(stats, gpu)
     epochs, why_epochs = _epochs(stats, gpu)
     full = 512 if gpu and _deep(stats) else 256
     batch = stats.batch(16 if stats.images < 500 else 64 if stats.images < 5_000 else full)
@@ -50,7 +50,7 @@ def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dic
     return {**changes, "erase": 0.0 if photographs else 0.5}
 
 
-def _input_choices(stats: DatasetStats, shape: _Shape) -> tuple[Choice, ...]:
+def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
     """Explain the choices about the network and its input."""
     height, width = stats.size
     same = "" if stats.uniform else f" (median of {stats.sampled} samples)"
@@ -103,14 +103,16 @@ def _deep(stats: DatasetStats) -> bool:
     return max(stats.size) <= 40 and stats.channels == 3
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
+    """Image size, network and training geometry."""
+
     image_size: tuple[int, int]
     model: str
     crop: Crop
     why: str
 
 
-def _shape(stats: DatasetStats, gpu: bool) -> _Shape:
+def shape_of(stats: DatasetStats, gpu: bool) -> Shape:
     """Choose image size, network and training geometry: some 16 to 150 patches, or 196 of photographs on a GPU."""
     if gpu:
         size = "Mini" if _deep(stats) else "S" if stats.images >= 5_000 else "Ti"
@@ -125,10 +127,10 @@ def _shape(stats: DatasetStats, gpu: bool) -> _Shape:
                 patch = 8  # one more halving in the deep stem
             image_size = tuple(max(patch, round(n / patch) * patch) for n in stats.size)
             why = f"tokens of {patch} pixels for small images, {convolutions}; width and depth {machine}"
-            return _Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
+            return Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
     side = 224 if gpu else 128
     why = f"tokens of 16 pixels for photographs, {convolutions}; width and depth {machine}"
-    return _Shape((side, side), f"C+{size}/16", "random-resized", why)
+    return Shape((side, side), f"C+{size}/16", "random-resized", why)
 
 
 def _epochs(stats: DatasetStats, gpu: bool) -> tuple[int, str]:

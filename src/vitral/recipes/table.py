@@ -33,6 +33,7 @@ RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
     "mae": pretrain.mae,
     "mpp": pretrain.mpp,
     "dino": pretrain.dino,
+    "distill": pretrain.distill,
 }
 
 RESIZES = ("backbone", "paper-finetune")

@@ -66,10 +66,7 @@ class Teacher:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Convert the student's images to the teacher's size, mean and deviation."""
-        if tuple(images.shape[2:]) != self.preprocessing.image_size:
-            mode = "bicubic" if self.preprocessing.interpolation == "bicubic" else "bilinear"
-            images = F.interpolate(images, size=self.preprocessing.image_size, mode=mode, antialias=True)
-        return images * self.scale + self.shift
+        return at_size(images, self.preprocessing) * self.scale + self.shift
 
     def loss(self, logits: Tensor, teacher_logits: Tensor, weights: Tensor | None = None) -> Tensor:
         """T² KL(teacher ‖ student) of logits (B, K), both divided by the temperature T; the mean over images, of each
@@ -83,6 +80,14 @@ class Teacher:
             return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * T**2
         losses = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
         return (weights * losses).mean() * T**2
+
+
+def at_size(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Resize floats (B, C, H, W) to the size that a teacher expects; those of this size are returned as they are."""
+    if tuple(images.shape[2:]) == preprocessing.image_size:
+        return images
+    mode = "bicubic" if preprocessing.interpolation == "bicubic" else "bilinear"
+    return F.interpolate(images, size=preprocessing.image_size, mode=mode, antialias=True)
 
 
 def class_order(classes: tuple[str, ...], teachers: tuple[str, ...], source: object = None) -> list[int]:

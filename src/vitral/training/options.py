@@ -30,7 +30,7 @@ MODEL_OPTIONS = (
 
 PRETRAINING_OPTIONS = (
     "mask", "decoder_dim", "decoder_depth", "prototypes", "local_crops", "teacher_momentum", "teacher_temperature",
-    "centering", "ibot", "koleo",
+    "centering", "ibot", "koleo", "teacher_views",
 )  # fmt: skip
 """Fields of a run that `vitral pretrain` alone reads."""
 DECODER_OPTIONS = ("decoder_dim", "decoder_depth")
@@ -175,7 +175,7 @@ class Run:
     layer_decay: float | None = option(None, "factor on the learning rate for each block away from the head")
     ema: float | None = option(None, "decay of the averaged weights, which are validated and saved; 0 is off")
     teacher: str | None = option(None, "trained network for distillation: a run, a file, timm:NAME, hf:ORG/NAME")
-    distill_weight: float = option(0.5, "weight of the teacher's part of the loss")
+    distill_weight: float = option(0.5, "weight of the teacher's part of the loss; in pretraining, of its logits' part")
     distill_temperature: float = option(1.0, "temperature that divides the logits of student and teacher")
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
@@ -195,6 +195,9 @@ class Run:
     )
     ibot: float = option(0.0, "weight of iBOT's loss of masked patches in dino; 0 is off")
     koleo: float = option(0.0, "weight of dino's loss that keeps features apart (KoLeo), about 0.1; 0 is off")
+    teacher_views: int = option(
+        0, "crops of each image for which distill keeps the teacher's features on disk; 0: computed in every step"
+    )
 
     # Execution
     device: str = option("auto", "auto, cpu, cuda or mps")
@@ -309,7 +312,7 @@ _LIMITS: Mapping[_Range, tuple[str, ...]] = {
     _Range(1, 100_000): ("dim", "heads", "decoder_dim"),
     _Range(1, 1_000): ("depth", "decoder_depth", "threads"),
     _Range(0, 1_000_000): ("warmup", "clip"),
-    _Range(0, 1_000): ("lr", "workers", "registers"),
+    _Range(0, 1_000): ("lr", "workers", "registers", "teacher_views"),
     _Range(0, 100): ("local_crops", "ibot", "koleo", "weight_decay", "mixup", "cutmix", "layer_scale"),
     _Range(0, 30): ("randaugment",),
     _Range(-1_000, 1_000): ("head_bias_init",),

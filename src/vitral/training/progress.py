@@ -140,7 +140,7 @@ DETAILS = frozenset({
     "accumulate", "augmentation", "batch", "batch size", "channels", "clip", "compile", "crop", "crops", "decoder",
     "first layer", "geometry", "graphs", "layer decay", "learning rate", "logit scale", "loss", "lr", "mask", "mirror",
     "optimizer", "patch dropout", "pooling", "pre logits", "precision", "prototypes", "smoothing", "teacher momentum",
-    "threads", "warmup", "weight decay",
+    "teacher views", "threads", "warmup", "weight decay",
 })  # fmt: skip
 """Choices that follow from the recipe and the machine."""
 _NARROWEST = 12

@@ -20,6 +20,8 @@ from typing import Any
 
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import UsageError, WeightsError
+from vitral.weights.notes import Alarm, Caution
+from vitral.weights.report import LoadReport
 from vitral.wording import natural
 
 SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
@@ -80,6 +82,24 @@ def given(classes: int, order: str) -> tuple[str, ...]:
         what = f"{len(set(names))} different names for {classes} classes"
         raise UsageError(what, where=order, hint="a file with a name in each line, in the order of the outputs")
     return names
+
+
+def assumed(count: int, account: LoadReport, order: str | None) -> tuple[str, ...]:
+    """Names for a head without any, with a note on the assumption."""
+    account.nameless, account.class_order = count > 0, order
+    if order is not None and count:
+        account.notes.append(f"class names by --class-order {order}; the weights state none")
+        return given(count, order)
+    if count == len(SYNSETS):
+        account.notes.append(Caution("class names assumed: ImageNet-1k's; the weights state none"))
+    elif count:
+        note = "class names assumed: the numbers of the outputs; the weights state none"
+        order = (
+            "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
+            "folders as text (0, 1, 10, 11, 2 …): --class-order text"
+        )
+        account.notes.append(Alarm(f"WARNING {note}. {order}") if count > 10 else Caution(note))
+    return default(count)
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -21,6 +21,7 @@ from vitral.weights import class_names, fitted, native
 from vitral.weights import in_memory as modules
 from vitral.weights.formats import FORMATS, detect, has_format, huggingface_code
 from vitral.weights.formats.format import Format
+from vitral.weights.library import library_network, library_weights
 from vitral.weights.loaded import Loaded
 from vitral.weights.naming import given_names, named
 from vitral.weights.native import Weights
@@ -90,6 +91,9 @@ def read(
         _refuse_stated(source.where, weights_key, class_order)
     elif (header := huggingface_code.header(source.config)) is not None:
         loaded = _saved_again(path, source, header, pinned)
+    elif (name := library_network(source)) and (format, heads, like) == (None, None, None):
+        weights, account = library_weights(source, name, class_order)
+        loaded = Loaded(weights, account, "timm", pinned)
     else:
         loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"), weights_key, class_order)
     loaded.account.notes[:0] = [*notes, *source.notes]
@@ -270,7 +274,7 @@ def _foreign(
     preprocessing = _prepared(preprocessing, config)
     names = kind.classes(source, config.classes)
     if names is None or len(names) != config.classes:
-        names = _assumed_names(config.classes, account, class_order)
+        names = class_names.assumed(config.classes, account, class_order)
     elif class_order is not None:
         hint = "leave out --class-order, or class_order in Python"
         raise UsageError("these weights state the names of their classes", where=source.where, hint=hint)
@@ -281,24 +285,6 @@ def _foreign(
     known = source.stated or architecture
     scheme = known.scheme if known and known.scheme else kind.scheme
     return Loaded(weights, account, kind.name, reference, [empty], scheme)
-
-
-def _assumed_names(count: int, account: LoadReport, order: str | None) -> tuple[str, ...]:
-    """Names for a head without any, with a note on the assumption."""
-    account.nameless, account.class_order = count > 0, order
-    if order is not None and count:
-        account.notes.append(f"class names by --class-order {order}; the weights state none")
-        return class_names.given(count, order)
-    if count == len(class_names.SYNSETS):
-        account.notes.append(Caution("class names assumed: ImageNet-1k's; the weights state none"))
-    elif count:
-        note = "class names assumed: the numbers of the outputs; the weights state none"
-        order = (
-            "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
-            "folders as text (0, 1, 10, 11, 2 …): --class-order text"
-        )
-        account.notes.append(Alarm(f"WARNING {note}. {order}") if count > 10 else Caution(note))
-    return class_names.default(count)
 
 
 def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:

@@ -14,13 +14,13 @@ from vitral.data import DataSet
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError
-from vitral.model import WRITE_UPS, BiTConfig, ModelConfig, ViTConfig
+from vitral.model import WRITE_UPS, BiTConfig, EncoderDecoderConfig, ModelConfig, ViTConfig
 from vitral.model import config as model_config
 from vitral.model.config_base import pair
 from vitral.model.foreign import is_foreign, is_function, trusted
 from vitral.model.summary import summarize
 from vitral.model.variants import config_fields
-from vitral.pretraining.methods import METHODS
+from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.recipes.table import RESIZES
 from vitral.training.distillation import class_order
 from vitral.training.options import MODEL_OPTIONS, Run
@@ -210,19 +210,37 @@ def _fitting_size(draft: Draft, model: str) -> tuple[Draft, dict[str, Any]]:
 def read_teacher(draft: Draft) -> Draft:
     """Read the teacher. Raises `UsageError` for distillation options without a teacher."""
     given, run = draft.given, draft.run
-    teacher = draft.teacher or teacher_of(run.teacher, run.channels, draft.dataset.classes)
+    teacher = draft.teacher or teacher_of(run.teacher, run, draft.dataset.classes)
     if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
         hint = "--teacher RUN_OR_WEIGHTS, or leave it out"
         raise UsageError(f"{flag(alone[0])} requires a teacher", hint=hint)
+    if teacher is not None and needs_teacher(run.recipe):
+        return _of_features(dataclasses.replace(draft, teacher=teacher), teacher)
     return dataclasses.replace(draft, teacher=teacher)
 
 
-def teacher_of(reference: str | None, channels: int, classes: tuple[str, ...]) -> Loaded | None:
-    """Read the teacher of a run, if any. Raises `UsageError` if its classes are not those of the data."""
+def _of_features(draft: Draft, teacher: Loaded) -> Draft:
+    """Check that a network has features to teach. One without classes has no logits."""
+    if teacher.weights.classes:
+        return draft
+    if alone := [name for name in ("distill_weight", "distill_temperature") if name in draft.given]:
+        why = f"{teacher.reference} has no classes, and so no logits"
+        raise UsageError(f"{flag(alone[0])} has no effect", why=why, hint="leave it out")
+    return draft.change(distill_weight=0.0)
+
+
+def teacher_of(reference: str | None, run: Run, classes: tuple[str, ...]) -> Loaded | None:
+    """Read the teacher of a run, if any. Raises `UsageError` if it cannot teach: in training if its classes are not
+    those of the data, in pretraining if it reads text.
+    """
     if reference is None:
         return None
-    loaded = read(reference, channels=channels)
-    class_order(classes, loaded.weights.classes, reference)
+    loaded = read(reference, channels=run.channels)
+    if run.recipe not in METHODS:
+        class_order(classes, loaded.weights.classes, reference)
+    elif isinstance(loaded.weights.config, EncoderDecoderConfig):
+        why = "it reads text, and has no feature vector of an image"
+        raise UsageError("this network cannot teach", where=reference, why=why, hint="--teacher backbone")
     return loaded
 
 
@@ -255,9 +273,12 @@ def report_teacher(draft: Draft) -> Draft:
     name = weights.trained.get("model", f"{teacher.format}'s")
     share = adds.flops / (3 * own.flops)
     size = format_value(weights.preprocessing.image_size)
-    why = (
-        f"{run.distill_weight:g} of the loss at temperature {run.distill_temperature:g}; at {size} it adds "
-        f"{adds.flops / 1e9:.3g} GFLOPs per image, {share:.0%} of a training step"
-    )
+    what = f"{run.distill_weight:g} of the loss at temperature {run.distill_temperature:g}"
+    if needs_teacher(run.recipe):
+        what = (
+            f"{what} is for its logits, the rest for its features" if weights.classes else "its features are the loss"
+        )
+    cost = f"{adds.flops / 1e9:.3g} GFLOPs per image, {share:.0%} of a training step"
+    why = f"{what}; at {size} it adds {cost}"
     choice = Choice("teacher", f"{name}, {adds.parameters:,} parameters ({teacher.reference})", why)
     return draft.change(choice, teacher=teacher.reference)

@@ -21,7 +21,7 @@ from vitral.data.targets import TEXT, Labeling, targets_of
 from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import RunError, UsageError, unknown
 from vitral.folders import is_run
-from vitral.pretraining.methods import METHODS
+from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
 from vitral.recipes.table import CHECKS, RECIPES, UNSUPPORTED
 from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_OPTIONS, Run, checked_options
@@ -60,6 +60,7 @@ from vitral.workflows.planning.patches import choose_plain_patches, flex_patches
 from vitral.workflows.planning.ranks import choose_strategy, share_batches
 from vitral.workflows.planning.run_data import cuts_validation, load_run_data, split_for
 from vitral.workflows.planning.start import AUTO, NONE, choose_start
+from vitral.workflows.planning.teacher import keep_features, time_features
 from vitral.workflows.planning.threads import choose_threads
 from vitral.workflows.planning.throughput import epochs_within
 from vitral.workflows.tasks import TASKS
@@ -87,6 +88,9 @@ def plan_run(
     if job.run.minutes is not None:
         with cpu_threads(job.run.threads):
             job = _fit_time(job, draft, began)
+    if needs_teacher(job.run.recipe):
+        with cpu_threads(job.run.threads):
+            job = time_features(job)
     return dataclasses.replace(job, unreadable=unreadable)
 
 
@@ -110,6 +114,9 @@ def check_given(options: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{flag(alone[0])} is for labels, which pretraining does not read", hint="leave it out")
     if given.get("recipe") in METHODS:
         check_library(given.get("model", ""))
+    if needs_teacher(given.get("recipe")) and "teacher" not in given:
+        hint = "--teacher backbone, or a run, a file, timm:NAME or hf:ORG/NAME"
+        raise UsageError(f"--method {given['recipe']} needs a --teacher", hint=hint)
     if given.get("max_bad") is not None and given.get("bad_images") != "skip":
         why, hint = "without it any unreadable image stops the run", "--bad-images skip --max-bad 100"
         raise UsageError("--max-bad goes with --bad-images skip", why=why, hint=hint)
@@ -328,6 +335,7 @@ STEPS: tuple[Step, ...] = (
     plan_task,
     report_pruning,
     report_teacher,
+    keep_features,
 )
 """Steps from the recipe's run to a consistent one. Each is a function of the draft alone."""
 
@@ -377,5 +385,5 @@ def reopen(plan: Plan) -> Job:
     given |= {name: getattr(run, name) for name in (*DECODER_OPTIONS, "class_order")}
     loaded = read_initial(given, own.dataset, run) if run.init else None
     config = to_config(run, own.dataset, loaded)
-    teacher = teacher_of(plan.located("teacher"), run.channels, own.dataset.classes)
+    teacher = teacher_of(plan.located("teacher"), run, own.dataset.classes)
     return Job(plan, own.dataset, config, choose(run.device, run.precision, dim=config.dim), loaded, teacher)

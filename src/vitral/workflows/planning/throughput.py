@@ -17,6 +17,7 @@ from vitral.device import cpu_threads
 from vitral.distributed.ranks import current
 from vitral.inference.own_sizes import network_logits
 from vitral.model import Network, summarize
+from vitral.pretraining.distill import blank_features
 from vitral.pretraining.method import kept
 from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
@@ -28,6 +29,7 @@ from vitral.training.schedule import planned_epochs
 from vitral.training.step import WARM_UP, NoMonitor, step_of
 from vitral.training.timing import plan_again
 from vitral.wording import duration
+from vitral.workflows.planning.teacher import seconds_of_teacher
 from vitral.workflows.running.build import initial_model, objective_of
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def epochs_within(job: Job, began: float | None = None) -> Fit:
     counts = {name: len(split) for name, split in job.dataset.splits.items()}
     validated = counts.get("val", 0) if job.run.recipe not in METHODS else sum(map(len, monitored(job.dataset)))
     epoch = (counts["train"] * training + validated * validation) / current().count
+    taught = counts["train"] * seconds_of_teacher(job) / current().count if job.run.teacher_views else 0.0
     why = f"an epoch takes {epoch:.3g} s here, measured over a few steps"
     if epoch > whole:
         why = f"even one takes {epoch / 60:.3g} minutes here, measured over a few steps"
@@ -73,7 +76,14 @@ def epochs_within(job: Job, began: float | None = None) -> Fit:
         last = (counts.get("val", 0) + counts.get("test", 0)) * validation / current().count + _REPORT
         seconds = max(_LEAST_SHARE * whole, whole - (time.monotonic() - began) - last)
         why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, measuring and the report"
-    return Fit(max(1, int(seconds * (1 - RESERVED_SHARE) / epoch)), why, seconds)
+    return Fit(max(1, _epochs(seconds * (1 - RESERVED_SHARE), epoch, taught, job.run.teacher_views)), why, seconds)
+
+
+def _epochs(seconds: float, epoch: float, taught: float, views: int) -> int:
+    """Return the epochs that fit if each of the first `views` takes `taught` seconds more, for a teacher."""
+    if seconds < views * (epoch + taught):
+        return int(seconds / (epoch + taught))
+    return int((seconds - views * taught) / epoch)
 
 
 def decoding_suffices(job: Job, decoding_rate: float) -> tuple[bool, str]:
@@ -128,9 +138,10 @@ def _trial(job: Job, at_most: int | None) -> Iterator[_Trial]:
     if machine.device.type == "cpu":
         keep_freed_memory()
     with torch.random.fork_rng([machine.device] if machine.device.type == "cuda" else []):
-        model = initial_model(job, whitened=False)
+        model = initial_model(job, measured=False)
         optimizer = OptimizerSet(model, run)
-        learn, batch = step_of(model, optimizer, objective_of(job), machine, run), _noise(job, at_most)
+        objective = objective_of(job, features=blank_features(model) if run.teacher_views else None)
+        learn, batch = step_of(model, optimizer, objective, machine, run), _noise(job, at_most)
 
         def step() -> None:
             loss, _ = learn(batch, NoMonitor(), lr=0.0)

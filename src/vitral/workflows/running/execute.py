@@ -35,8 +35,9 @@ from vitral.inference.predictor import Predictor
 from vitral.kernels import reference_ops
 from vitral.model import Network
 from vitral.model.summary import summarize
+from vitral.pretraining.distill import KeptFeatures
 from vitral.pretraining.method import Following, Method
-from vitral.pretraining.methods import METHODS
+from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.system import HostLoad, cpu_contention, keep_freed_memory
 from vitral.training.callbacks import Callback, Callbacks, RunStart
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
@@ -64,6 +65,7 @@ from vitral.workflows.running.records import facts, report_guarded, resume_comma
 from vitral.workflows.running.restore import restore
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import Saving, save_metrics, save_weights
+from vitral.workflows.running.teaching import kept_features
 from vitral.workflows.tables.features import FeatureCache
 from vitral.workflows.tasks import evaluation_of, task_of
 from vitral.workflows.tasks.task import Metrics
@@ -187,7 +189,7 @@ def _followed(running: Running) -> Iterator[Callable[[TrainedRun], TrainedRun]]:
 def _fit(running: Running) -> tuple[Choice, ...]:
     """Train in steps from the current state to the end."""
     job, state, run = running.job, running.state, running.job.run
-    objective: TwoPartObjective = objective_of(job, lambda: state.step)
+    objective: TwoPartObjective = objective_of(job, lambda: state.step, _kept(running))
     with ExitStack() as stack:
         watch = Stopwatch()
         if run.compile:
@@ -208,6 +210,11 @@ def _fit(running: Running) -> tuple[Choice, ...]:
         )  # fmt: skip
         saving.finish()
     return planned_again(state)
+
+
+def _kept(running: Running) -> KeptFeatures | None:
+    """The features of a teacher that are kept on disk; None for other runs."""
+    return kept_features(running) if needs_teacher(running.job.run.recipe) else None
 
 
 def _probe(running: Running) -> tuple[Choice, ...]:
@@ -296,7 +303,7 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
             images, run.preprocessing, batch_size=run.batch_size if training else eval_size, device=job.machine.device,
             augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
             residency=run.residency, workers=run.workers, check=run.bad_images == "skip", progress=progress,
-            part=Part(ranks.number, ranks.count, ranks.local_count),
+            part=Part(ranks.number, ranks.count, ranks.local_count), views=run.teacher_views,
         )  # fmt: skip
 
 

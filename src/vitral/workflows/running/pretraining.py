@@ -32,6 +32,7 @@ _EVERY = 60.0
 ADVICE: Mapping[str, str] = {
     "mae": "a new run with a lower --lr, or --mask 0.75; the weights of earlier epochs are saved",
     "mpp": "a new run with a lower --lr, or --method mae; the weights of earlier epochs are saved",
+    "distill": "a new run with a lower --lr, or another --teacher; the weights of earlier epochs are saved",
     "dino": "a new run with --koleo 0.1, a lower --lr, or a --teacher-momentum closer to 1",
 }
 """Method → the hint if its features collapse."""
@@ -70,7 +71,7 @@ def whole_model(running: Running) -> Any:
     if not running.ranks.main:
         return None
     with seeded(running.job.run.seed):
-        model = initial_model(running.job)
+        model = initial_model(running.job, measured=False)
     model.load_state_dict(tensors)
     return model.train(state.model.training)
 

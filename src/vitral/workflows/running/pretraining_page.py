@@ -18,6 +18,8 @@ SPECS: list[Spec] = [
     ("Probe accuracy", [("linear probe", "probe_accuracy")], "{:.2%}"),
     ("Neighbors accuracy", [("k nearest neighbors", "knn_accuracy")], "{:.2%}"),
     ("Rank", [("rank of the features", "feature_rank")], "{:.1f}"),
+    ("Distance of features", [("train", "feature_loss")], "{:.4g}"),
+    ("Divergence of logits", [("train", "logit_loss")], "{:.4g}"),
     ("Usage of prototypes", [("entropy of all images' mean", "usage_entropy")], "{:.3f}"),
     ("Entropy", [("of each image's prototypes", "target_entropy")], "{:.3f}"),
     ("Color accuracy", [("train", "color_accuracy")], "{:.2%}"),
@@ -31,6 +33,8 @@ EXPLAINED: Mapping[str, str] = {
     "mpp": "Gray patches are hidden from the network, which predicts their mean color in 3 bits for each channel.",
     "dino": "Attention of the class token in the last block: bright patches weigh most. A network that has learned to "
     "tell images apart often attends to objects.",
+    "distill": "Attention in the last block: bright patches weigh most. The network has learned the features of its "
+    "teacher from whole crops.",
 }
 """Method → a sentence below its samples."""
 

@@ -13,9 +13,9 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
 from vitral.device import seeded
 from vitral.explanation.capture import capture
-from vitral.pretraining.dino import SelfDistillation
 from vitral.pretraining.mae import MaskedAutoencoder
 from vitral.pretraining.masking import divide, images_of, patches_of
+from vitral.pretraining.method import Method
 from vitral.pretraining.mpp import BITS, MaskedPatchPrediction
 from vitral.workflows.running.running import Running
 
@@ -71,13 +71,17 @@ def _colors(model: MaskedPatchPrediction, pixels: Tensor, preprocessing: Preproc
     return ("image", "visible mean colors", "predicted"), (masked, filled)
 
 
-def _attention(model: SelfDistillation, pixels: Tensor, preprocessing: Preprocessing) -> Drawn:
-    """Attention of the first token to the patches in the teacher's last block: the mean of its heads, and one head."""
-    teacher = model.teacher
-    with capture(teacher, [-1]) as captured:
-        teacher(preprocessing.standardize(pixels))
+def _attention(model: Method, pixels: Tensor, preprocessing: Preprocessing) -> Drawn:
+    """Attention to the patches in the last block of the kept network: the mean of its heads, and one head. It is that
+    of the class token, or where others are pooled the mean of all tokens.
+    """
+    network = model.kept
+    with capture(network, [-1]) as captured:
+        network(preprocessing.standardize(pixels))
     (layer,) = captured.layers
-    heads = captured.attention(layer)[:, :, 0, captured.prefix :].unflatten(-1, captured.grid)  # (B, heads, r, c)
+    attention = captured.attention(layer)[..., captured.prefix :]  # (B, heads, tokens, patches)
+    of = attention[:, :, 0] if network.config.pool == "cls" else attention.mean(2)
+    heads = of.unflatten(-1, captured.grid)  # (B, heads, r, c)
     peak = heads.flatten(2).amax(-1).argmax(1)  # the head that attends to the fewest patches
     single = heads[torch.arange(len(heads), device=heads.device), peak]
     size = pixels.shape[2], pixels.shape[3]
@@ -101,5 +105,6 @@ DRAWINGS: Mapping[str, Callable[[Any, Tensor, Preprocessing], Drawn]] = {
     "mae": _reconstructions,
     "mpp": _colors,
     "dino": _attention,
+    "distill": _attention,
 }
 """Method → the function that draws its work on uint8 images (B, C, H, W)."""
