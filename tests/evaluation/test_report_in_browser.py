@@ -6,6 +6,7 @@ import pytest
 
 from browser import chromium, require_chromium
 from running import printed, train
+from vitral import device
 from vitral.cli.main import main
 
 pytestmark = [pytest.mark.real, pytest.mark.report]
@@ -28,6 +29,7 @@ def browser():
 
 @pytest.mark.slow
 def test_no_report_is_wider_than_its_screen(make_images, tmp_path, capsys, browser, monkeypatch):
+    monkeypatch.setattr(device, "cpu_name", lambda: "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz")
     photos = make_images(dict.fromkeys(NAMES, 6))
     run = train(photos, tmp_path / f"run-{NAMES[0]}", epochs=1, val_fraction=0.3)
     pages = {
