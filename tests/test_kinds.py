@@ -60,7 +60,7 @@ def test_a_misspelled_field_is_answered_with_the_nearest(config, wrong, nearest)
     assert nearest in inspect.signature(config).parameters
 
 
-@pytest.mark.parametrize("callbacks", [print, [print], Callback, [Callback], Callback(), "csv"], ids=str)
+@pytest.mark.parametrize("callbacks", [print, [print], Callback, [Callback], Callback(), "csv"], ids=range(6))
 def test_what_is_no_list_of_callbacks(callbacks):
     with pytest.raises(UsageError, match=r"(?s)callback.*on_epoch_end.*callbacks=\[Mine\(\)\]"):
         vitral.train("digits", callbacks=callbacks)

@@ -23,8 +23,23 @@ T = TypeVar("T")
 
 @functools.cache
 def kinds_of(annotated: Any) -> Mapping[str, Any]:
-    """Return name → annotated type of a dataclass or a function; cached, because annotations are text to evaluate."""
-    return get_type_hints(annotated)
+    """Return name → annotated type of a dataclass or a function; cached, because annotations are text to evaluate.
+
+    Names of packages that are imported for annotations alone, such as pandas, are of any type.
+    """
+    absent: dict[str, Any] = {}
+    while True:
+        try:
+            return get_type_hints(annotated, localns=absent)
+        except NameError as error:
+            absent[error.name] = _Absent()
+
+
+class _Absent:
+    """A package that is not imported: all its types are `Any`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Any
 
 
 def matches(value: object, kind: Any) -> bool:

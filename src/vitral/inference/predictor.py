@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -229,7 +230,7 @@ class Predictor(Described):
         pixels = pixels_of(image, name=name, channels=recipe.channels, levels=recipe.levels)
         return recipe.geometry(pixels)
 
-    @checked
+    @partial(checked, but=("images",))  # which `expand` checks
     def stream(self, images: Images, batch_size: int = 32) -> Iterator[Prediction | ImageError]:
         """Predict any number of images in order, decoding the next batch during the computation of this one.
 
@@ -239,7 +240,7 @@ class Predictor(Described):
         for name, row in stream(images, self.prepare, self.rows, batch_size):
             yield row if isinstance(row, ImageError) else self.output.prediction(name, row)
 
-    @checked
+    @partial(checked, but=("images",))  # which `expand` checks
     def embed(self, images: Images, *, tokens: bool = False, batch_size: int = 32) -> np.ndarray:
         """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
 
@@ -252,7 +253,7 @@ class Predictor(Described):
         empty = (0, 0, config.dim) if tokens else (0, config.features)
         return np.stack(rows) if rows else np.zeros(empty, np.float32)
 
-    @checked
+    @partial(checked, but=("images",))  # which `expand` checks
     def stream_features(
         self, images: Images, *, tokens: bool = False, batch_size: int = 32
     ) -> Iterator[tuple[str, np.ndarray | ImageError]]:

@@ -150,25 +150,21 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, shape: Shape | Non
         warmup=min(epochs / 10, 40.0), clip=1.0, flip=stats.channels == 3,
         val_fraction=None if stats.classes > 1 else 0.0, **{**usual, **options},
     )  # fmt: skip
-    height, width = stats.size
     why_epochs = "about 2 million images (× 20 on a GPU), at most 400 epochs; --minutes limits the time instead"
     muon = "for the blocks: better than AdamW in the same time (docs/log/accuracy.md)"
     why_optimizer = muon if run.optimizer == "muon" else f"β2 {run.beta2:g}, as in the method's paper"
-    geometry = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100 %"
+    crops = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100 %"
+    geometry = [Choice("geometry", crops, "no other augmentation: masking varies the images enough")]
     return Plan(
         run,
         (
-            Choice("image size", "×".join(map(str, shape.image_size)), f"images are {height}×{width}"),
+            Choice("image size", "×".join(map(str, shape.image_size)), f"images are {'×'.join(map(str, stats.size))}"),
             Choice("channels", str(stats.channels), "of the images"),
             Choice("model", shape.model, shape.why),
             Choice("epochs", str(epochs), "" if stats.epochs else why_epochs),
             Choice("batch", str(batch), "uses the hardware well" if batch > 64 else "small, for few images"),
             Choice("optimizer", f"{run.optimizer}, {run.lr:g}", why_optimizer),
-            *(
-                []
-                if run.crop == "none"
-                else [Choice("geometry", geometry, "no other augmentation: masking varies the images enough")]
-            ),
+            *(geometry if run.crop != "none" else ()),
             Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
         ),
     )
