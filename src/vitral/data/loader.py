@@ -196,7 +196,7 @@ class Batches:
                 yield Batch(self._store.index_select(0, position), self.labels[position], indices, rows, view)
             return
         for indices, position, images in zip(batches, positions, self._prepare(view, batches), strict=True):
-            copied = images.to(self.device, non_blocking=self.device.type == "cuda")  # an Apple GPU reads it later
+            copied = images.to(self.device, non_blocking=self.device.type != "mps")  # an Apple GPU reads it later
             yield Batch(copied, self.labels[position], indices, rows, view)
 
     def _prepare(self, view: int, batches: list[np.ndarray]) -> Iterator[Tensor]:
