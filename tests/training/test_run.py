@@ -45,7 +45,7 @@ def test_every_option_has_a_help_line():
         ({"bad_images": "ignore"}, "--bad-images"),
         ({"resize": "fit"}, "--resize"),
         ({"epochs": 0}, "--epochs must be from 1 to 1,000,000"),
-        ({"epochs": "three"}, "--epochs cannot be three"),
+        ({"epochs": "three"}, "--epochs cannot be 'three', a str"),
         ({"epochs": 1.5}, "--epochs cannot be 1.5"),
         ({"batch_size": -1}, "--batch-size must be from 1 to 1,000,000"),
         ({"accumulate": 0}, "--accumulate"),

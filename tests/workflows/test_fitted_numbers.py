@@ -337,7 +337,7 @@ def test_a_threshold_is_measured_on_the_network_as_it_was_trained(run: Path, tmp
 
 
 def test_a_head_of_other_classes_has_no_numbers(tmp_path: Path) -> None:
-    from vitral.weights.load import with_classes
+    from vitral.weights.naming import with_classes
 
     kept = with_classes(read(saved(tmp_path, "class")), ("cat", "dog"))
     assert kept is not None

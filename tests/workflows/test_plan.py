@@ -228,7 +228,7 @@ def test_a_reopened_plan_is_the_same_job(make_images: MakeImages):
         ({"model": "T/16"}, "nearest: .*Ti/16"),
         ({"model": "S/16", "image_size": 20}, "not divisible by patch size 16×16"),
         ({"model": "S/8", "heads": 5}, "width 384 is not divisible by 5 heads"),
-        ({"epochs": "3"}, "--epochs cannot be 3"),
+        ({"epochs": "3"}, "--epochs cannot be '3', a str"),
         ({"mean": (0.1, 0.2)}, "mean and std need"),
     ],
 )

@@ -82,4 +82,4 @@ def test_pretraining_prints_its_plan_alone(photos, tmp_path, monkeypatch, capsys
     assert {one["name"]: one["options"] for one in found["choices"]}["method"] == ["--method"]
     assert list(tmp_path.iterdir()) == [photos]
     words[3] = "small"
-    assert "known: dino, mae, mpp" in printed(capsys, *words, code=2)[1]
+    assert "known: dino, distill, mae, mpp" in printed(capsys, *words, code=2)[1]
