@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ class Evaluated:
         write_report(path, content)
 
 
-@checked
+@partial(checked, but=("data",))  # `as_path` checks it
 @plain_modes()
 def evaluate(
     model: str | Path | Predictor | nn.Module,

@@ -16,7 +16,7 @@ from vitral.workflows.running.execute import TrainedRun
 from vitral.workflows.train import folder_of, no_data, train
 
 
-@partial(checked, but=("callbacks",))
+@partial(checked, but=("callbacks", "data"))
 def pretrain(
     data: str | Path | None = None,
     method: str | None = None,

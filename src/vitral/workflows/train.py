@@ -42,7 +42,7 @@ from vitral.workflows.running.records import path_entry
 from vitral.workflows.running.start_digests import changed_starts
 
 
-@partial(checked, but=("callbacks",))
+@partial(checked, but=("callbacks", "data"))
 def train(
     data: str | Path | None = None,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -46,7 +47,7 @@ SOURCES: Mapping[str, Source] = Extensible("vitral.sources", {
 `mnist` in the current directory, `mnist` means that folder."""
 
 
-@checked
+@partial(checked, but=("data",))  # `as_path` checks it
 def load(
     data: str | Path,
     *,
