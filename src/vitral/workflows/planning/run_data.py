@@ -65,7 +65,7 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
         reasons.append(
-            Choice("validation", _counted(dataset["test"]), "the test split, since nothing is cut from train")
+            Choice("validation", _counted(dataset["val"]), "the test split, since nothing is cut from train")
         )
     else:
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
