@@ -157,10 +157,10 @@ def test_another_drive_has_no_relative_path(monkeypatch):
     ],
 )
 def test_a_refusal_names_what_to_do(error, hint):
-    told = refused(Path("net"), error, "net is unchanged")
-    assert hint in str(told)
-    assert "net is unchanged" in str(told)
-    assert ("free disk space" in str(told)) == (hint == "free disk space"), "only for a full disk"
+    message = refused(Path("net"), error, "net is unchanged")
+    assert hint in str(message)
+    assert "net is unchanged" in str(message)
+    assert ("free disk space" in str(message)) == (hint == "free disk space"), "only for a full disk"
 
 
 # ---- folders and files that cannot be renamed
