@@ -188,14 +188,14 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path: Path,
     path = tmp_path / "export"
     with replacing_folder(path) as made:
         (made / "old.txt").write_text("old")
-    rename = os.rename
+    replace = os.replace
 
     def refuse(source: Path, target: Path) -> None:
         if (Path(source) / "new.txt").exists():
             raise PermissionError(13, "Permission denied", str(target))
-        rename(source, target)
+        replace(source, target)
 
-    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(WriteError, match="is unchanged"), replacing_folder(path) as made:
         (made / "new.txt").write_text("new")
     assert [one.name for one in path.iterdir()] == ["old.txt"]

@@ -84,7 +84,8 @@ def run_stage(stage: Stage, environment: Mapping[str, str], more: list[str]) -> 
     shutil.rmtree(CACHE, ignore_errors=True)
     marks = stage.marks if os.environ.get("VITRAL_SOAK") else f"({stage.marks}) and not soak"
     base = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", "-m", marks, *stage.select]
-    code = call([*base, "-n", stage.processes, "--dist", "worksteal", "--maxfail", str(MOST), *more], environment)
+    shown = ["--durations", "25", "--durations-min", "5", "--maxfail", str(MOST)]
+    code = call([*base, "-n", stage.processes, "--dist", "worksteal", *shown, *more], environment)
     failures = last_failed()
     if code == 0 or not stage.second_try or not 0 < len(failures) < MOST:
         return code, []

@@ -19,6 +19,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 
 from vitral.wording import count, flag, some
@@ -124,6 +126,14 @@ class Interrupted(KeyboardInterrupt):
         self.command, self.saved = command, saved
         status = "stopped and saved; to go on" if saved else "stopped before anything was saved; to restart"
         super().__init__(f"{status}: {command}")
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called vitral."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "vitral":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level - 1)
 
 
 def unknown(

@@ -141,7 +141,10 @@ def test_a_backward_pass_hands_over_attention_times_its_gradient(name, pruned):
     matrices = [kept[layer][0] for layer in order]
     *wanted, values = torch.autograd.grad(plain[:, 1].sum(), [*matrices, kept[0][1]])
     for layer, matrix, gradient in zip(order, matrices, wanted, strict=True):
-        torch.testing.assert_close(found[layer], matrix * gradient)
+        # A last block with an own backend computes all queries: those that no head reads have no gradient.
+        rows = found[layer].shape[-2]
+        torch.testing.assert_close(found[layer], (matrix * gradient)[..., :rows, :])
+        assert not gradient[..., rows:, :].any()
     torch.testing.assert_close(of_values, values)
 
 

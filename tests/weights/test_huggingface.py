@@ -245,6 +245,8 @@ def test_the_pipeline_gives_our_labels_and_probabilities(name: str, resize: Any,
 
 
 def test_the_pipeline_agrees_on_photographs(shared_data: Path, tmp_path: Path):
+    """On those without a color profile, which transformers ignores."""
+    compared = 0
     weights = weights_of(pool="mean")
     write(weights, tmp_path / "out", "hf")
     with tarfile.open(shared_data / "hymenoptera.tar") as archive:
@@ -253,7 +255,12 @@ def test_the_pipeline_agrees_on_photographs(shared_data: Path, tmp_path: Path):
             found = archive.extractfile(name)
             assert found is not None
             (tmp_path / "photograph.jpg").write_bytes(found.read())
+            with Image.open(tmp_path / "photograph.jpg") as image:
+                if "icc_profile" in image.info:
+                    continue
             compare(weights, tmp_path / "out", tmp_path / "photograph.jpg", tolerance=1e-6)
+            compared += 1
+    assert compared > 1
 
 
 @pytest.mark.parametrize("gray_image", [True, False])

@@ -112,7 +112,8 @@ def test_equal_files_of_other_data_are_counted_once(trained, tmp_path, capsys):
     assert (found["images"], found["groups"]) == (60, 12)
     cut = as_json(capsys, "evaluate", str(trained.folder), str(folder), "--device", "cpu", "--knn", "3")
     assert cut["groups"] == cut["knn"]["groups"] == cut["images"] / COPIES, "copies stay on one side of its cut"
-    unknown = as_json(capsys, "evaluate", str(trained.folder), "--unknown", str(folder), "--device", "cpu")["unknown"]
+    run = shutil.copytree(trained.folder, tmp_path / "run")  # the threshold is saved in it
+    unknown = as_json(capsys, "evaluate", str(run), "--unknown", str(folder), "--device", "cpu")["unknown"]
     assert (unknown["images"], unknown["groups"]) == (60, 12)
 
 

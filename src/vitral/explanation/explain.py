@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
 
 
-@checked
+@partial(checked, but=("model", "images"))  # which `subject_of` and `expand` check
 @plain_modes()
 def explain(
     model: Predictor | nn.Module,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from vitral.device import choose, plain_modes
-from vitral.errors import UsageError
+from vitral.errors import UsageError, warn
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, read_ranges
 from vitral.inference.generation import search_by
 from vitral.inference.outputs import output_of
@@ -114,5 +113,5 @@ def load(
     predictor.held.lent = isinstance(source, nn.Module)  # otherwise this predictor alone has the network
     for note in loaded.account.notes:
         if isinstance(note, Alarm | LeftOut):
-            warnings.warn(f"{named}: {note.removeprefix('WARNING ')}", stacklevel=3)
+            warn(f"{named}: {note.removeprefix('WARNING ')}")
     return predictor

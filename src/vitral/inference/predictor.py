@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from vitral.console import Described
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.device import Machine, choose, cpu_by_default, without_autocast
-from vitral.errors import ImageError, UsageError, unknown
+from vitral.errors import ImageError, UsageError, unknown, warn
 from vitral.inference.engines import openvino
 from vitral.inference.engines.built import Built, Held, Snapshot, stepped_aside, structure_of
 from vitral.inference.engines.casting import cast_copy, dtype_of, is_of_dtype
@@ -333,7 +332,7 @@ class Predictor(Described):
             self.output, notes = holding(self.output, ["weights"])
             self.left_out += notes
             for note in notes:
-                warnings.warn(note, stacklevel=4)
+                warn(note)
         self._seen = snapshot
 
     def __getstate__(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from vitral.model.decoder import EncoderDecoder
 from vitral.model.foreign import Foreign
 from vitral.model.registry import ModelConfig
 from vitral.model.vit import ViT
+from vitral.model.watched import pooled_queries
 
 PARAMETER = "Parameter"
 """Type of the row of a bare parameter, such as `cls_token`: one that a module with submodules holds itself."""
@@ -149,8 +150,9 @@ def summarize(
         title = name or (model if isinstance(model, str) else type(network).__name__)
     images = _images(network.eval(), image_size, batch)
     try:
-        computed = _pruned_flops(network, images) if isinstance(network, ViT) else None
+        pruned = _PrunedBlock.of(network)
         layers, activations = _run(network, images)
+        saved = pruned.saved_flops() if pruned else 0
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
@@ -163,18 +165,42 @@ def summarize(
         parameter_bytes=sum(p.nbytes for p in network.parameters()),
         activation_bytes=activations,
         input_bytes=images.nbytes,
-        computed_flops=sum(layer.flops for layer in layers) if computed is None else computed,
+        computed_flops=sum(layer.flops for layer in layers) - saved,
     )
 
 
-def _pruned_flops(network: ViT, images: Tensor) -> int:
-    """Count the FLOPs of a forward pass as it runs, then leave the network to compute all tokens in its last block."""
-    from torch.utils.flop_counter import FlopCounterMode
+@dataclass
+class _PrunedBlock:
+    """The last block of a ViT that computes only the tokens that the head reads, and what it was given."""
 
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(images)
-    network.prune_last_block = False
-    return counter.get_total_flops()
+    block: nn.Module
+    queries: int
+    given: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, network: nn.Module) -> _PrunedBlock | None:
+        """Let this block compute all tokens for the table; None if it does in any case."""
+        queries = pooled_queries(network) if isinstance(network, ViT) else None
+        if queries is None:
+            return None
+        found = cls(network.blocks[-1], queries)
+        network.prune_last_block = False
+        found.block.register_forward_pre_hook(found.keep)
+        return found
+
+    def keep(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.given = inputs
+
+    def saved_flops(self) -> int:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        x, keys, rotation, _ = self.given
+        counts = []
+        for queries in (None, self.queries):
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                self.block(x, keys, rotation, queries)
+            counts.append(counter.get_total_flops())
+        return counts[0] - counts[1]
 
 
 def _to_meta(model: nn.Module) -> nn.Module:

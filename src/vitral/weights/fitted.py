@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from vitral.data.targets import DEFAULT_TASK, TARGETS
 from vitral.errors import UsageError
 from vitral.weights.native import Weights
 from vitral.weights.notes import LeftOut
@@ -59,8 +60,6 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
     "mean": ("size", "levels", "weights", "views", "int8"),  # of the training targets, not of outputs
     "ranges": ("views",),  # a view is an image as any other, and values beyond a range are clipped
 }
-_LABEL = 0.5
-"""Threshold of a label that none was fitted for."""
 
 
 def holds(number: str, changes: Iterable[str]) -> bool:
@@ -71,17 +70,19 @@ def holds(number: str, changes: Iterable[str]) -> bool:
 def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of an output that still hold after a change, and a note on those that do not.
 
-    Thresholds of labels become 0.5. Without scores `unfitted` has the change, which `no_sets` explains. Fields with
-    `integers` were fitted in int8.
+    Thresholds become those of a task that has fitted none (`Targets.threshold`). Without scores `unfitted` has the
+    change, which `no_sets` explains. Fields with `integers` were fitted in int8.
     """
     if change == "int8" and fields.get("integers"):
         return dict(fields), []
     lost = [name for name in NUMBERS if name in fields and not holds(name, [change])]
-    if "thresholds" in lost and fields.get("task") != "labels":  # of a task of another package
+    task = fields.get("task", DEFAULT_TASK)
+    threshold = TARGETS[task].threshold if task in TARGETS else None
+    if "thresholds" in lost and threshold is None:  # a field of another package's task, which means something else
         lost.remove("thresholds")
     still = {name: value for name, value in fields.items() if name not in lost}
     if "thresholds" in lost:
-        still["thresholds"] = [_LABEL] * len(fields["thresholds"])
+        still["thresholds"] = [threshold] * len(fields["thresholds"])
         lost = lost if list(fields["thresholds"]) != still["thresholds"] else []
     if "scores" in lost:
         still["unfitted"] = change

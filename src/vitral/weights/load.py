@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.targets import SEVERAL_LABELS
 from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, unknown
 from vitral.folders import is_run
 from vitral.model import ModelConfig, Network, ViTConfig, network
@@ -301,7 +302,7 @@ def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
         )
     single = problem is None and count == 1 and "model_type" in stated
     if problem == "multi_label_classification" or single:
-        return {"task": "labels", "thresholds": [0.5] * count}
+        return {"task": SEVERAL_LABELS.task, "thresholds": [SEVERAL_LABELS.threshold] * count}
     if problem == "regression":
         return {"task": "numbers", "mean": [0.0] * count, "deviation": [1.0] * count}
     return native.assumed_output(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class SeveralLabels(Targets):
 
     task = "labels"
     strata_noun = "each label"
+    threshold: ClassVar[float] = 0.5
 
     def describe(self, label: np.ndarray, names: Sequence[str]) -> str:
         return ", ".join(name for name, has in zip(names, label, strict=True) if has) or "no label"

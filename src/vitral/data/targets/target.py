@@ -67,6 +67,8 @@ class Targets:
     """True if a label is a sequence of tokens, which a decoder writes and a file beside the image may hold."""
     column: ClassVar[str] = "label"
     """Name of a column of such labels."""
+    threshold: ClassVar[float | None] = None
+    """Threshold of a name for which none was fitted; None if a network of this task has no thresholds."""
     strata_noun: ClassVar[str]
     """Words for the groups of which a held-out split has about the same share (`strata`)."""
 

@@ -14,9 +14,6 @@ from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import ByValue, Columns, first
 from vitral.wording import shown
 
-THRESHOLD = 0.5
-"""Threshold of a label before it is chosen on validation images."""
-
 
 @dataclass(frozen=True, eq=False)
 class LabelsPrediction(ByValue):

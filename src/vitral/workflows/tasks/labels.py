@@ -16,7 +16,7 @@ from vitral.data.targets import SEVERAL_LABELS
 from vitral.evaluation.intervals import Groups
 from vitral.evaluation.labels import LabelsEvaluation, average_precision, best_thresholds, measure_labels
 from vitral.inference.outputs import Output
-from vitral.inference.outputs.labels import THRESHOLD, Labels
+from vitral.inference.outputs.labels import Labels
 from vitral.inference.predictor import Predictor
 from vitral.training.callbacks import Epoch
 from vitral.training.objectives.labels import SeveralLabels, presence_weights
@@ -50,7 +50,8 @@ class LabelsTask(Task):
             chosen = "of each label, for the best F1 on the validation images; saved with the weights"
             choices.append(Choice("thresholds", "chosen", chosen))
         else:
-            choices.append(Choice("thresholds", f"{THRESHOLD:g}", "there are no validation images to choose them on"))
+            why = "there are no validation images to choose them on"
+            choices.append(Choice("thresholds", f"{SEVERAL_LABELS.threshold:g}", why))
         if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none":
             why = (
                 f"labels have {min(counts):,} to {max(counts):,} images; if rare ones matter: --class-weights balanced"
@@ -65,7 +66,7 @@ class LabelsTask(Task):
         return SeveralLabels(run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, weights)
 
     def output(self, dataset: DataSet) -> Output:
-        return Labels(dataset.classes, (THRESHOLD,) * len(dataset.classes))
+        return Labels(dataset.classes, (SEVERAL_LABELS.threshold,) * len(dataset.classes))
 
     def score(self, line: Epoch) -> tuple[float, float]:
         return line.get("val_map", 0.0), -line.get("val_loss", 0.0)
@@ -81,7 +82,8 @@ class LabelsTask(Task):
         }
 
     def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
-        chosen = best_thresholds(output.values(logits).double().numpy(), np.asarray(labels, bool), THRESHOLD)
+        values = output.values(logits).double().numpy()
+        chosen = best_thresholds(values, np.asarray(labels, bool), SEVERAL_LABELS.threshold)
         return Labels(output.names, tuple(chosen.tolist()))
 
     def measure(
