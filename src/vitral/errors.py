@@ -128,12 +128,17 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"{status}: {command}")
 
 
+class VitralWarning(UserWarning):
+    """A note on an answer, which commands print themselves."""
+
+
 def warn(message: str) -> None:
     """Warn at the line that called vitral."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "vitral":
+    inside = {"vitral", "contextlib"}  # decorators of vitral are contextlib's
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level - 1)
+    warnings.warn(message, VitralWarning, stacklevel=level)
 
 
 def unknown(

@@ -32,7 +32,7 @@ def kinds_of(annotated: Any) -> Mapping[str, Any]:
         try:
             return get_type_hints(annotated, localns=absent)
         except NameError as error:
-            absent[error.name] = _Absent()
+            absent[str(error.name)] = _Absent()
 
 
 class _Absent:

@@ -43,8 +43,11 @@ def photos(make_images) -> Path:
 
 
 def command(photos: Path, out: Path, method: str, *more: str, **options: object) -> list[str]:
-    taught = {"teacher": write_teacher(out.parent)} if needs_teacher(method) else {}
-    words = as_words({**OPTIONS, "method": method, "out": out, **taught, **options})
+    settings = {**OPTIONS, "method": method, "out": out}
+    if needs_teacher(method):
+        settings["teacher"] = write_teacher(out.parent)
+        del settings["augment"]
+    words = as_words({**settings, **options})
     return ["pretrain", str(photos), *words, "--quiet", *more]
 
 

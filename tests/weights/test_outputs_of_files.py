@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import vitral
 from images import MakeImages
@@ -31,8 +32,8 @@ def bare(folder: Path, classes: int) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
-    torch.save(model.state_dict(), folder / "bare.pth")
-    return folder / "bare.pth"
+    save_file(model.state_dict(), folder / "bare.safetensors")
+    return folder / "bare.safetensors"
 
 
 def labeled_by(predictor: vitral.Predictor, make_images: MakeImages, order: list[str]) -> Path:

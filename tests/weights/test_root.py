@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import VisionTransformer
 
@@ -83,52 +84,54 @@ def test_what_is_left_out_is_named(tmp_path, capsys):
 def test_another_copy_is_taken_by_its_name(tmp_path, capsys):
     model = network()
     student = {name: tensor * 2 for name, tensor in model.state_dict().items()}
-    torch.save(below("student.vit.", student) | below("teacher.vit.", model.state_dict()), tmp_path / "w.pth")
-    torch.testing.assert_close(logits(tmp_path / "w.pth"), model(IMAGES), atol=2e-5, rtol=1e-5)
-    report = read(tmp_path / "w.pth").account
+    save_file(below("student.vit.", student) | below("teacher.vit.", model.state_dict()), tmp_path / "w.safetensors")
+    torch.testing.assert_close(logits(tmp_path / "w.safetensors"), model(IMAGES), atol=2e-5, rtol=1e-5)
+    report = read(tmp_path / "w.safetensors").account
     assert "networks also there: 'student.vit'" in " ".join(report.notes)
     with pytest.warns(UserWarning, match="networks also there: 'student.vit'") as raised:
-        vitral.load(tmp_path / "w.pth", device="cpu", precision="fp32")
+        vitral.load(tmp_path / "w.safetensors", device="cpu", precision="fp32")
     assert raised[0].filename == __file__
-    _, said = printed(capsys, "predict", str(tmp_path / "w.pth"), str(image_file(tmp_path)))
+    _, said = printed(capsys, "predict", str(tmp_path / "w.safetensors"), str(image_file(tmp_path)))
     assert "WARNING networks also there: 'student.vit'" in said
     model.load_state_dict(student)
     for key in ("student.vit", "student.vit."):
-        torch.testing.assert_close(logits(tmp_path / "w.pth", weights_key=key), model(IMAGES), atol=2e-5, rtol=1e-5)
-    printed(capsys, "convert", str(tmp_path / "w.pth"), str(tmp_path / "a.safetensors"), "--weights-key", "student.vit")
+        found = logits(tmp_path / "w.safetensors", weights_key=key)
+        torch.testing.assert_close(found, model(IMAGES), atol=2e-5, rtol=1e-5)
+    words = [str(tmp_path / "w.safetensors"), str(tmp_path / "a.safetensors"), "--weights-key", "student.vit"]
+    printed(capsys, "convert", *words)
     torch.testing.assert_close(logits(tmp_path / "a.safetensors"), model(IMAGES), atol=2e-5, rtol=1e-5)
     with pytest.raises(WeightsError, match="no whole network below 'nothing'") as caught:
-        read(tmp_path / "w.pth", weights_key="nothing")
+        read(tmp_path / "w.safetensors", weights_key="nothing")
     assert "'student.vit', 'teacher.vit'" in str(caught.value)
 
 
 def test_two_equally_good_networks_are_refused_with_both_names(tmp_path):
     state = network().state_dict()
-    torch.save(below("left.", state) | below("right.", {n: t + 1 for n, t in state.items()}), tmp_path / "w.pth")
+    save_file(below("left.", state) | below("right.", {n: t + 1 for n, t in state.items()}), tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match="2 networks in one file") as caught:
-        read(tmp_path / "w.pth")
+        read(tmp_path / "w.safetensors")
     assert "'left', 'right'" in str(caught.value)
     assert "--weights-key left" in str(caught.value)
 
 
 def test_of_two_sizes_the_larger_is_taken(tmp_path):
     large, small = network(), network(embed_dim=64, num_heads=2)
-    torch.save(below("small.", small.state_dict()) | below("large.", large.state_dict()), tmp_path / "w.pth")
-    torch.testing.assert_close(logits(tmp_path / "w.pth"), large(IMAGES), atol=2e-5, rtol=1e-5)
+    save_file(below("small.", small.state_dict()) | below("large.", large.state_dict()), tmp_path / "w.safetensors")
+    torch.testing.assert_close(logits(tmp_path / "w.safetensors"), large(IMAGES), atol=2e-5, rtol=1e-5)
 
 
 def test_an_unknown_part_among_the_names_is_no_loss(tmp_path):
     """It may belong to the arithmetic: nothing is left out by guessing."""
-    torch.save(network().state_dict() | {"adapter.weight": torch.ones(3)}, tmp_path / "w.pth")
+    save_file(network().state_dict() | {"adapter.weight": torch.ones(3)}, tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match="unknown format") as caught:
-        read(tmp_path / "w.pth")
+        read(tmp_path / "w.safetensors")
     assert "foreign: adapter.weight" in str(caught.value)
 
 
 def test_nothing_is_called_near_that_shares_few_names(tmp_path):
-    torch.save({f"conv{i}.kernel": torch.ones(3) for i in range(9)}, tmp_path / "w.pth")
+    save_file({f"conv{i}.kernel": torch.ones(3) for i in range(9)}, tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match="unknown format") as caught:
-        read(tmp_path / "w.pth")
+        read(tmp_path / "w.safetensors")
     assert "nearest" not in str(caught.value)
     assert "conv0.kernel" in str(caught.value)
 
@@ -139,8 +142,8 @@ def test_a_replaced_head_of_torchvision(heads, tmp_path):
     model = VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10)
     model.heads = heads
     torch.nn.init.normal_(model.conv_proj.weight, std=0.05)
-    torch.save(model.eval().state_dict(), tmp_path / "w.pth")
-    found = logits(tmp_path / "w.pth", heads=4)
+    save_file(model.eval().state_dict(), tmp_path / "w.safetensors")
+    found = logits(tmp_path / "w.safetensors", heads=4)
     torch.testing.assert_close(found, model(IMAGES), atol=2e-5, rtol=1e-5)
 
 
@@ -154,9 +157,9 @@ def test_the_given_size_decides_the_grid(size, patch, registers, tmp_path):
     model = network(img_size=size, patch_size=patch, reg_tokens=registers)
     model.pos_embed.data *= 10
     images = torch.randn(2, 3, *size)
-    torch.save(model.state_dict(), tmp_path / "w.pth")
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
     with torch.no_grad():
-        own = read(tmp_path / "w.pth", heads=3, image_size=size).build().eval()(images)
+        own = read(tmp_path / "w.safetensors", heads=3, image_size=size).build().eval()(images)
         torch.testing.assert_close(own, model(images), atol=2e-5, rtol=1e-5)
 
 
@@ -167,19 +170,20 @@ def test_the_given_size_decides_the_grid(size, patch, registers, tmp_path):
 def test_values_that_are_not_finite_are_refused(value, tmp_path, capsys):
     state = network().state_dict()
     state["blocks.1.mlp.fc1.bias"][0] = value
-    torch.save(state, tmp_path / "w.pth")
+    save_file(state, tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match="not finite") as caught:
-        read(tmp_path / "w.pth")
+        read(tmp_path / "w.safetensors")
     assert "blocks.1.mlp.fc1.bias" in str(caught.value)
     image = tmp_path / "a.png"
-    _, err = printed(capsys, "predict", str(tmp_path / "w.pth"), str(image), code=2)
+    _, err = printed(capsys, "predict", str(tmp_path / "w.safetensors"), str(image), code=2)
     assert "not finite" in err or "no such" in err
-    words = ["convert", str(tmp_path / "w.pth"), str(tmp_path / "own.safetensors")]
+    words = ["convert", str(tmp_path / "w.safetensors"), str(tmp_path / "own.safetensors")]
     printed(capsys, *words, code=2)
     out, _ = printed(capsys, *words, "--allow-non-finite")
     assert "WARNING values that are not finite in blocks.1.mlp.fc1.bias" in out
 
 
 def test_values_of_a_part_that_is_left_out_do_not_matter(tmp_path):
-    torch.save(below("model.", network().state_dict()) | {"loss.x": torch.tensor(float("nan"))}, tmp_path / "w.pth")
-    assert read(tmp_path / "w.pth").build()
+    state = below("model.", network().state_dict()) | {"loss.x": torch.tensor(float("nan"))}
+    save_file(state, tmp_path / "w.safetensors")
+    assert read(tmp_path / "w.safetensors").build()

@@ -40,7 +40,7 @@ from vitral.cli.tune import tune
 from vitral.cli.weights import convert, models, quantize, summary, verify
 from vitral.console import stdout
 from vitral.distributed.environment import is_follower, launched, with_nproc
-from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, unknown
+from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, VitralWarning, unknown
 from vitral.filesystem import is_write_error, refused
 from vitral.folders import settle_caches
 from vitral.imports import import_failure
@@ -136,7 +136,8 @@ def main(argv: Sequence[str] | None = None, *, logged: bool = False) -> int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    warnings.filterwarnings("ignore", module=r"vitral\.")  # the commands print these notes
+    warnings.filterwarnings("ignore", category=VitralWarning)  # the commands print these notes
+    warnings.filterwarnings("ignore", module=r"vitral\.")  # of libraries, at lines of vitral
     if not debug:  # Pillow warns about unusual metadata in each image
         warnings.filterwarnings("ignore", module=r"PIL\.")
     try:

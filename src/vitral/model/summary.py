@@ -180,8 +180,7 @@ class _PrunedBlock:
     @classmethod
     def of(cls, network: nn.Module) -> _PrunedBlock | None:
         """Let this block compute all tokens for the table; None if it does in any case."""
-        queries = pooled_queries(network) if isinstance(network, ViT) else None
-        if queries is None:
+        if not isinstance(network, ViT) or (queries := pooled_queries(network)) is None:
             return None
         found = cls(network.blocks[-1], queries)
         network.prune_last_block = False
