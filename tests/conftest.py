@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import hashlib
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -50,10 +52,30 @@ REAL = ("distributed", "serving")
 """Folders whose tests start ranks or servers; so do tests with a browser."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+MANY, PART = 6, 3
+"""With VITRAL_ROTATE, one in `PART` of the variants of a test that has `MANY` or more runs."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in REAL or "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+    if (commit := os.environ.get("VITRAL_ROTATE")) and (left_out := rotated(items, commit)):
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def rotated(items: list[pytest.Item], commit: str) -> set[pytest.Item]:
+    """Return the variants that do not run at this commit: two thirds of many, others at another one."""
+    alike = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        alike[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    for variants in alike.values():
+        if len(variants) >= MANY:
+            order = sorted(variants, key=lambda one: hashlib.sha256(f"{commit} {one.nodeid}".encode()).digest())
+            left_out.update(order[-(-len(order) // PART) :])
+    return left_out
 
 
 @pytest.hookimpl(tryfirst=True)
