@@ -5,14 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import hashlib
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from PIL import Image
 import running
 import vitral
 from images import MakeImages, noise
-from running import TINY
+from running import TINY, rotated
 from vitral.folders import cache_folder
 from vitral.workflows.running import execute
 
@@ -52,10 +50,6 @@ REAL = ("distributed", "serving")
 """Folders whose tests start ranks or servers; so do tests with a browser."""
 
 
-MANY, PART = 6, 3
-"""With VITRAL_ROTATE, one in `PART` of the variants of a test that has `MANY` or more runs."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in REAL or "browser" in getattr(item, "fixturenames", ()):
@@ -63,19 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (commit := os.environ.get("VITRAL_ROTATE")) and (left_out := rotated(items, commit)):
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-
-
-def rotated(items: list[pytest.Item], commit: str) -> set[pytest.Item]:
-    """Return the variants that do not run at this commit: two thirds of many, others at another one."""
-    alike = defaultdict[str, list[pytest.Item]](list)
-    for item in items:
-        alike[item.nodeid.partition("[")[0]].append(item)
-    left_out = set[pytest.Item]()
-    for variants in alike.values():
-        if len(variants) >= MANY:
-            order = sorted(variants, key=lambda one: hashlib.sha256(f"{commit} {one.nodeid}".encode()).digest())
-            left_out.update(order[-(-len(order) // PART) :])
-    return left_out
 
 
 @pytest.hookimpl(tryfirst=True)

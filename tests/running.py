@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,6 +157,23 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def soak(full: T, short: T) -> T:
     """Return `full` if VITRAL_SOAK is set, for a machine that has an hour; else `short`, for every change."""
     return full if os.environ.get("VITRAL_SOAK") else short
+
+
+MANY, PART = 6, 3
+"""With VITRAL_ROTATE, one in `PART` of the variants of a test that has `MANY` or more runs."""
+
+
+def rotated(items: Iterable[Any], commit: str) -> set[Any]:
+    """Return the variants that do not run at this commit: two thirds of many, others at another one."""
+    alike = defaultdict[str, list[Any]](list)
+    for item in items:
+        alike[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[Any]()
+    for variants in alike.values():
+        if len(variants) >= MANY:
+            order = sorted(variants, key=lambda one: hashlib.sha256(f"{commit} {one.nodeid}".encode()).digest())
+            left_out.update(order[-(-len(order) // PART) :])
+    return left_out
 
 
 def in_child(work: Callable[[], int]) -> int:
