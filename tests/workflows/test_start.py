@@ -100,7 +100,7 @@ def test_every_reason_is_in_the_plan() -> None:
         choice = choose_start(given, "class", stats, machine())[1]
         return choice.reason if choice else ""
 
-    assert "in the package" in reason({})
+    assert "built-in model" in reason({})
     assert "--init timm:" in reason({})
     assert "gray" in reason({}, of(channels=1))
     assert "--model S/16 is another network" in reason({"model": "S/16", "init": "auto"})
@@ -230,7 +230,7 @@ def test_a_damaged_network_of_the_package_leaves_random_weights(tmp_path, monkey
     init, choice = choose_start({}, "class", STATS, machine())
     assert init == {}
     assert choice is not None
-    assert "the network in the package cannot be read" in choice.reason
+    assert "the built-in model cannot be read" in choice.reason
 
 
 def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def load(
     `source` is one of:
 
     - a run folder, or a weights file of any known format;
-    - `timm:NAME` or `hf:ORG/NAME` (a hub), or `demo` (in the package);
+    - `timm:NAME` or `hf:ORG/NAME` (a hub), or `demo` (a built-in model);
     - a network in memory, of vitral, timm, torchvision or transformers. It is left unchanged. If both it and the
       predictor are in fp32 on the CPU, they share their tensors: training one changes the other;
     - a `Predictor`, which is returned as it is.

@@ -1,4 +1,4 @@
-"""Fine-tuning of the network in the package: the default of `vitral train DATA` for color images.
+"""Fine-tuning of the built-in model: the default of `vitral train DATA` for color images.
 
     vitral train photos/
 
@@ -16,7 +16,7 @@ from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
 MODEL = "C+Micro/16"
-"""The network in the package."""
+"""The built-in model."""
 _LONG = 10
 """Epochs from which strong augmentation helps."""
 _MANY = 10_000
@@ -24,7 +24,7 @@ _MANY = 10_000
 
 
 def backbone(stats: DatasetStats, machine: Machine) -> Plan:
-    """Train all layers with Muon, at a lower rate than from scratch, on images of a size that the network knows."""
+    """Train all layers with Muon, at a lower rate than from scratch and at a size of the built-in model's training."""
     gpu = machine.device.type == "cuda"
     photographs, many = max(stats.size) > 96, stats.images >= _MANY
     side = 96 if max(stats.size) <= 48 else 160 if gpu else 128  # the network has tokens of 16 pixels
@@ -38,7 +38,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )  # fmt: skip
-    small = f"images are {stats.size[0]}×{stats.size[1]}; the network knows 64 to 160"
+    small = f"images are {stats.size[0]}×{stats.size[1]}; the built-in model was trained at 64 to 160"
     total = f"about {epochs * stats.images / 1e6:.2g} million images in total; --minutes limits the time instead"
     return Plan(
         run,

@@ -148,7 +148,7 @@ class Study:
 
     @property
     def start(self) -> dict[str, str]:
-        """Random weights for every run of a study of networks, since the weights in the package fit only one of them.
+        """Random weights for every run of a study of networks, since the built-in weights fit only one of them.
 
         Empty if the study states or varies `init`, or varies nothing that decides on it.
         """

@@ -132,7 +132,7 @@ def quantize(
     """
     if is_included(model):
         hint = f"vitral convert {model} COPY, then vitral quantize COPY DATA"
-        raise UsageError("cannot write ranges next to weights in the package", where=model, hint=hint)
+        raise UsageError("cannot write ranges next to a built-in model", where=model, hint=hint)
     check_positive(images=(images, 256), judged=(judged, 1000))
     file = ranges_file(locate(model)[0])
     if not can_write(file.parent):  # before the images are read

@@ -1,4 +1,4 @@
-"""References to weights: a path, a name on a hub, or the name of a network in the package."""
+"""References to weights: a path, a name on a hub, or the name of a built-in model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitral.weights.read.source import SUFFIXES
 BACKBONE = "backbone"
 DEMO = Path(__file__).parents[2] / "demo" / "model.safetensors"
 INCLUDED = {BACKBONE: Path(__file__).parents[1] / "backbone.safetensors", "demo": DEMO}
-"""Networks in the package: name → file. `backbone` is where training starts (docs/backbone.md), `demo` is to try."""
+"""Built-in models: name → file. `backbone` is where training starts (docs/backbone.md), `demo` is to try."""
 
 
 def is_weights(text: str) -> bool:
@@ -20,7 +20,7 @@ def is_weights(text: str) -> bool:
 
 
 def is_included(reference: str | Path) -> bool:
-    """True if `reference` names a network in the package. A run or weights of that name in the current folder take
+    """True if `reference` names a built-in model. A run or weights of that name in the current folder take
     precedence, as a folder does over a data set of its name; `./demo` and a `Path` always mean the path.
     """
     if not isinstance(reference, str) or reference not in INCLUDED:

@@ -44,7 +44,7 @@ STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 _MOST_STEPS = 300
 _ON_SHEET = 60
 _SHARP = 224
-"""Side of images for the features of the network in the package, which tell large photographs apart better there."""
+"""Side of images for the features of the built-in model, which tell large photographs apart better there."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Choose the weights that a run starts from: `--init auto`, the default.
 
-The network in the package has learned from photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
+The built-in model was trained on photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
 unless an option asks for another network, the images are of another kind, or published weights are at hand, which know
 more.
 """
@@ -49,7 +49,7 @@ def choose_start(
     if given.get("recipe") in METHODS:
         return {}, None
     excluded = "requested" if stated == NONE else _contradiction(given, task)
-    hides = f"a run or weights called {BACKBONE} in this folder hide the network in the package: rename them"
+    hides = f"a run or weights called {BACKBONE} in this folder hide the built-in model: rename them"
     why = excluded or ("" if is_included(BACKBONE) else hides) or _unlike(stats, machine)
     if not why:
         published = at_hand(_has_gpu(machine)) if _may_be_published(given, task, stats, machine) else AtHand()
@@ -57,9 +57,9 @@ def choose_start(
         if published.reference:
             return _published(given, machine, published, damaged)
         if broken := unreadable(BACKBONE):
-            why = f"the network in the package cannot be read ({broken}){damaged}"
+            why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
-        why = "it is in the package and knows 100,000 photographs; others know more: --init"
+        why = "built-in model, pretrained on 100,000 photographs; published models were trained on more: --init"
         known = f"{why} {proposed(_has_gpu(machine))}{_local(stats)}{damaged}"
         return {"init": BACKBONE}, Choice("init", BACKBONE, known)
     if advice := _advice(stats, machine):
@@ -70,21 +70,21 @@ def choose_start(
 
 
 def _contradiction(given: Mapping[str, Any], task: str) -> str:
-    """Reason why the options exclude the network in the package; empty if they do not."""
+    """Reason why the options exclude the built-in model; empty if they do not."""
     if targets_of(task).sequence:
-        return "reading text needs a decoder, which the network in the package has not"
+        return "reading text needs a decoder, which the built-in model does not have"
     if given.get("recipe", _RECIPES[0]) not in _RECIPES:
         return f"--recipe {given['recipe']} trains from random weights"
     if given.get("model", MODEL) != MODEL:
-        return f"--model {given['model']} is another network than the one in the package, {MODEL}"
+        return f"--model {given['model']} is not the built-in model, {MODEL}"
     other = (name for name in given if name in OTHER and given[name] not in (False, ()))
-    return next((f"{flag(name)} does not fit the network in the package" for name in other), "")
+    return next((f"{flag(name)} does not fit the built-in model" for name in other), "")
 
 
 def _unlike(stats: DatasetStats, machine: Machine) -> str:
     """Reason why the images are better learned from random weights; empty if they are not."""
     if stats.channels == 1:
-        return "the images are gray: scans, digits or the like, which the network in the package has not seen"
+        return "the images are gray, such as scans or digits, and the built-in model was trained on photographs"
     if _has_gpu(machine) and stats.images >= MOST_ON_GPU:
         return f"a GPU trains a larger network on {stats.images:,} images"
     return ""
