@@ -19,6 +19,7 @@ from vitral.inference.engines import openvino
 from vitral.inference.engines.built import _weighted_sum, digest_of
 from vitral.inference.engines.compiled import unavailable_reason
 from vitral.inference.engines.int8 import observe, unsupported_reason
+from vitral.inference.engines.packed import self_test
 
 SIZES: dict[str, Any] = {"image_size": 16, "classes": 3, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64}
 IMAGES = [noise(number, (16, 16), 3) for number in range(2)]
@@ -70,9 +71,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def require_packing(precision: str) -> None:
+    """Skip a test of packed weights on a CPU that has no operators for them."""
+    if not self_test(torch.bfloat16 if precision == "bf16" else torch.float32):
+        pytest.skip(f"{precision} cannot be packed here")
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_change_in_place_is_predicted(name, change):
+    if OPTIONS[name].get("engine") == "packed":
+        require_packing(OPTIONS[name]["precision"])
     if name == "openvino" and (not openvino.installed() or openvino.limitation()):
         pytest.skip("OpenVINO does not run here")
     predictor = vitral.load(network(), device="cpu", **OPTIONS[name])
@@ -183,6 +192,8 @@ def test_a_changed_setting_is_predicted(change, precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("change", [lambda m: m.double(), lambda m: m.blocks[1].double(), lambda m: m.half()])
 def test_another_dtype_of_the_module_is_computed(engine, precision, change):
+    if engine == "packed":
+        require_packing(precision)
     predictor = vitral.load(network(), device="cpu", engine=engine, precision=precision)
     before = predictor.probabilities(IMAGES)
     change(predictor.model)
@@ -205,6 +216,7 @@ class Adapter(nn.Module):
 @pytest.mark.parametrize("wrapped", [Adapter, lambda layer: nn.Sequential(layer, nn.Tanh())])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_wrapped_layer_is_computed(wrapped, precision):
+    require_packing(precision)
     predictor = vitral.load(network(), device="cpu", precision=precision)
     before = predictor.probabilities(IMAGES)
     block = predictor.model.blocks[0]

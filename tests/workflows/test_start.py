@@ -103,7 +103,7 @@ def test_every_reason_is_in_the_plan() -> None:
     assert "built-in model" in reason({})
     assert "--init timm:" in reason({})
     assert "gray" in reason({}, of(channels=1))
-    assert "--model S/16 is another network" in reason({"model": "S/16", "init": "auto"})
+    assert "--model S/16 is not the built-in model" in reason({"model": "S/16", "init": "auto"})
     assert reason({"model": "S/16"}) == "", "nothing was to choose"
     assert "pretrained weights would help" in reason({"model": "S/16"}, of(images=100))
     assert reason({"init": "none"}) == reason({"init": "runs/other"}) == "requested"
