@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import tracemalloc
 from pathlib import Path
@@ -18,6 +19,15 @@ from vitral import bounded
 )
 def test_json_within_the_bounds_is_read_as_ever(text: str) -> None:
     assert bounded.parse(text) == bounded.parse(text.encode()) == json.loads(text)
+
+
+def test_records_may_hold_names_of_files_that_are_not_utf8() -> None:
+    name = os.fsdecode(b"Universit\xe9")
+    assert bounded.parse(json.dumps({"out": name}), file_names=True) == {"out": name}
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        bounded.parse('"\\ud800"', file_names=True)
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        bounded.parse(json.dumps(name))
 
 
 @pytest.mark.parametrize(

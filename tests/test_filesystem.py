@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from running import TINY, as_words, printed
 from vitral.atomic import is_temporary, replacing, replacing_folder, write_text
 from vitral.errors import WriteError
 from vitral.filesystem import is_locked, locked, mapped, mapped_array, read_at, refused, relative, second_name
@@ -233,3 +234,17 @@ def test_weights_are_written_and_read_in_a_folder_that_is_not_utf8(tmp_path):
     assert header == {"kind": "test"}
     assert tensors["a"].tolist() == list(range(6))
     assert read_safetensors(file)[0]["b"].tolist() == [1, 1]
+
+
+def test_a_run_in_a_folder_that_is_not_utf8_is_trained_read_and_resumed(make_images, tmp_path, capsys):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/Universit\xe9"))
+    photos = make_images({"cat": 8, "dog": 8}, size=(8, 8))
+    words = ["train", str(photos), *as_words({**TINY, "init": "none"}), "--out", str(folder / "run"), "--quiet"]
+    printed(capsys, *words)
+    for command in (["verify"], ["evaluate"], ["replay", "--step", "1", "--out", str(folder / "sheet.png")]):
+        printed(capsys, command[0], str(folder / "run"), *command[1:])
+    printed(capsys, "predict", str(folder / "run"), str(photos), "--out", str(folder / "table.csv"))
+    printed(capsys, "predict", str(folder / "run"), str(photos), "--out", str(folder / "table.csv"), "--resume")
+    (folder / "run/result.json").unlink()
+    printed(capsys, "train", "--out", str(folder / "run"), "--resume", "--quiet")
+    assert (folder / "run/result.json").is_file()

@@ -32,8 +32,11 @@ def parse(
     most_bytes: int = MOST_BYTES,
     most_values: int = MOST_VALUES,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    file_names: bool = False,
 ) -> Any:
     """Parse JSON text; `pairs` builds an object from its names and values, by default a dict.
+
+    With `file_names`, strings may be names of files that are not UTF-8, with the surrogates of `os.fsdecode`.
 
     Raises `ValueError` with a one-line reason: a limit exceeded, not UTF-8, not JSON, NaN, an infinity, or a lone
     surrogate.
@@ -44,17 +47,18 @@ def parse(
     _check_structure(raw, most_values)
     value = json.loads(raw.decode("utf-8"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=pairs)
     if _SURROGATE.search(raw):
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # UnicodeEncodeError is a ValueError
+        allowed = "surrogateescape" if file_names else "strict"
+        json.dumps(value, ensure_ascii=False).encode("utf-8", allowed)  # UnicodeEncodeError is a ValueError
     return value
 
 
-def read(path: Path, *, most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES) -> Any:
+def read(path: Path, *, most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES, file_names: bool = False) -> Any:
     """Parse a JSON file, reading at most `most_bytes`. Raises `ValueError` as `parse` does, and `OSError`."""
     with open(path, "rb") as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:
         raise ValueError(f"more than {most_bytes:,} bytes of JSON")
-    return parse(raw, most_bytes=most_bytes, most_values=most_values)
+    return parse(raw, most_bytes=most_bytes, most_values=most_values, file_names=file_names)
 
 
 def _check_structure(raw: bytes, most_values: int) -> None:

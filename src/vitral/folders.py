@@ -21,7 +21,7 @@ EXPORT = "export.json"
 def is_run(folder: Path) -> bool:
     """True if `folder` is a run folder. Folders from model hubs also have a config.json, but without a run in it."""
     try:
-        return "run" in bounded.read(folder / "config.json")
+        return "run" in bounded.read(folder / "config.json", file_names=True)
     except (OSError, ValueError, TypeError):
         return (folder / "metrics.jsonl").is_file()  # a run whose config.json is damaged
 

@@ -54,7 +54,7 @@ class RunFolder:
         for file in (self.config, self.result):
             try:
                 if file.is_file():
-                    dict(bounded.parse(file.read_bytes()))
+                    dict(bounded.parse(file.read_bytes(), file_names=True))
             except (ValueError, TypeError) as error:
                 hint = f"put a copy of it back, or correct it: {error}"
                 raise RunError(
@@ -141,7 +141,7 @@ class RunFolder:
     def read_result(self) -> dict[str, Any]:
         """Read the result.json of a finished run; `RunError` if it is damaged."""
         try:
-            return dict(bounded.parse(self.manifest.read(self.result)))
+            return dict(bounded.parse(self.manifest.read(self.result), file_names=True))
         except (ValueError, TypeError) as error:
             hint = f"vitral evaluate {self.path} measures it again; delete it and --resume finishes the run again; "
             hint += self._accepting
@@ -153,7 +153,7 @@ class RunFolder:
             why = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
             raise RunError("not a run folder", where=self.path, why=why, hint="vitral train makes runs, in runs/")
         try:
-            return dict(bounded.parse(self.manifest.read(self.config)))
+            return dict(bounded.parse(self.manifest.read(self.config), file_names=True))
         except (ValueError, TypeError) as error:
             raise self._no_config(str(error)) from error
 

@@ -119,7 +119,7 @@ def _width(partial: Path) -> int:
 
 def _metadata(partial: Path) -> dict[str, str]:
     """Read the model from the origin of the rows (`RowFile.origin_file`)."""
-    origin = bounded.read(partial.with_name(f"{partial.name}.json"))
+    origin = bounded.read(partial.with_name(f"{partial.name}.json"), file_names=True)
     return {name: origin[name] for name in ("model", "model_hash", "precision")}
 
 

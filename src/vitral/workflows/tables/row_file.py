@@ -123,11 +123,11 @@ class RowFile:
             why = f"{self.partial.name} has rows of an interrupted command"
             raise UsageError("an unfinished file", where=self.path, why=why, hint=f"--resume, or {remove}")
         try:
-            before = bounded.read(self.origin_file)
+            before = bounded.read(self.origin_file, file_names=True)
         except (OSError, ValueError) as error:
             why = f"{self.origin_file.name} cannot be read: {error}"
             raise UsageError("cannot resume", where=self.path, why=why, hint=remove) from None
-        if not isinstance(before, dict) or before != bounded.parse(json.dumps(origin)):
+        if not isinstance(before, dict) or before != bounded.parse(json.dumps(origin), file_names=True):
             before = before if isinstance(before, dict) else {}
             others = [name for name in {**before, **origin} if before.get(name) != origin.get(name)]
             changes = (f"{name} {_short(before.get(name))} then, {_short(origin.get(name))} now" for name in others[:3])
