@@ -111,7 +111,7 @@ def test_a_plan_keeps_near_duplicates_on_one_side_and_says_so(repeated: Path, tm
     job = plan_run({"data": str(repeated), "out": str(tmp_path / "run"), "val_fraction": 0.3})
     assert len(job.plan.near) == 8
     reason = next(choice.reason for choice in job.plan.choices if choice.name == "validation")
-    assert "8 groups of images that belong together" in reason
+    assert "images that belong together, such as near-duplicates, stay on one side (8 groups)" in reason
     sides = [{Path(name).stem.split("-")[0] for name in job.dataset[split].names} for split in ("train", "val")]
     assert sides[0] & sides[1] == set()
     assert 9 <= len(job.dataset["val"]) <= 20
@@ -142,7 +142,7 @@ def test_groups_of_a_table_stay_on_one_side(make_images: MakeImages) -> None:
     assert np.bincount(cut["val"].labels).tolist() in ([7, 7], [8, 8], [6, 6], [9, 9], [7, 8], [8, 7])
     job = plan_run({"data": str(folder / "table.csv"), "out": "never written"})
     reason = next(choice.reason for choice in job.plan.choices if choice.name == "validation")
-    assert "9 groups of images" in reason
+    assert "(9 groups)" in reason
 
 
 def test_a_group_in_two_splits_is_noted(make_images: MakeImages) -> None:

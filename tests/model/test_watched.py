@@ -318,6 +318,8 @@ def test_only_what_is_watched_computes_all_tokens():
     with_hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert pooled_queries(model) is None
     with_hook.remove()
+    with FlopCounterMode(display=False):
+        assert pooled_queries(model) == 1, "what runs is counted"
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +185,7 @@ def test_the_file_holds_the_parts_of_this_network_alone():
         assert max(map(len, text.splitlines())) <= 140
         assert "\n\n\n\n" not in text
         assert text.endswith("\n")
-        assert len(text.splitlines()) < 260
+        assert len(text.splitlines()) < 240
 
 
 @pytest.mark.parametrize("name", ["stem", "gray", "hybrid", "rotary", "rope-mixed", "bit"])
@@ -262,8 +261,9 @@ def test_hidden_states_and_gradient_checkpointing(name, tmp_path):
     first.register_forward_pre_hook(lambda *_: passes.append(1))
     wanted = gradients()
     assert len(passes) == 1
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # transformers 5.23 has another name for it
-        theirs.gradient_checkpointing_enable({"use_reentrant": False})
+    # transformers 5.23 has another name for it.
+    enable = getattr(theirs, "activation_checkpointing_enable", theirs.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
     for one, other in zip(gradients(), wanted, strict=True):
         torch.testing.assert_close(one, other)
     assert len(passes) == 3, "backward computes the block again"

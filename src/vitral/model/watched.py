@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import _has_any_global_hook
 
 
@@ -31,9 +32,21 @@ def is_watched(module: nn.Module) -> bool:
 
     Hooks of vitral do not count: it sets `prune_last_block` to False for those that read all tokens.
     """
-    if _has_any_global_hook() or _is_changed(module):
+    if _has_foreign_global_hook() or _is_changed(module):
         return True
     return any(is_watched(part) for part in module._modules.values() if part is not None)
+
+
+def _has_foreign_global_hook() -> bool:
+    """True if someone watches all modules; torch's counter of FLOPs counts what runs, and changes nothing."""
+    if not _has_any_global_hook():
+        return False
+    return any(_is_foreign(hook) for kind in _GLOBAL for hook in getattr(torch_module, kind).values())
+
+
+_GLOBAL = (
+    "_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks",
+)  # fmt: skip
 
 
 def _is_changed(part: nn.Module) -> bool:
@@ -57,8 +70,8 @@ def _is_changed(part: nn.Module) -> bool:
 _USUAL = frozenset(vars(nn.Module()))
 """Attributes of every module."""
 
-_SILENT = ("vitral.", "torch.distributed.")
-"""Libraries whose hooks and parts need no other tokens: FSDP gathers weights."""
+_SILENT = ("vitral.", "torch.distributed.", "torch.utils.module_tracker")
+"""Modules whose hooks and parts need no other tokens: FSDP gathers weights, a tracker notes names."""
 
 
 def _is_foreign(function: Callable[..., Any]) -> bool:

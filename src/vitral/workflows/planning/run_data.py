@@ -22,7 +22,7 @@ from vitral.evaluation.intervals import count_groups
 from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
-from vitral.wording import in_groups, some
+from vitral.wording import count, in_groups, some
 
 _FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
 """Number of validation images below which a larger fraction is recommended, and that fraction."""
@@ -55,7 +55,8 @@ def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
         if "test" in counts:
             why += "; test is reserved for the end"
         if groups := groups_of_several(dataset["train"]) + groups_of_several(dataset["val"]):
-            why += f"; {groups:,} groups of images that belong together, as near-duplicates, stay on one side"
+            together = "images that belong together, such as near-duplicates, stay on one side"
+            why += f"; {together} ({count(groups, 'group')})"
         if missing := _absent(dataset, "val"):
             why += f"; none of {some([repr(name) for name in missing])}"
         few = count_groups(dataset["val"].groups, counts["val"]) < _FEW_VALIDATION
