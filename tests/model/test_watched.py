@@ -255,7 +255,7 @@ def test_layers_are_of_torchs_own_classes(kind):
             assert type(part) is nn.Conv2d, name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch.ao itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per:UserWarning")  # torch.ao itself
 def test_layers_found_by_type_are_quantized():
     model = built("class token", dtype=torch.float32)
     layers = [name for name, part in model.named_modules() if type(part) is nn.Linear]

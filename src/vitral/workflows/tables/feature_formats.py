@@ -72,16 +72,14 @@ class Parquet(formats.Parquet):
 
     def finish(self, partial: Path, target: Path) -> None:
         arrow = pyarrow()
-        width = _width(partial)
-        types = [("path", arrow.string()), (COLUMN, arrow.list_(arrow.float32(), width)), ("error", arrow.string())]
+        # Not of a fixed size: pyarrow before 25 cannot read a null among such lists.
+        types = [("path", arrow.string()), (COLUMN, arrow.list_(arrow.float32())), ("error", arrow.string())]
         schema = arrow.schema(types).with_metadata({"vitral": json.dumps(_metadata(partial))})
         with replacing(target) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
             rows = _rows(partial)
             while group := list(itertools.islice(rows, _GROUP)):
-                empty = bytes(4 * width)
-                values = np.frombuffer(b"".join(_decoded(r.features) if r.features else empty for r in group), "<f4")
-                missing = arrow.array([row.features is None for row in group])
-                lists = arrow.FixedSizeListArray.from_arrays(arrow.array(values), width, mask=missing)
+                features = [None if r.features is None else np.frombuffer(_decoded(r.features), "<f4") for r in group]
+                lists = arrow.array(features, arrow.list_(arrow.float32()))
                 columns = [[text(row.path) for row in group], lists, [row.error for row in group]]
                 writer.write_table(arrow.table(columns, schema=schema))
         partial.unlink()
