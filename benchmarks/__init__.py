@@ -18,6 +18,7 @@ PROGRAMS: dict[str, str] = {
     "labels": "Wrong labels: flips found in a ranking",
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",
+    "rivals": "Photographs: the default beside a network pretrained on ImageNet",
     "pretraining": "Images without labels, then few labels",
     "tasks": "Several labels, a number, networks of other libraries",
     "scaling": "Strategies of several ranks: overhead with one rank",

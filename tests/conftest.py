@@ -27,6 +27,7 @@ from vitral.workflows.running import execute
 
 # Networks this small lose many times more to waiting for a second thread than it does for them.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # a plan would ask the hub for published weights
 KERNELS = cache_folder("kernels")
 # Packages that tests fetch are kept in the cache of whoever runs them.
 os.environ.setdefault("VITRAL_TESTS_CACHE", os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser()))

@@ -2,104 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlparse
 
 import pytest
 from huggingface_hub import constants
 
+from hub_server import FIRST, SECOND, Hub, point_at, serving
 from vitral.errors import UsageError, WeightsError
-from vitral.weights.read.hub import is_reference, parse, resolve
+from vitral.weights.read.hub import _TRIAL, is_reference, offered, parse, resolve
 
-FIRST, SECOND = "1" * 40, "2" * 40
 MODEL = {"config.json": b'{"a": 1}', "model.safetensors": b"weights", "README.md": b"read", "run.py": b"code",
          "pytorch_model.bin": b"pickle"}  # fmt: skip
 
 
-class Hub:
-    """State of the server: repository → its commits, newest last, each with its files; and the requests received."""
-
-    def __init__(self) -> None:
-        self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
-        self.refuse: dict[str, tuple[int, str]] = {}
-        self.asked: list[str] = []
-        self.body = b"{}"
-
-    def answer(self, url: str) -> tuple[int, dict[str, str], bytes]:
-        path = urlparse(url).path.strip("/").split("/")
-        if path == ["api", "models"]:
-            author = parse_qs(urlparse(url).query)["author"][0]
-            return 200, {}, json.dumps([{"id": name} for name in self.commits if name.startswith(author)]).encode()
-        api = path[:2] == ["api", "models"]
-        name = "/".join(path[2:4] if api else path[:2])
-        rest = path[4:] if api else path[2:]
-        if name in self.refuse:
-            return self.refuse[name][0], {"X-Error-Code": self.refuse[name][1]}, self.body
-        if name not in self.commits:
-            return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        commits = self.commits[name]
-        wanted = rest[1] if len(rest) > 1 else "main"
-        sha = list(commits)[-1] if wanted == "main" else wanted
-        if sha not in commits:
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
-        return self.of_commit(name, sha, rest, api)
-
-    def of_commit(self, name: str, sha: str, rest: list[str], api: bool) -> tuple[int, dict[str, str], bytes]:
-        files = self.commits[name][sha]
-        if api and rest[:1] == ["tree"]:
-            listed = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                      for file, data in files.items()]  # fmt: skip
-            return 200, {}, json.dumps(listed).encode()
-        if api:
-            siblings = [{"rfilename": file} for file in files]
-            return 200, {}, json.dumps({"id": name, "sha": sha, "siblings": siblings}).encode()
-        data = files[rest[2]]
-        return 200, {"X-Repo-Commit": sha, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, data
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that huggingface_hub takes for the real one; it has google/vit at its second commit."""
-    hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            hub.asked.append(f"{self.command} {self.path}")
-            status, headers, body = hub.answer(self.path)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - the standard library looks for this name
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    point_at(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
-    hub.commits["google/vit"] = {FIRST: {**MODEL, "model.safetensors": b"old"}, SECOND: MODEL}
-    yield hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Set the endpoint as HF_ENDPOINT does, which is read when huggingface_hub is imported."""
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    """A hub with google/vit at its second commit."""
+    with serving(monkeypatch) as hub:
+        hub.commits["google/vit"] = {FIRST: {**MODEL, "model.safetensors": b"old"}, SECOND: MODEL}
+        yield hub
 
 
 @pytest.fixture
@@ -274,3 +199,31 @@ def test_references():
     assert parse("hf:google/vit") == ("google/vit", None)
     assert is_reference("timm:x")
     assert not is_reference("runs/photos")
+
+
+def test_a_hub_is_measured_by_the_first_bytes(hub, monkeypatch):
+    hub.commits["google/vit"] = {FIRST: {**MODEL, "model.safetensors": bytes(3 * _TRIAL)}}
+    offer = offered("hf:google/vit", 3.0)
+    assert offer is not None
+    assert offer.size == 3 * _TRIAL
+    assert offer.rate > 1e6
+    assert offered("hf:google/other", 3.0) is None
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert offered("hf:google/vit", 3.0) is None
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 200])
+def test_pages_of_a_proxy_are_no_offer(hub, status):
+    hub.refuse["google/vit"] = (status, "")
+    hub.body = b"<html>Log in to the proxy</html>"
+    assert offered("hf:google/vit", 3.0) is None
+
+
+def test_a_slow_hub_makes_no_offer_and_takes_no_longer(hub, monkeypatch):
+    answer = hub.answer
+    monkeypatch.setattr(hub, "answer", lambda url: (time.sleep(2), answer(url))[1])
+    began = time.monotonic()
+    assert offered("hf:google/vit", 0.3) is None
+    assert time.monotonic() - began < 1

@@ -225,10 +225,16 @@ def test_pretraining_from_weights_of_another_library_is_refused(photos, tmp_path
         vitral.pretrain(str(photos), init=str(tmp_path / "run"), out=tmp_path / "again", quiet=True)
 
 
-def test_a_linear_probe_is_refused(photos, tmp_path):
-    options = {"recipe": "linear-probe", "val_fraction": 0.2, "quiet": True, "image_size": 32}
-    with pytest.raises(UsageError, match="does not support a linear probe"):
-        vitral.train(str(photos), model="own_nets:build", out=tmp_path / "run", **options)
+def test_a_linear_probe_of_a_network_of_another_library(photos, tmp_path):
+    options = {"recipe": "linear-probe", "val_fraction": 0.2, "quiet": True, "image_size": 32, "device": "cpu"}
+    run = vitral.train(str(photos), model="timm:test_efficientnet", out=str(tmp_path / "probe"), **options)
+    again = vitral.train(str(photos), init=str(run.folder), out=str(tmp_path / "again"), **options)
+    first, second = (native.read(one.folder / "model.safetensors").state for one in (run, again))
+    assert all(torch.equal(first[name], second[name]) for name in first if "classifier" not in name), "it was trained"
+    assert first["body.classifier.weight"].abs().sum() > 0
+    assert again.result["val"] == run.result["val"]
+    predictor = vitral.load(str(run.folder), device="cpu")
+    assert predictor.model.head.weight.equal(first["body.classifier.weight"])
 
 
 def test_attention_is_refused_and_gradients_are_the_librarys(photos, tmp_path, capsys):
@@ -273,7 +279,9 @@ def test_features_are_the_input_of_the_head(photos, tmp_path):
 def test_other_classes_get_a_zero_head_on_the_same_body(photos, make_images, tmp_path):
     vitral.train(str(photos), model="own_nets:build", out=tmp_path / "run", **OPTIONS)
     more = make_images({"cat": 4, "dog": 4, "hen": 4})
-    vitral.train(str(more), init=tmp_path / "run", out=tmp_path / "more", **{**OPTIONS, "epochs": 1, "lr": 0.0})
+    vitral.train(
+        str(more), init=tmp_path / "run", out=tmp_path / "more", **{**OPTIONS, "epochs": 1, "lr": 0.0, "probe": False}
+    )
     before, after = weights_of(tmp_path / "run"), weights_of(tmp_path / "more")
     assert torch.equal(before["body.0.0.weight"], after["body.0.0.weight"])
     assert after["body.3.weight"].shape == (3, 4)

@@ -19,10 +19,11 @@ import timm
 import torch
 from huggingface_hub import HfApi, constants
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tools import train_backbone
 
 import vitral
+from hub_server import FIRST, serving
 from images import MakeImages
 from vitral.device import Machine
 from vitral.errors import UsageError, VitralError, WeightsError
@@ -31,10 +32,10 @@ from vitral.recipes.stats import DatasetStats
 from vitral.weights import native
 from vitral.weights.load import read
 from vitral.weights.read import hub, published
-from vitral.weights.read.published import PUBLISHED
+from vitral.weights.read.published import SMALL, TINY, Published
 from vitral.weights.read.references import INCLUDED, is_included
 from vitral.workflows.planning.plan import plan_run
-from vitral.workflows.planning.start import MOST_FEATURES, MOST_ON_GPU, choose_start
+from vitral.workflows.planning.start import LIMIT, MOST_ON_GPU, choose_start
 
 STATS = DatasetStats(images=5_000, classes=5, size=(240, 320), uniform=False, channels=3, imbalance=1.0)
 BACKBONE = INCLUDED["backbone"]
@@ -128,17 +129,22 @@ def test_a_plan_starts_from_the_network_in_the_package(make_images: MakeImages) 
     assert stated.config.image_size == (64, 96)
 
 
+def files_of_small_network() -> dict[str, bytes]:
+    """The files of a small network in timm's layout, by name."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, depth=1, num_heads=3, num_classes=5)
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": {"input_size": [3, 32, 32]}}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(model.state_dict())}
+
+
 def cached_copy(folder: Path, reference: str) -> str:
     """Put a small network into huggingface_hub's cache under the name of published weights; its pinned reference."""
     commit = "3" * 40
     place = folder / f"models--timm--{reference.removeprefix('timm:')}"
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, depth=1, num_heads=3, num_classes=5)
     (place / "snapshots" / commit).mkdir(parents=True)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(commit)
-    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": {"input_size": [3, 32, 32]}}
-    (place / "snapshots" / commit / "config.json").write_text(json.dumps(config))
-    save_file(model.state_dict(), place / "snapshots" / commit / "model.safetensors")
+    for name, data in files_of_small_network().items():
+        (place / "snapshots" / commit / name).write_bytes(data)
     return f"{reference}@{commit}"
 
 
@@ -148,15 +154,15 @@ def test_published_weights_are_taken_if_they_are_in_the_cache(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub, "resolve", lambda reference: pytest.fail("the hub is not asked"))
     assert choose_start({}, "class", STATS, machine())[0] == {"init": "backbone"}
-    pinned = cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
+    pinned = cached_copy(tmp_path / "hub", TINY.reference)
     init, choice = choose_start({}, "class", STATS, machine())
     assert init == {"init": pinned, "recipe": "linear-probe"}
     assert choice is not None
     assert "in the cache already (Apache-2.0), trained on 14 million photographs" in choice.reason
     assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": pinned, "recipe": "finetune"}
     for given, stats in (
-        ({"minutes": 2.0}, STATS), ({"model": "C+Micro/16"}, STATS), ({"recipe": "backbone"}, STATS),
-        ({}, of(images=MOST_FEATURES + 1)), ({"recipe": "finetune"}, STATS), ({"val_fraction": 0.0}, STATS),
+        ({"epochs": 2}, STATS), ({"model": "C+Micro/16"}, STATS), ({"recipe": "backbone"}, STATS),
+        ({"recipe": "finetune"}, STATS), ({"val_fraction": 0.0}, STATS),
     ):  # fmt: skip
         assert choose_start(given, "class", stats, machine())[0] == {"init": "backbone"}
     monkeypatch.undo()
@@ -166,6 +172,31 @@ def test_published_weights_are_taken_if_they_are_in_the_cache(
     run = vitral.train(str(photos), out=str(tmp_path / "run"), quiet=True, device="cpu")
     about = json.loads((run.folder / "config.json").read_text())
     assert (about["run"]["init"], about["run"]["recipe"]) == (pinned, "linear-probe")
+
+
+def test_a_run_on_a_cpu_takes_them_from_a_real_hub_and_again_without_it(
+    make_images: MakeImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    photos = make_images({"train/cat": 12, "train/dog": 12, "val/cat": 4, "val/dog": 4}, size=(40, 40))
+    options: dict[str, Any] = {"device": "cpu", "minutes": 1.0, "precision": "fp32"}
+
+    def trained(name: str) -> tuple[Any, str]:
+        run = vitral.train(str(photos), out=str(tmp_path / name), **options)
+        about = json.loads((run.folder / "config.json").read_text())
+        assert about["run"]["init"] == f"{SMALL.reference}@{FIRST}"
+        assert about["run"]["recipe"] == "linear-probe"
+        return run.result["val"], " ".join(capsys.readouterr().err.split())
+
+    with serving(monkeypatch) as server:
+        server.commits[f"timm/{SMALL.reference.removeprefix('timm:')}"] = {FIRST: files_of_small_network()}
+        online, plan = trained("online")
+    assert "88 MB from the hub (Apache-2.0)" in plan
+    assert "the features of 32 images take about" in plan
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    offline, plan = trained("offline")
+    assert "in the cache already (Apache-2.0)" in plan
+    assert online == offline
 
 
 DAMAGE: dict[str, Any] = {
@@ -199,14 +230,14 @@ def _change(file: Path, change: Callable[[bytes], bytes]) -> None:
 def test_damaged_weights_that_nobody_asked_for_do_not_stop_a_run(make_images, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    pinned = cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
-    folder = tmp_path / "hub" / f"models--timm--{PUBLISHED['tiny'].reference.removeprefix('timm:')}"
+    pinned = cached_copy(tmp_path / "hub", TINY.reference)
+    folder = tmp_path / "hub" / f"models--timm--{TINY.reference.removeprefix('timm:')}"
     DAMAGE[kind](folder / "snapshots" / pinned.rpartition("@")[2])
     photos = make_images({"train/cat": 12, "train/dog": 12, "val/cat": 4, "val/dog": 4}, size=(40, 40))
     job = plan_run({"data": str(photos), "device": "cpu"})
     (init,) = [choice for choice in job.plan.choices if choice.name == "init"]
     assert job.run.init == "backbone"
-    assert f"{PUBLISHED['tiny'].reference} in the cache cannot be read (" in init.reason
+    assert f"{TINY.reference} in the cache cannot be read (" in init.reason
     assert init.reason.endswith(f"delete {folder}")
     with pytest.raises(VitralError):  # what is asked for is an error
         plan_run({"data": str(photos), "device": "cpu", "init": pinned})
@@ -214,11 +245,11 @@ def test_damaged_weights_that_nobody_asked_for_do_not_stop_a_run(make_images, tm
 
 def test_a_damaged_copy_does_not_hide_another_one(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    cached_copy(tmp_path / "hub", PUBLISHED["tiny"].reference)
+    cached_copy(tmp_path / "hub", SMALL.reference)
     DAMAGE["cut"](next((tmp_path / "hub").glob("*/snapshots/*")))
-    small = cached_copy(tmp_path / "hub", PUBLISHED["small"].reference)
+    tiny = cached_copy(tmp_path / "hub", TINY.reference)
     init, choice = choose_start({}, "class", STATS, machine())
-    assert init["init"] == small
+    assert init["init"] == tiny
     assert choice is not None
     assert "cannot be read" in choice.reason
 
@@ -240,9 +271,10 @@ def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: py
         for endpoint in (f"http://127.0.0.1:{silent.getsockname()[1]}", "http://127.0.0.1:9"):
             monkeypatch.setattr(constants, "ENDPOINT", endpoint)
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-            began = time.monotonic()
-            assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
-            assert time.monotonic() - began < 2
+            for kind in ("cuda", "cpu"):
+                began = time.monotonic()
+                assert choose_start({}, "class", STATS, machine(kind))[0] == {"init": "backbone"}
+                assert time.monotonic() - began < 2
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked: list[str] = []
     monkeypatch.setattr(HfApi, "model_info", lambda self, name, **more: asked.append(name))
@@ -250,24 +282,95 @@ def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: py
     assert not asked
 
 
-def test_a_gpu_fetches_them_from_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = f"{PUBLISHED['small'].reference}@{'4' * 40}"
-    monkeypatch.setattr(hub, "answers", lambda reference, seconds: True)
-    monkeypatch.setattr(hub, "resolve", lambda reference: hub.Fetched(Path(), f"{reference}@{'4' * 40}", "4" * 40))
-    monkeypatch.setattr(published, "unreadable", lambda path: "cut short" if path == Path() else "")
-    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}, "what came is damaged"
+def hub_at(monkeypatch: pytest.MonkeyPatch, rate: float, size: int = 88_000_000) -> list[str]:
+    """Pretend that a hub answers, with bytes at this rate; return the references that are fetched from now on."""
+    asked: list[str] = []
+
+    def fetch(reference: str) -> hub.Fetched:
+        asked.append(reference)
+        return hub.Fetched(Path(), f"{reference}@{'4' * 40}", "4" * 40)
+
+    monkeypatch.setattr(hub, "offered", lambda reference, seconds: hub.Offer(size, rate))
+    monkeypatch.setattr(hub, "resolve", fetch)
     monkeypatch.setattr(published, "unreadable", lambda path: "")
-    init, choice = choose_start({}, "class", STATS, machine("cuda"))
-    assert init == {"init": pinned, "recipe": "finetune"}
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_they_are_fetched_from_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    hub_at(monkeypatch, rate=5e6)
+    monkeypatch.setattr(published, "unreadable", lambda path: "cut short" if path == Path() else "")
+    init, choice = choose_start({}, "class", STATS, machine(kind))
+    assert init == {"init": "backbone"}, "what came is damaged"
     assert choice is not None
-    assert choice.reason.startswith("88 MB of the hub (Apache-2.0)")
-    assert choose_start({}, "class", STATS, machine())[0] == {"init": "backbone"}, "a CPU waits for no download"
+    assert f"the download of {SMALL.reference} failed" in choice.reason
+    asked = hub_at(monkeypatch, rate=5e6)
+    init, choice = choose_start({}, "class", STATS, machine(kind))
+    recipe = "finetune" if kind == "cuda" else "linear-probe"
+    assert init == {"init": f"{SMALL.reference}@{'4' * 40}", "recipe": recipe}
+    assert asked == [SMALL.reference]
+    assert choice is not None
+    assert choice.reason.startswith("88 MB from the hub (Apache-2.0), trained on 14 million photographs")
+    assert choice.reason.endswith("--init backbone is the built-in model")
 
     def cut(reference: str) -> None:
         raise WeightsError("the connection was cut")
 
     monkeypatch.setattr(hub, "resolve", cut)
-    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+    assert choose_start({}, "class", STATS, machine(kind))[0] == {"init": "backbone"}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "rate", "small", "tiny", "taken"),
+    [
+        (None, 5e6, 60, 20, SMALL),
+        (None, 5e6, LIMIT, 20, TINY),
+        (None, 5e6, LIMIT, LIMIT, None),
+        (None, 1e5, 60, 20, TINY),
+        (None, 2e4, 60, 20, None),
+        (1.0, 5e6, 60, 20, TINY),
+        (1.0, 5e6, 25, 20, SMALL),
+        (0.3, 5e6, 25, 20, None),
+    ],
+)
+def test_download_and_features_fit_the_minutes(monkeypatch, minutes, rate, small, tiny, taken) -> None:
+    asked = hub_at(monkeypatch, rate)
+    seconds = {SMALL: small, TINY: tiny}
+    given = {} if minutes is None else {"minutes": minutes}
+    init, choice = choose_start(given, "class", STATS, machine(), seconds.__getitem__)
+    assert asked == ([] if taken is None else [taken.reference])
+    assert choice is not None
+    if taken is None:
+        assert init == {"init": "backbone"}
+        assert f"{TINY.reference} would take" in choice.reason
+    else:
+        assert init["init"].startswith(taken.reference)
+
+
+def test_copies_in_the_cache_that_take_too_long_are_left_out(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached_copy(tmp_path / "hub", TINY.reference)
+
+    def seconds_of(one: Published) -> float:
+        return 40.0
+
+    assert choose_start({"minutes": 1.0}, "class", STATS, machine(), seconds_of)[0]["recipe"] == "linear-probe"
+    init, choice = choose_start({"minutes": 0.5}, "class", STATS, machine(), seconds_of)
+    assert init == {"init": "backbone"}
+    assert choice is not None
+    assert f"{TINY.reference} would take 40 s here, more than 24 s" in choice.reason
+
+
+def test_a_download_that_becomes_slow_is_given_up(monkeypatch) -> None:
+    hub_at(monkeypatch, rate=1e9)
+    monkeypatch.setattr(hub, "resolve", lambda reference: time.sleep(5))
+    monkeypatch.setattr(published, "_LEAST", 0.2)
+    began = time.monotonic()
+    init, choice = choose_start({}, "class", STATS, machine())
+    assert init == {"init": "backbone"}
+    assert time.monotonic() - began < 3
+    assert choice is not None
+    assert "failed" in choice.reason
 
 
 def test_a_run_of_the_same_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

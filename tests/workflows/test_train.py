@@ -325,7 +325,12 @@ def test_names_are_not_markup(make_images, tmp_path, capsys):
 
 
 def test_frozen_parts_keep_their_bits(trained, tmp_path):
-    options = {"init": str(trained.folder), "freeze": ("patch_embed", "blocks.0.*", "pos_embed"), "epochs": 1}
+    options = {
+        "init": str(trained.folder),
+        "freeze": ("patch_embed", "blocks.0.*", "pos_embed"),
+        "epochs": 1,
+        "probe": False,
+    }
     data = trained.result["data"]
     run = vitral.train(data, out=str(tmp_path / "run"), quiet=True, lr=0.01, batch_size=4, device="cpu", **options)
     before, after = weights_of(trained.folder), weights_of(run.folder)

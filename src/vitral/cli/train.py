@@ -150,6 +150,8 @@ def _print_result(folder: Path, result: Any) -> None:
     if (report := folder / "report.html").is_file():
         say(f"Report   {report}")
     best, epochs = result.get("best_epoch"), result["epochs"]
+    if best == 0 and epochs:
+        say("No epoch was better than the linear probe of the initial weights, which was kept")
     enough = result.get("val", {}).get("groups", result["images"].get("val", 0)) >= _SURE
     if best and enough and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")

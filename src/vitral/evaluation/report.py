@@ -248,6 +248,9 @@ def _findings(
     epochs = [
         epoch for epoch, _ in figures.series_of(history, "val_accuracy") or figures.series_of(history, "val_loss")
     ]
+    if best_epoch == 0 and epochs:
+        sentence = "No epoch was better than the linear probe of the initial weights, which was kept."
+        findings.append(("Length of training", sentence))
     if best_epoch is not None and len(epochs) > 2 and best_epoch in epochs:
         after = sum(epoch > best_epoch for epoch in epochs)
         if after:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from vitral.device import Machine
 from vitral.recipes.finetune import geometry
 from vitral.recipes.small import augmentation
-from vitral.recipes.stats import MIRRORED, DatasetStats, warmup
+from vitral.recipes.stats import MIRRORED, PROBE, DatasetStats, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -31,7 +31,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
     epochs = max(4, min(30, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
     run = Run(
-        recipe="backbone", model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
+        recipe="backbone", probe=True, model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 128 if many else 64),
         optimizer="muon", lr=4e-3 if many else 2e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
         warmup=warmup(epochs), clip=1.0, label_smoothing=0.1, ema=0.998 if many else 0.99,
@@ -44,6 +44,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         run,
         (
             Choice("image size", f"{side}×{side}", small),
+            Choice("probe", "first", PROBE),
             Choice("epochs", str(epochs), total),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 64 else "usual"),
             Choice("optimizer", f"muon, {run.lr:g}", "lower than from scratch, for all layers alike"),

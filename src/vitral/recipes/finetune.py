@@ -10,7 +10,7 @@ starts at zero. The experiments behind the values of `finetune` are in docs/log/
 """
 
 from vitral.device import Machine
-from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, PROBE, DatasetStats
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -24,7 +24,7 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
     epochs = max(3, min(50, round(images / max(stats.images, 1))))
     photographs, color = max(stats.size) > 96, stats.channels == 3
     run = Run(
-        recipe="finetune", channels=stats.channels, epochs=epochs,
+        recipe="finetune", probe=True, channels=stats.channels, epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 64), optimizer="adamw", lr=1e-3, layer_decay=0.75,
         weight_decay=0.05, schedule="cosine", warmup=epochs / 10, clip=1.0, label_smoothing=0.1,
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=color,
@@ -32,6 +32,7 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
     return Plan(
         run,
         (
+            Choice("probe", "first", PROBE),
             Choice("epochs", str(epochs), "about 120,000 images in total (× 20 on a GPU), at most 50 epochs"),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 32 else "usual"),
             Choice("optimizer", "adamw, 0.001", "rate of the head; lower for the blocks below it"),

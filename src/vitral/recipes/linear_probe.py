@@ -20,9 +20,12 @@ from vitral.training.plan import Choice, Plan
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 """Values of C, scikit-learn's inverse regularization strength: C × the sum of the losses + ½ ‖weights‖²."""
 
+FIRST_IMAGES = 5_000
+"""Training images that `Run.probe` fits a head to before the training. More would take time from it."""
+
 UNSUPPORTED = (
-    "freeze", "crop", "crop_area", "scaled", "flip", "augment", "randaugment", "erase", "mixup", "cutmix",
-    "label_smoothing", "sampling", "epochs", "minutes", "batch_size", "accumulate", "optimizer", "lr", "lr_batch",
+    "probe", "freeze", "crop", "crop_area", "scaled", "flip", "augment", "randaugment", "erase", "mixup", "cutmix",
+    "label_smoothing", "sampling", "epochs", "batch_size", "accumulate", "optimizer", "lr", "lr_batch",
     "weight_decay", "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop",
     "checkpointing", "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout",
     "teacher", "distill_weight", "distill_temperature", "pack", "pack_min_size", "pack_drop", "multiple",
@@ -52,9 +55,6 @@ def check(dataset: DataSet, config: Any, run: Run) -> None:
         why = "the regularization strength is chosen on validation images"
         hint = "--val-fraction 0.1"
         raise UsageError("a linear probe needs validation images", where=dataset.source, why=why, hint=hint)
-    if source := getattr(config, "source", None):
-        why = f"{source} is of another library, and its head is not known"
-        raise UsageError("this network does not support a linear probe", why=why, hint="--recipe small")
     if getattr(config, "logits_tanh", False):
         why = "its logits pass through a tanh, so its head is not a logistic regression"
         hint = "another --model, or --recipe small"

@@ -22,7 +22,7 @@ from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
-    "pre_logits", "logit_scale", "head_bias_init", "whiten", "erase", "mixup", "cutmix", "label_smoothing",
+    "probe", "pre_logits", "logit_scale", "head_bias_init", "whiten", "erase", "mixup", "cutmix", "label_smoothing",
     "class_weights", "sampling", "layer_decay", "early_stop", "patch_dropout", "pack", "pack_min_size", "pack_drop",
     "multiple", "patch_sizes",
 )  # fmt: skip

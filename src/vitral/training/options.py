@@ -87,6 +87,9 @@ class Run:
         "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, or backbone, the network in "
         "the package; none: random ones (default: auto, the plan's choice)",
     )
+    probe: bool = option(
+        False, "before training, fit a linear probe to the initial weights: a first answer, kept if no epoch is better"
+    )
     image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
     channels: int = option(3, "1 for gray, 3 for color")
     dim: int | None = option(None, "width, instead of the model's")

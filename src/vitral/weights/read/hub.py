@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from vitral import bounded
 from vitral.errors import UsageError, VitralError, WeightsError, nearest
@@ -29,6 +31,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = {".safetensors": "model", ".bin": "pytorch_model"}  # in the order of preference
 _FETCHERS = ("huggingface_hub", "hf_xet", "httpx", "httpx2", "httpcore", "requests", "urllib3")
 _TIMEOUT = 10.0  # seconds
+_TRIAL = 1 << 20
+"""Bytes of the weights by which the rate of a hub is measured."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,21 +102,69 @@ def cached(reference: str, *, cache_dir: str | Path | None = None) -> Fetched | 
     return _fetched(reference, copies[0]) if revision is None and len(copies) == 1 else None
 
 
-def answers(reference: str, seconds: float) -> bool:
-    """True if the hub describes a model within so many seconds, whatever a resolver, a proxy or the hub itself does."""
-    from huggingface_hub import HfApi, constants
+@dataclass(frozen=True)
+class Offer:
+    """Size of the weights on a hub, and the rate at which it sends their first bytes."""
 
-    found: list[str] = []
+    size: int
+    """Bytes of the weights."""
+    rate: float
+    """Bytes per second."""
 
-    def ask() -> None:
-        with suppress(Exception):  # whatever went wrong, the answer is no
-            found.append(HfApi().model_info(parse(reference)[0], timeout=seconds).id)
+    @property
+    def seconds(self) -> float:
+        """Time of the download at the measured rate."""
+        return self.size / self.rate
 
-    if not constants.HF_HUB_OFFLINE:
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(seconds)
-    return bool(found)
+
+def offered(reference: str, seconds: float) -> Offer | None:
+    """Return the size of the weights and the rate of the hub; None if it does not tell both within `seconds`.
+
+    Nothing that a resolver, a proxy or the hub does takes longer or raises an error.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    return _within(seconds, lambda: _offer(reference, seconds))
+
+
+def fetched_within(reference: str, seconds: float) -> Fetched | None:
+    """Return what `resolve` does; None if it fails or takes longer than `seconds`."""
+    return _within(seconds, lambda: resolve(reference))
+
+
+def _within(seconds: float, program: Callable[[], T]) -> T | None:
+    """Return what `program` returns; None if it fails or takes longer. Nothing can stop a connection that hangs, so it
+    is left to a thread that ends with the process.
+    """
+    found: list[T] = []
+
+    def run() -> None:
+        with suppress(Exception):  # what went wrong does not matter
+            found.append(program())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _offer(reference: str, seconds: float) -> Offer:
+    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+    repository, revision = parse(reference)
+    info = HfApi().model_info(repository, revision=revision, timeout=seconds)
+    weights = _choose(file.rfilename for file in info.siblings or ())
+    began = time.perf_counter()
+    url = hf_hub_url(repository, weights[-1], revision=info.sha)
+    headers = {**build_hf_headers(), "Range": f"bytes=0-{_TRIAL - 1}", "Accept-Encoding": "identity"}
+    answer = get_session().get(url, headers=headers, timeout=seconds)
+    answer.raise_for_status()
+    received = len(answer.content)
+    whole = answer.headers.get("Content-Range", "").rpartition("/")[2]  # "bytes 0-1048575/23046776"
+    return Offer(int(whole or received), received / (time.perf_counter() - began))
 
 
 def _fetched(reference: str, folder: Path) -> Fetched:

@@ -1,16 +1,23 @@
-"""Published weights that a run starts from where they cost no wait: one table, and which of them are at hand."""
+"""Published weights that a run starts from where the time allows: one table, and which of them are at hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitral import activity
 from vitral.errors import VitralError
 from vitral.weights.load import read
 from vitral.weights.read import hub
+from vitral.wording import duration
 
 SECONDS = 3.0
-"""Most seconds that a plan waits for the hub."""
+"""Most seconds that a plan waits for the answer of the hub."""
+_LATE = 3.0
+"""Times the predicted time after which a download is given up: the hub has become slower, or did not tell the truth."""
+_LEAST = 10.0
+"""Seconds that a download has in any case."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,8 @@ class Published:
     """Weights on the hub, under a license that permits any use."""
 
     reference: str
+    model: str
+    """Name of a network that computes as fast."""
     megabytes: int
     license: str
     knows: str
@@ -28,60 +37,85 @@ class Published:
 
 
 _AUGREG = "trained on 14 million photographs of ImageNet-21k"
-PUBLISHED = {
-    "tiny": Published("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", 23, "Apache-2.0", _AUGREG),
-    "small": Published("timm:vit_small_patch16_224.augreg_in21k_ft_in1k", 88, "Apache-2.0", _AUGREG),
-    "self-supervised": Published(
-        "timm:vit_small_patch14_reg4_dinov2.lvd142m", 88, "Apache-2.0", "trained on 142 million images without labels"
-    ),
-}
-"""By kind. Sizes of the files and licenses are those of their pages on the hub."""
-_ORDER = {False: ("tiny", "small"), True: ("small", "self-supervised", "tiny")}
-"""The kinds that a CPU and a GPU take, the first at hand."""
+TINY = Published("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", "Ti/16", 23, "Apache-2.0", _AUGREG)
+SMALL = Published("timm:vit_small_patch16_224.augreg_in21k_ft_in1k", "S/16", 88, "Apache-2.0", _AUGREG)
+SELF_SUPERVISED = Published(
+    "timm:vit_small_patch14_reg4_dinov2.lvd142m",
+    "S/14",
+    88,
+    "Apache-2.0",
+    "trained on 142 million images without labels",
+)
+PUBLISHED = {False: (SMALL, TINY), True: (SMALL, SELF_SUPERVISED, TINY)}
+"""With a GPU or without: the weights to start from, best first. Sizes and licenses are from their pages on the hub."""
 
 
 def proposed(gpu: bool) -> Published:
-    """Return the weights that a plan names for a machine."""
-    return PUBLISHED[_ORDER[gpu][0]]
+    """Return the weights that a plan mentions for a machine: on a CPU the smallest."""
+    return SMALL if gpu else TINY
 
 
 @dataclass(frozen=True)
 class AtHand:
-    """Weights that can be used at once, pinned to their commit; `reference` is empty if there are none."""
+    """Weights that can be used, pinned to their commit; `reference` is empty if there are none."""
 
     reference: str = ""
     why: str = ""
+    """Origin of the weights, or the reason that there are none; empty if the hub does not answer."""
     damaged: tuple[str, ...] = ()
     """A clause for each copy in the cache that cannot be read, with the way to mend it."""
 
 
-def at_hand(gpu: bool) -> AtHand:
-    """Return weights that can be used at once, with the reason.
+def at_hand(gpu: bool, seconds_of: Callable[[Published], float], limit: float) -> AtHand:
+    """Return weights that can be used within `limit` seconds, with the reason.
 
-    Those in huggingface_hub's cache are; with a GPU also those of a hub that answers within `SECONDS`, which are
-    fetched. Nobody has asked for these weights, so that neither a damaged copy nor a hub that cannot be reached or
-    breaks off is an error here.
+    `seconds_of` returns the time that a run takes with these weights once they are on this machine. Weights in
+    huggingface_hub's cache come first. Otherwise a hub that answers within `SECONDS` is asked, whose rate is measured.
+    Nobody has asked for these weights, so neither a damaged copy nor a hub that is slow, lies or breaks off is an
+    error.
     """
     damaged: list[str] = []
-    for kind in _ORDER[gpu]:
-        one = PUBLISHED[kind]
+    slow = ""
+    for one in PUBLISHED[gpu]:
         try:
             found = hub.cached(one.reference)
         except OSError:  # folders of the cache that cannot be listed
             continue
-        if found and not (why := unreadable(found.path)):
-            return AtHand(found.reference, f"in the cache already ({one.license}), {one.knows}", tuple(damaged))
-        if found:
+        if found is None:
+            continue
+        if why := unreadable(found.path):
             damaged.append(f"{one.reference} in the cache cannot be read ({why}): delete {found.path.parents[1]}")
-    one = proposed(gpu)
-    if gpu and not damaged and hub.answers(one.reference, SECONDS):
-        try:
-            fetched = hub.resolve(one.reference)
-        except VitralError:
-            return AtHand()
-        if not unreadable(fetched.path):
-            return AtHand(fetched.reference, f"{one.megabytes} MB of the hub ({one.license}), {one.knows}")
-    return AtHand(damaged=tuple(damaged))
+        elif (needed := seconds_of(one)) <= limit:
+            return AtHand(found.reference, f"in the cache already ({one.license}), {one.knows}", tuple(damaged))
+        else:
+            slow = _too_slow(one, needed, limit)
+    if damaged or slow:
+        return AtHand(why=slow, damaged=tuple(damaged))
+    return _from_hub(PUBLISHED[gpu], seconds_of, limit)
+
+
+def _from_hub(candidates: tuple[Published, ...], seconds_of: Callable[[Published], float], limit: float) -> AtHand:
+    """Fetch the first of the weights whose download and run fit into `limit` seconds."""
+    activity.tell("asking the hub for published weights")
+    offer = hub.offered(candidates[0].reference, SECONDS)
+    if offer is None:
+        return AtHand()
+    slow = ""
+    for one in candidates:
+        download = offer.seconds if one == candidates[0] else 1e6 * one.megabytes / offer.rate
+        if (needed := seconds_of(one) + download) > limit:
+            slow = _too_slow(one, needed, limit)
+            continue
+        activity.tell(f"fetching {one.megabytes} MB of {one.reference}, about {duration(download)}")
+        fetched = hub.fetched_within(one.reference, max(_LEAST, _LATE * download))
+        if fetched is None or unreadable(fetched.path):
+            return AtHand(why=f"the download of {one.reference} failed")
+        return AtHand(fetched.reference, f"{one.megabytes} MB from the hub ({one.license}), {one.knows}")
+    return AtHand(why=slow)
+
+
+def _too_slow(one: Published, needed: float, limit: float) -> str:
+    return f"{one.reference} would take {duration(needed)} here, more than {duration(limit)}"
 
 
 def unreadable(reference: str | Path) -> str:

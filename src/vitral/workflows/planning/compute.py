@@ -103,6 +103,25 @@ def drop_shifts(draft: Draft) -> Draft:
     return draft.change(Choice("geometry", "none", why), crop="none")
 
 
+def suit_probe(draft: Draft) -> Draft:
+    """Leave out the probe of the initial weights where there can be none. Raises `UsageError` if it is requested."""
+    run = draft.run
+    if not run.probe:
+        return draft
+    reasons = {
+        "random weights have nothing to probe": not run.init,
+        "it needs validation images": "val" not in draft.dataset.splits,
+        f"it predicts one class per image, not {run.task}": not draft.dataset.targets.one_class,
+        "several processes train together": current().count > 1,
+        "the images are packed, or patches have several sizes": bool(run.pack or run.patch_sizes),
+        "a tanh bounds the logits": getattr(draft.config, "logits_tanh", False),
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    if why and draft.given.get("probe"):
+        raise UsageError("a linear probe does not fit this run", why=why, hint="leave out --probe")
+    return draft.change(probe=False) if why else draft
+
+
 def use_compiler(draft: Draft) -> Draft:
     """Choose torch.compile if it makes the run faster. Raises `UsageError` if it is requested but not available."""
     run, machine = draft.run, draft.machine

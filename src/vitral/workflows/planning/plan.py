@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vitral import activity
 from vitral.data import DataSet, load
@@ -16,17 +19,20 @@ from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import near_held_out, near_sets, with_near
 from vitral.data.checks.validate import drop_unopened, readable, sample_unreadable
 from vitral.data.images.depth import leveled
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import TEXT, Labeling, targets_of
 from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import RunError, UsageError, unknown
 from vitral.folders import is_run
+from vitral.model import create
 from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.recipes.stats import DatasetStats, dataset_stats, find_finished_runs
 from vitral.recipes.table import CHECKS, RECIPES, UNSUPPORTED
 from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_OPTIONS, Run, checked_options
 from vitral.training.plan import Choice, Plan
 from vitral.training.run_folder import RunFolder
+from vitral.weights.read.published import Published
 from vitral.weights.read.references import BACKBONE
 from vitral.wording import count, flag, natural
 from vitral.workflows.planning.compute import (
@@ -37,6 +43,7 @@ from vitral.workflows.planning.compute import (
     report_consequences,
     report_pruning,
     scale_logits,
+    suit_probe,
     suit_rate,
     use_compiler,
     use_graphs,
@@ -62,7 +69,7 @@ from vitral.workflows.planning.run_data import cuts_validation, load_run_data, s
 from vitral.workflows.planning.start import AUTO, NONE, choose_start
 from vitral.workflows.planning.teacher import keep_features, time_features
 from vitral.workflows.planning.threads import choose_threads
-from vitral.workflows.planning.throughput import epochs_within
+from vitral.workflows.planning.throughput import epochs_within, features_seconds, probe_within
 from vitral.workflows.tasks import TASKS
 
 
@@ -87,7 +94,8 @@ def plan_run(
     job = choose_threads(job)
     if job.run.minutes is not None:
         with cpu_threads(job.run.threads):
-            job = _fit_time(job, draft, began)
+            by_steps = "epochs" not in UNSUPPORTED.get(job.run.recipe, ())
+            job = _fit_time(job, draft, began) if by_steps else probe_within(job)
     if needs_teacher(job.run.recipe):
         with cpu_threads(job.run.threads):
             job = time_features(job)
@@ -187,7 +195,8 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     count = max(1, round(stats.images * given.get("train_share", 1.0)))
     runs = find_finished_runs(dataset, stats)
     stats = dataclasses.replace(stats, images=count, epochs=given.get("epochs"), finished_runs=runs)
-    init, start = choose_start(given, dataset.targets.task, stats, machine)
+    seconds_of = partial(_seconds_of, given, dataset, machine)
+    init, start = choose_start(given, dataset.targets.task, stats, machine, seconds_of)
     given = {**{name: value for name, value in given.items() if name != "init"}, **init}
     recipe = find_recipe(given)
     splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
@@ -201,6 +210,15 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     return Draft(
         given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near, near_held_out=held_out
     )
+
+
+def _seconds_of(given: Mapping[str, Any], dataset: DataSet, machine: Machine, published: Published) -> float:
+    """Return the seconds in which this machine computes the features of all images with published weights."""
+    activity.tell(f"timing {published.model} on a few images")
+    with torch.random.fork_rng([]):
+        model = create(published.model)
+    machine = machine.with_precision(given.get("precision", "auto"), dim=model.config.dim)
+    return features_seconds(model, dataset, Preprocessing(model.config.image), machine)
 
 
 _SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
@@ -327,6 +345,7 @@ STEPS: tuple[Step, ...] = (
     fit_memory,
     share_batches,
     check_norms,
+    suit_probe,
     whiten,
     drop_shifts,
     use_compiler,

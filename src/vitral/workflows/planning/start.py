@@ -7,7 +7,7 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitral.data.targets import targets_of
@@ -18,13 +18,15 @@ from vitral.recipes.linear_probe import UNSUPPORTED as PROBE_UNSUPPORTED
 from vitral.recipes.stats import DatasetStats
 from vitral.training.options import MODEL_OPTIONS
 from vitral.training.plan import Choice
-from vitral.weights.read.published import AtHand, at_hand, proposed, unreadable
+from vitral.weights.read.published import AtHand, Published, at_hand, proposed, unreadable
 from vitral.weights.read.references import BACKBONE, is_included
 from vitral.wording import flag
 
 AUTO, NONE = "auto", "none"
-MOST_FEATURES = 10_000
-"""Training images up to which a CPU computes the features of published weights."""
+LIMIT = 600.0
+"""Seconds for published weights if no `minutes` are stated: about as long as training the built-in model takes."""
+_SHARE = 0.8
+"""Share of the time for the download and the features. The rest is for planning, measuring and the report."""
 MOST_ON_GPU = 20_000
 """Training images from which a GPU trains a larger network instead."""
 FEW = 1_000
@@ -40,9 +42,16 @@ OTHER = {
 
 
 def choose_start(
-    given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine
+    given: Mapping[str, Any],
+    task: str,
+    stats: DatasetStats,
+    machine: Machine,
+    seconds_of: Callable[[Published], float] = lambda published: 0.0,
 ) -> tuple[dict[str, str], Choice | None]:
-    """Return the option `init` of the run, empty for random weights, and its line in the plan, if there is a choice."""
+    """Return the option `init` of the run, empty for random weights, and its line in the plan, if there is a choice.
+
+    `seconds_of` returns the time in which a CPU computes the features of all images with published weights.
+    """
     stated = given.get("init", AUTO)
     if stated not in (AUTO, NONE):
         return {"init": stated}, Choice("init", stated, "requested")
@@ -52,15 +61,16 @@ def choose_start(
     hides = f"a run or weights called {BACKBONE} in this folder hide the built-in model: rename them"
     why = excluded or ("" if is_included(BACKBONE) else hides) or _unlike(stats, machine)
     if not why:
-        published = at_hand(_has_gpu(machine)) if _may_be_published(given, task, stats, machine) else AtHand()
+        published = _find_published(given, machine, seconds_of) if _may_be_published(given, task, machine) else AtHand()
         damaged = "".join(f"; {one}" for one in published.damaged)
         if published.reference:
             return _published(given, machine, published, damaged)
         if broken := unreadable(BACKBONE):
             why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
-        why = "built-in model, pretrained on 100,000 photographs; published models were trained on more: --init"
-        known = f"{why} {proposed(_has_gpu(machine))}{_local(stats)}{damaged}"
+        why = "built-in model, pretrained on 100,000 photographs"
+        more = f"published models were trained on more: --init {proposed(_has_gpu(machine))}"
+        known = f"{why}; {published.why or more}{_local(stats)}{damaged}"
         return {"init": BACKBONE}, Choice("init", BACKBONE, known)
     if advice := _advice(stats, machine):
         why = advice if excluded and stated == AUTO else f"{why}; {advice}"
@@ -110,12 +120,20 @@ def _recipe_of_published(given: Mapping[str, Any], machine: Machine) -> str:
     return str(given.get("recipe", "finetune" if _has_gpu(machine) else "linear-probe"))
 
 
-def _may_be_published(given: Mapping[str, Any], task: str, stats: DatasetStats, machine: Machine) -> bool:
-    """True if the options and the images fit published weights."""
+def _may_be_published(given: Mapping[str, Any], task: str, machine: Machine) -> bool:
+    """True if the options fit published weights."""
     recipe = _recipe_of_published(given, machine)
     probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
-    fits = _has_gpu(machine) or (recipe == "linear-probe" and probes and stats.images <= MOST_FEATURES)
+    fits = _has_gpu(machine) or (recipe == "linear-probe" and probes)
     return "model" not in given and recipe != "backbone" and fits
+
+
+def _find_published(given: Mapping[str, Any], machine: Machine, seconds_of: Callable[[Published], float]) -> AtHand:
+    """Find published weights for the minutes of the run. A GPU trains in any time."""
+    minutes = given.get("minutes")
+    limit = _SHARE * (LIMIT if minutes is None else 60 * minutes)
+    gpu = _has_gpu(machine)
+    return at_hand(gpu, (lambda published: 0.0) if gpu else seconds_of, limit)
 
 
 def _published(
@@ -124,7 +142,7 @@ def _published(
     """Return published weights that are at hand, and their line."""
     recipe = _recipe_of_published(given, machine)
     how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
-    init = Choice("init", found.reference, f"{found.why}; {how}{damaged}")
+    init = Choice("init", found.reference, f"{found.why}; {how}; --init {BACKBONE} is the built-in model{damaged}")
     return {"init": found.reference, "recipe": recipe}, init
 
 

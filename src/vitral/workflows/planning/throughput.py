@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from vitral.data import DataSet
 from vitral.data.images.canvas import on_canvas
+from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch, labels_on
-from vitral.device import cpu_threads
+from vitral.device import Machine, cpu_threads
 from vitral.distributed.ranks import current
+from vitral.errors import DataError
 from vitral.inference.own_sizes import network_logits
 from vitral.model import Network, summarize
 from vitral.pretraining.distill import blank_features
 from vitral.pretraining.method import kept
 from vitral.pretraining.methods import METHODS
 from vitral.pretraining.monitor import monitored
+from vitral.recipes.linear_probe import FIRST_IMAGES
 from vitral.system import keep_freed_memory
 from vitral.training.loop import State
 from vitral.training.optimizers import OptimizerSet, train_mode
@@ -28,9 +34,10 @@ from vitral.training.plan import Choice
 from vitral.training.schedule import planned_epochs
 from vitral.training.step import WARM_UP, NoMonitor, step_of
 from vitral.training.timing import plan_again
-from vitral.wording import duration
+from vitral.wording import count, duration
 from vitral.workflows.planning.teacher import seconds_of_teacher
 from vitral.workflows.running.build import initial_model, objective_of
+from vitral.workflows.tables.features import features_of
 
 if TYPE_CHECKING:
     from vitral.workflows.planning.job import Job
@@ -46,6 +53,9 @@ _STEP_FLOPS = 1e12
 """Most FLOPs of a trial step on a CPU when checking the decoding rate, which limits it to some seconds."""
 _STEPS, _SECONDS = 12, 3.0  # most steps and seconds of a trial
 _FIRST = 2  # first steps, which are not counted
+_FEATURES = 16  # images of a trial of features
+_DECODED = 2.0  # times the seconds of a network that its features take, with decoding
+_FITTED = 3.0  # seconds of fitting a probe
 
 
 class Fit(NamedTuple):
@@ -74,6 +84,8 @@ def epochs_within(job: Job, began: float | None = None) -> Fit:
         why = f"even one takes {epoch / 60:.3g} minutes here, measured over a few steps"
     if began is not None:
         last = (counts.get("val", 0) + counts.get("test", 0)) * validation / current().count + _REPORT
+        if job.run.probe:
+            last += _DECODED * (min(FIRST_IMAGES, counts["train"]) + validated) * validation + _FITTED
         seconds = max(_LEAST_SHARE * whole, whole - (time.monotonic() - began) - last)
         why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, measuring and the report"
     return Fit(max(1, _epochs(seconds * (1 - RESERVED_SHARE), epoch, taught, job.run.teacher_views)), why, seconds)
@@ -121,6 +133,38 @@ def seconds_per_image(job: Job, at_most: int | None = None) -> tuple[float, floa
         trial.model.eval()
         count = len(trial.batch.indices)
         return training / count, _median(validate) / count
+
+
+def features_seconds(model: Network, images: DataSet, preprocessing: Preprocessing, machine: Machine) -> float:
+    """Return the seconds in which this machine decodes all images and computes their features, by a trial of a few.
+
+    Infinite if one of these cannot be read: the run reports it.
+    """
+    every = sum(map(len, images.splits.values()))
+    some = images["train"].spread(_FEATURES)
+
+    def trial() -> float:
+        started = time.perf_counter()
+        features_of(model, some, preprocessing, machine)
+        return time.perf_counter() - started
+
+    try:
+        trial()  # the first call of a network takes longer
+        return every * trial() / len(some)
+    except DataError:
+        return math.inf
+
+
+def probe_within(job: Job) -> Job:
+    """Add the time of the features to the plan of a run that fits its head to them, beside its minutes."""
+    images = sum(map(len, job.dataset.splits.values()))
+    seconds = features_seconds(initial_model(job), job.dataset, job.run.preprocessing, job.machine)
+    asked = 60 * (job.run.minutes or 0)
+    why = f"the features of {count(images, 'image')} take about {duration(seconds)} here"
+    if seconds > asked:
+        why += ": longer than that; --train-share 0.5 takes half of the training images"
+    choices = {choice.name: choice for choice in (*job.plan.choices, Choice("minutes", f"{job.run.minutes:g}", why))}
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, choices=tuple(choices.values())))
 
 
 class _Trial(NamedTuple):

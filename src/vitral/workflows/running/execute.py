@@ -60,6 +60,7 @@ from vitral.workflows.planning.memory import eval_batch_size, out_of_memory_repo
 from vitral.workflows.planning.throughput import decoding_suffices, planned_again, replanning
 from vitral.workflows.running import pretraining
 from vitral.workflows.running.build import initial_model, objective_of
+from vitral.workflows.running.first_answer import first_answer
 from vitral.workflows.running.linear_probe import fit_probe
 from vitral.workflows.running.records import facts, report_guarded, resume_command, write_config, write_result
 from vitral.workflows.running.restore import restore
@@ -201,6 +202,7 @@ def _fit(running: Running) -> tuple[Choice, ...]:
         warn = partial(running.console.print, style="yellow", highlight=False, soft_wrap=True)
         saving = Saving(running)
         stack.callback(saving.keep_best)
+        first_answer(running)
         fit(
             state, run, job.machine, running.batches["train"], objective, _validation(running),
             save=saving, listener=Callbacks([progress, running.callback]), compiling=watch.seconds,

@@ -48,7 +48,7 @@ class Probe:
         With a distillation token the logits are the mean of two heads, and the features are those of the class token.
         Its head then gets twice the weights and the other one zeros, which is the same function.
         """
-        head = model.get_submodule("head")
+        head: Any = model.head  # of a network of another library, wherever it is
         double = hasattr(model, "head_dist")
         with torch.no_grad():
             for name, value in (("weight", self.weight), ("bias", self.bias)):

@@ -109,11 +109,17 @@ def feature_key(model: nn.Module, images: Split, preprocessing: Preprocessing, m
     versions = [FORMAT, DECODING, __version__]
     settings = [*versions, config, preprocessing.to_json(), machine.device.type, machine.precision]
     state.update(json.dumps(settings, sort_keys=True).encode())
-    weights = model.state_dict().items()
-    hash_state(state, {name: value for name, value in weights if not name.startswith(("head.", "head_dist."))})
+    heads = {value.data_ptr() for part in ("head", "head_dist") for value in _parameters(model, part)}
+    hash_state(state, {k: v for k, v in model.state_dict().items() if v.data_ptr() not in heads})
     state.update(np.ascontiguousarray(images.labels).data)
     state.update(content(images))
     return state.hexdigest()[:40]
+
+
+def _parameters(model: nn.Module, part: str) -> list[nn.Parameter]:
+    """The parameters of a head; none if the network does not have it."""
+    module = getattr(model, part, None)
+    return [] if module is None else list(module.parameters())
 
 
 def content(images: Split) -> bytes:

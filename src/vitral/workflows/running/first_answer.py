@@ -1,0 +1,59 @@
+"""The first answer of a run: a linear probe of its initial weights, seconds after it starts."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import numpy as np
+
+from vitral.data.loader import Batches
+from vitral.recipes.linear_probe import FIRST_IMAGES
+from vitral.training.callbacks import Epoch
+from vitral.wording import count, duration
+from vitral.workflows.planning.memory import eval_batch_size
+from vitral.workflows.running.linear_probe import fit_probe
+from vitral.workflows.running.running import Running
+from vitral.workflows.running.saving import save_weights
+from vitral.workflows.tables.features import FeatureCache
+
+
+def first_answer(running: Running) -> Epoch | None:
+    """Fit a linear probe to the initial weights, save it as the best weights so far, and return its line.
+
+    The line has epoch 0. Validation is the run's own, so epochs compare with it. Returns None for a run that does not
+    begin, that has no `Run.probe`, or whose images do not allow one.
+    """
+    job, state = running.job, running.state
+    train = job.dataset["train"].spread(FIRST_IMAGES)
+    begins = not state.step and not state.history
+    if not (job.run.probe and begins) or getattr(state.model, "head", None) is None:
+        return None
+    if len(np.unique(train.labels)) < 2:
+        return None
+    started = time.perf_counter()
+    model = copy.deepcopy(state.model)
+    batches = Batches(
+        train, job.run.preprocessing, batch_size=eval_batch_size(job.config, job.machine.device),
+        device=job.machine.device, workers=job.run.workers,
+    )  # fmt: skip
+    try:
+        probe = fit_probe(
+            model, batches, running.batches["val"], len(job.dataset.classes), job.machine,
+            balanced=job.run.class_weights == "balanced", cache=FeatureCache(),
+        )  # fmt: skip
+    finally:
+        batches.close()
+    probe.write_into(model)
+    line: Epoch = {
+        "epoch": 0,
+        "step": 0,
+        "val_loss": probe.best["val_loss"],
+        "val_accuracy": probe.best["val_accuracy"],
+    }
+    state.best = line
+    save_weights(running, line, model.state_dict())
+    held_out = count(len(running.batches["val"].split), "held-out image")
+    said = f"{line['val_accuracy']:.1%} of {held_out} are right by a linear probe of the initial weights"
+    running.console.print(f"After {duration(time.perf_counter() - started)}: {said}", highlight=False, soft_wrap=True)
+    return line
