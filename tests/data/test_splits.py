@@ -52,6 +52,33 @@ def test_the_cut_is_a_function_of_the_seed() -> None:
     assert first != other
 
 
+def test_kept_images_are_held_out_first() -> None:
+    """Others follow in the same share; and if they are more than the share, all stay."""
+    dataset = made({"train": [50, 50]})
+    train = dataset["train"]
+    natural = set(with_validation(dataset)["val"].names)
+    few, many = np.flatnonzero(train.labels == 0)[:3], np.flatnonzero(train.labels == 0)[:20]
+    for kept, counts in ((few, [5, 5]), (many, [20, 5])):
+        cut = with_validation(dataset, kept=kept.tolist())
+        assert {train.names[i] for i in kept} <= set(cut["val"].names)
+        assert per_class(cut["val"], 2) == counts
+        assert set(cut["val"].names).isdisjoint(cut["train"].names)
+    places = [i for i, name in enumerate(train.names) if name in natural]
+    assert set(with_validation(dataset, kept=places)["val"].names) == natural
+    assert per_class(with_validation(dataset, kept=range(100))["train"], 2) == [1, 1], "a class keeps one to learn from"
+    assert set(with_validation(dataset, kept=[1000])["val"].names) == natural, "there is no such image any more"
+
+
+def test_images_that_belong_to_kept_ones_are_held_out_with_them() -> None:
+    dataset = made({"train": [50, 50]})
+    groups = np.arange(100) // 2
+    dataset = replace(dataset, splits={"train": replace(dataset["train"], groups=groups)})
+    cut = with_validation(dataset, kept=[0, 7, 11])
+    assert {"train[0]", "train[1]", "train[6]", "train[7]", "train[10]", "train[11]"} <= set(cut["val"].names)
+    assert 8 <= len(cut["val"]) <= 12
+    assert not set(cut["train"].groups) & set(cut["val"].groups)  # type: ignore[arg-type]
+
+
 def test_an_existing_validation_split_stays() -> None:
     dataset = made({"train": [5, 5], "val": [1, 1]})
     assert with_validation(dataset, 0.5) is dataset

@@ -154,6 +154,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(name, photos, tmp_pa
     assert on_ranks(2, lambda: main(command(photos, out, "--resume"))) == [0, 0]
     assert on_ranks(2, lambda: main(command(photos, tmp_path / "whole"))) == [0, 0]
     assert same_bits(weights_of(out), weights_of(tmp_path / "whole"))
+    assert (out / "held-out.jsonl").read_bytes() == (tmp_path / "whole/held-out.jsonl").read_bytes()
 
 
 @pytest.mark.slow

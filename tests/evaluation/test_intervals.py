@@ -10,7 +10,13 @@ import pytest
 from scipy import stats
 
 from vitral.evaluation.calibration import fit_temperature
-from vitral.evaluation.intervals import design_effect, mean_interval, proportion_interval, wilson_interval
+from vitral.evaluation.intervals import (
+    design_effect,
+    expected_right,
+    mean_interval,
+    proportion_interval,
+    wilson_interval,
+)
 from vitral.evaluation.metrics import GROUPED, Evaluation, measure
 from vitral.evaluation.numbers import measure_numbers
 from vitral.evaluation.text import measure_texts
@@ -53,6 +59,21 @@ def test_equally_good_networks_are_rarely_told_apart(likeness):
         held, claimed = held + (low <= 0 <= high), claimed + (mcnemar(sums_of(each, groups)) < 0.05)
     assert 0.93 <= held / 600 <= 0.98
     assert claimed / 600 <= 0.07
+
+
+@pytest.mark.parametrize("trials", [10, 30, 80])
+def test_new_images_are_right_as_often_as_expected(trials):
+    """At least as often as stated, on the average over networks of any accuracy; and the range is no wider than so."""
+    rng, inside, wide = np.random.default_rng(0), 0, 0
+    for _ in range(4000):
+        truth = rng.beta(0.5, 0.5)
+        low, high = expected_right(rng.binomial(trials, truth) / trials, trials)
+        inside += low <= rng.binomial(10, truth) <= high
+        wide += high - low
+    assert inside / 4000 >= 0.8
+    assert wide / 4000 < 4
+    assert expected_right(23 / 30, 30) == (6, 9)
+    assert expected_right(1.0, 99)[1] == 10
 
 
 def test_images_on_their_own_have_wilsons_interval_to_the_last_digit():

@@ -14,9 +14,12 @@ from PIL import Image
 import vitral
 from images import noise
 from running import TINY, as_json, printed
+from vitral.data import Split
 from vitral.errors import UsageError
 from vitral.studies.comparison import Comparison, Contender, compare, differences
 from vitral.studies.page import write_comparison
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.planning.run_data import load_run_data
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
             folder = root / "sky" / split / label
             folder.mkdir(parents=True)
             for number in range(count):
-                Image.fromarray(level + noise(number + count, (8, 8), 1) // 8).save(folder / f"{number}.png")
+                Image.fromarray(level + noise(number + 100 * count, (8, 8), 1) // 8).save(folder / f"{number}.png")
     options = {**TINY, "quiet": True, "val_fraction": 0.25}
     good = vitral.train(str(root / "sky"), out=str(root / "good"), **{**options, "epochs": 8, "lr": 1e-2})
     poor = vitral.train(str(root / "sky"), out=str(root / "poor"), **{**options, "epochs": 1, "lr": 0.0})
@@ -59,13 +62,25 @@ def test_starts_and_lengths_of_training_that_differ_are_named(runs):
     found = dataclasses.replace(compare([poor, good], device="cpu"), noise=0.0)
     assert {one.start for one in found.contenders} == {"random weights"}
     same = "which may explain differences of accuracy"
-    assert found.notes()[-1] == f"the lengths of training differ, {same}: good 8 epochs, poor 1 epoch"
+    assert found.notes()[-2] == f"the lengths of training differ, {same}: good 8 epochs, poor 1 epoch"
     assert not any("starts" in note for note in found.notes())
     assert "times of one network varied by 40% from round to round" in dataclasses.replace(found, noise=0.4).notes()[-1]
     warm = dataclasses.replace(found.contenders[0], start="backbone", length="1 epoch")
     notes = dataclasses.replace(found, contenders=(warm, found.contenders[1])).notes()
-    assert notes[-1] == f"the starts differ, {same}: good backbone, poor random weights"
+    assert notes[-2] == f"the starts differ, {same}: good backbone, poor random weights"
     assert not any("lengths" in note for note in notes)
+
+
+def test_every_option_that_differs_is_a_note_the_augmentation_first(runs):
+    good, poor, _ = runs
+    found = dataclasses.replace(compare([poor, good], device="cpu"), noise=0.0)
+    assert found.notes()[-1] == "options of the runs that differ: lr: good 0.01, poor 0.0"
+    first, second = (
+        dataclasses.replace(one, options={**one.options, "augment": augment})
+        for one, augment in zip(found.contenders, ("affine", "none"), strict=True)
+    )
+    note = dataclasses.replace(found, contenders=(first, second)).notes()[-1]
+    assert note == "options of the runs that differ: augment: good affine, poor none; lr: good 0.01, poor 0.0"
 
 
 def test_images_that_only_one_names_right_are_just_these(runs):
@@ -104,8 +119,30 @@ def test_of_three_the_conclusion_names_those_that_are_beaten():
 
 def test_only_images_held_out_of_all_are_compared(runs):
     good, _, other = runs
-    with pytest.raises(UsageError, match="no image is held out of all these runs"):
+    with pytest.raises(UsageError, match="no image is held out of all these runs") as caught:
         compare([good, other], device="cpu")
+    assert str(caught.value.hint).startswith(f"vitral compare {good} {other} --data FOLDER")
+
+
+def test_a_folder_may_be_mended_between_two_runs(tmp_path, make_images):
+    """Held-out images are the same under other names, and those that are gone or new are left out."""
+    photos = make_images({"a": 16, "b": 16})
+    options = {**TINY, "quiet": True, "epochs": 1}
+    first = vitral.train(photos, out=tmp_path / "first", val_fraction=0.5, **options).folder
+    before = {bytes(held.raw(i)) for held in [_held_out(first)] for i in range(16)}
+    (photos / "a/0.png").rename(photos / "a/renamed.png")
+    (photos / "a/1.png").rename(photos / "b/moved.png")
+    (photos / "a/2.png").unlink()
+    second = vitral.train(photos, out=tmp_path / "second", val_fraction=0.4, split_seed=3, **options).folder
+    after = {bytes(held.raw(i)) for held in [_held_out(second)] for i in range(len(held))}
+    found = compare([first, second], device="cpu")
+    assert {bytes(found.images.raw(i)) for i in range(len(found.images))} == before & after
+    assert 0 < len(found.images) < len(after)
+    assert any(note.startswith(f"only the {len(found.images)} images held out of all are") for note in found.notes())
+
+
+def _held_out(run: Path) -> Split:
+    return load_run_data(RunFolder(run).read_plan()).dataset["val"]
 
 
 def test_a_path_may_be_typed_in_any_way(tmp_path, monkeypatch, make_images):
@@ -131,7 +168,7 @@ def test_a_copy_has_the_same_images_and_other_data_of_the_same_names_have_not(tm
     options = {**TINY, "quiet": True, "val_fraction": 0.3, "split_seed": 0, "epochs": 1}
     photos = make_images({"a": 10, "b": 10})
     copy = shutil.copytree(photos, tmp_path / "copy")
-    other = make_images({"b": 10, "a": 10}, name="other")
+    other = make_images({"a": 10, "b": 10}, name="other", size=(8, 11))
     runs = [
         vitral.train(one, out=tmp_path / f"run-{Path(one).name}", **options).folder for one in (photos, copy, other)
     ]

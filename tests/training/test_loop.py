@@ -183,6 +183,19 @@ def test_best_is_the_highest_accuracy_then_the_lowest_loss():
     assert state.best["epoch"] == 6
 
 
+def test_the_last_epoch_is_kept_if_the_run_says_so():
+    """Early stopping goes on comparing, and no epoch is called the best."""
+    accuracies = iter([0.3, 0.5, 0.4, 0.4, 0.4, 0.9])
+    saved = []
+    state = trained(
+        run_of(epochs=6, batch_size=24, early_stop=2, keep="last"),
+        validate=lambda model: {"val_accuracy": next(accuracies), "val_loss": 1.0},
+        save=lambda state, best, must: saved.append(best),
+    )
+    assert saved == [True] * 4
+    assert (state.epoch, state.best["epoch"]) == (4, 4)
+
+
 def test_without_validation_the_last_epoch_is_kept():
     saved = []
     trained(run_of(epochs=3, batch_size=24), save=lambda state, best, must: saved.append(best))

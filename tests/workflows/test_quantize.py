@@ -77,6 +77,7 @@ def test_int8_is_not_evaluated_on_training_images(make_images, tmp_path):
     assert found.to_json()["changed"] == found.changed
     shutil.rmtree(photos / "test")
     (photos / "train/cat/0.png").unlink()
+    (trained.folder / "held-out.jsonl").unlink()
     with pytest.raises(DataError, match="the network may have been trained on the current val images"):
         quantize(trained.folder, images=4)
 

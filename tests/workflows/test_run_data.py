@@ -49,6 +49,12 @@ def forget(folder: Path) -> None:
     RunFolder(folder).write(folder / "config.json", json.dumps(record))
 
 
+def without_record(run: vitral.TrainedRun) -> vitral.TrainedRun:
+    """Make it a run from before held-out images were recorded."""
+    (run.folder / "held-out.jsonl").unlink()
+    return run
+
+
 def rename_class(photos: Path) -> None:
     (photos / "dog").rename(photos / "wolf")
 
@@ -89,7 +95,7 @@ def test_the_suggested_command_starts_again(photos, tmp_path, capsys):
 
 
 def test_another_cut_of_the_same_images_is_other_data(photos, tmp_path):
-    folder = stop(train(photos, tmp_path / "run"))
+    folder = stop(without_record(train(photos, tmp_path / "run")))
     config = folder / "config.json"
     record = json.loads(config.read_text("utf-8"))
     record["run"]["val_fraction"] = 0.3
@@ -177,6 +183,8 @@ def test_images_that_were_left_out_are_part_of_the_data(photos, tmp_path):
     with pytest.raises(RunError, match="training images have changed"):
         resume(whole.folder)
     (photos / "cat/3.png").unlink()
+    assert same_bits(weights_of(resume(whole.folder).folder), before)
+    (stop(whole) / "held-out.jsonl").unlink()
     with pytest.raises(DataError, match="1 image of 'cat' fewer"):
         resume(whole.folder)
 
@@ -223,7 +231,7 @@ def test_the_data_are_checked_before_the_teacher(photos, tmp_path):
 def test_validation_images_cut_again_are_not_evaluated_on(photos, tmp_path, name):
     """It may contain training images of the run."""
     change, expected = CHANGES[name]
-    run = train(photos, tmp_path / "run")
+    run = without_record(train(photos, tmp_path / "run"))
     change(photos)
     for measure in (vitral.evaluate, lambda folder: evaluate_features(folder, knn=1)):
         with pytest.raises(DataError) as caught:
@@ -264,7 +272,7 @@ def test_other_test_images_are_reported(make_images: MakeImages, tmp_path, capsy
 def test_unchanged_test_images_need_no_note(make_images: MakeImages, tmp_path):
     """Also with a new class that sorts first: the metrics are the same, without a note."""
     photos = make_images(PARTED)
-    run = train(photos, tmp_path / "run")
+    run = without_record(train(photos, tmp_path / "run"))
     (photos / "train/dog/0.png").unlink()
     shutil.copytree(photos / "train/cat", photos / "train/bird")
     found = evaluate_images(run.folder, OWN_DATA, OPTIONS)
@@ -293,7 +301,7 @@ def test_a_changed_validation_folder_is_reported(make_images: MakeImages, tmp_pa
 def test_new_splits_may_contain_training_images(make_images: MakeImages, tmp_path):
     """New test and validation splits may contain training images of the run."""
     photos = make_images({"train/cat": 8, "train/dog": 8})
-    run = train(photos, tmp_path / "run")
+    run = without_record(train(photos, tmp_path / "run"))
     for kind in ("cat", "dog"):
         (photos / "test" / kind).mkdir(parents=True)
         shutil.copy(photos / "train" / kind / "0.png", photos / "test" / kind / "new.png")
@@ -311,7 +319,7 @@ def test_new_splits_may_contain_training_images(make_images: MakeImages, tmp_pat
 
 def test_moved_training_images_are_not_evaluated_on(make_images: MakeImages, tmp_path):
     photos = make_images(PARTED)
-    run = train(photos, tmp_path / "run")
+    run = without_record(train(photos, tmp_path / "run"))
     (photos / "train/cat/0.png").rename(photos / "test/cat/new.png")
     with pytest.raises(DataError, match=r"may have been trained on the current test images") as caught:
         vitral.evaluate(run.folder)

@@ -19,11 +19,14 @@ import vitral
 from images import MakeImages, noise
 from running import TINY, same_bits, weights_of
 from vitral.data import load
+from vitral.data.options import OWN_DATA
 from vitral.errors import DataError, Interrupted, RunError, TrainingError, UsageError, WeightsError, WriteError
+from vitral.inference.options import InferenceOptions
 from vitral.training.callbacks import Callback
 from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights import files, native
+from vitral.workflows.evaluate import evaluate_images
 from vitral.workflows.planning import network as plan_network
 from vitral.workflows.planning import plan as planning
 from vitral.workflows.running import execute, saving
@@ -40,8 +43,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_the_run_folder(trained):
     folder = trained.folder
     assert sorted(os.listdir(folder)) == [
-        "checkpoints", "config.json", "manifest.json", "metrics.jsonl", "model.safetensors", "report.html",
-        "result.json",
+        "checkpoints", "config.json", "held-out.jsonl", "manifest.json", "metrics.jsonl", "model.safetensors",
+        "report.html", "result.json",
     ]  # fmt: skip
     assert os.listdir(folder / "checkpoints") == ["last.safetensors"]
     history = lines(folder)
@@ -61,8 +64,8 @@ def test_the_result(trained):
     result = json.loads((trained.folder / "result.json").read_text("utf-8"))
     assert result == json.loads(json.dumps(dict(trained.result)))
     assert set(result) == {
-        "model", "data", "parameters", "classes", "images", "best_epoch", "epochs", "seconds", "images_per_second",
-        "device", "precision", "seed", "command", "versions", "val_accuracy", "val", "test_accuracy", "test",
+        "model", "data", "parameters", "classes", "images", "best_epoch", "keep", "epochs", "seconds",
+        "images_per_second", "device", "precision", "seed", "command", "versions", "val_accuracy", "val", "test_accuracy", "test",
     }  # fmt: skip
     assert {"vitral", "torch", "torchvision", "python"} <= set(result["versions"])
     assert result["images"] == {"train": 24, "val": 8, "test": 12}
@@ -162,6 +165,36 @@ def test_without_validation_and_test(make_images, tmp_path):
     assert set(lines(run.folder)[0]) & {"val_loss", "val_accuracy"} == set()
     assert run.result["best_epoch"] == 3
     assert "Augmented training images" in (run.folder / "report.html").read_text("utf-8")
+
+
+@pytest.mark.report
+@pytest.mark.parametrize(
+    ("options", "keep"),
+    [({}, "last"), ({"ema": 0.0}, "best"), ({"keep": "best"}, "best"), ({"early_stop": 5}, "best")],
+)
+def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatch, options, keep):
+    """The averaged weights of the last one are kept, unless the user says otherwise."""
+    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": 0.0}
+                        if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5})  # fmt: skip
+    run = train(make_images({"a": 8, "b": 8}), tmp_path / "run", **{"ema": 0.5, **options})
+    assert run.result["keep"] == keep
+    assert run.result["best_epoch"] == (3 if keep == "last" else 1)
+    reasons = {one.name: one.reason for one in RunFolder(run.folder).read_plan().choices}
+    assert ("too few to choose an epoch" in reasons.get("keep", "")) == (keep == "last")
+    page = (run.folder / "report.html").read_text("utf-8")
+    for text, there in (
+        ("Those of the last epoch", keep == "last"), ("best epoch", keep == "best"),
+        ("The weights were selected on these images", keep == "best"),
+    ):  # fmt: skip
+        assert (text in page) == there
+    notes = evaluate_images(run.folder, OWN_DATA, InferenceOptions("cpu", "fp32")).notes
+    assert any("were selected on these" in note for note in notes) == (keep == "best")
+
+
+def test_many_validation_images_choose_the_epoch(make_images, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "CHOOSING", 2)
+    run = train(make_images({"a": 8, "b": 8}), tmp_path / "run", ema=0.5)
+    assert run.result["keep"] == "best"
 
 
 def test_early_stopping_ends_the_run(make_images, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def replay(
     else:
         print_text(
             f"epoch {found.epoch}, batch {found.batch}, step {found.step}: loss {float(found.losses.mean()):.4f} "
-            f"by the weights {'before this step' if exact else 'of the best epoch; --exact: before this step'}"
+            f"by the weights {'before this step' if exact else 'that the run kept; --exact: before this step'}"
         )
         rows = table()
         for heading in ("image", "label", "predicted", "loss"):

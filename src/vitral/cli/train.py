@@ -16,8 +16,9 @@ from vitral.cli.options import Option
 from vitral.cli.output import print_json, print_text, program, say
 from vitral.cli.ranks import NPROC
 from vitral.console import stderr
-from vitral.distributed.environment import is_follower
+from vitral.distributed.environment import is_follower, launched
 from vitral.errors import ImageError, UsageError, VitralError
+from vitral.folders import is_run
 from vitral.wording import flag
 
 
@@ -46,6 +47,7 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
     else:
         _print_result(run.folder, run.result)
         if not given.get("quiet"):
+            _print_before(run.folder, run.result)
             _print_next_commands(run.folder, run.result)
     return 0
 
@@ -137,9 +139,10 @@ def _print_result(folder: Path, result: Any) -> None:
 
     split = "test" if "test" in result else "val"
     chosen = "best epoch" if result["epochs"] else "regularization"
+    last = result.get("keep") == "last"
     kind, use = {
         "test": ("test image", "not used in training"),
-        "val": ("validation image", f"also used to choose the {chosen}"),
+        "val": ("validation image", "which chose no epoch" if last else f"also used to choose the {chosen}"),
     }[split]
     if split in result:
         evaluation = evaluation_of(result[split])
@@ -147,15 +150,35 @@ def _print_result(folder: Path, result: Any) -> None:
         say(f"{evaluation.headline()} on {evaluation.counted(kind)}, {use}")
         if evaluation.widened:
             say(f"({GROUPED})")
+        if expected := evaluation.of_ten_new():
+            say(expected)
     if (report := folder / "report.html").is_file():
         say(f"Report   {report}")
     best, epochs = result.get("best_epoch"), result["epochs"]
     if best == 0 and epochs:
         say("No epoch was better than the linear probe of the initial weights, which was kept")
     enough = result.get("val", {}).get("groups", result["images"].get("val", 0)) >= _SURE
-    if best and enough and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
+    if best and enough and not last and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
 
+
+def _print_before(folder: Path, result: Any) -> None:
+    """Compare with the earlier run whose held-out images this one keeps, if they are few enough to take no time."""
+    from vitral.training.run_folder import RunFolder
+
+    earlier = RunFolder(folder).read_plan().paths.get("earlier")
+    images = sum(count for split, count in result["images"].items() if split != "train")
+    if launched() or earlier is None or not is_run(Path(earlier)) or images > _QUICKLY:
+        return
+    from vitral.studies.comparison import before_and_now
+
+    before = os.path.relpath(earlier)
+    with contextlib.suppress(VitralError, OSError, ValueError):
+        say(f"{before_and_now(before, folder)}; vitral compare {shlex.join([before, str(folder)])}")
+
+
+_QUICKLY = 500
+"""Held-out images up to which two runs are compared at the end of the second."""
 
 _WASTED_EPOCHS = 20
 """Epochs after the best one at which `--early-stop` is suggested …"""

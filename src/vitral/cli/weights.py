@@ -130,7 +130,7 @@ def verify(
     run: Annotated[str | None, Help("run folder, weights file or shards (default: the caches)", "[RUN]")] = None,
     *,
     accept: Annotated[
-        bool, Help("accept config.json, result.json and metrics.jsonl as they are now, and check the other files")
+        bool, Help("accept the text files, such as config.json, as they are now, and check the other files")
     ] = False,
     format: Format = "text",
 ) -> int:

@@ -230,6 +230,9 @@ class TarFetch:
     def identity(self, i: int) -> str:
         return f"{self.handle.state} {self.entries[i].tolist()}"
 
+    def size(self, i: int) -> int:
+        return int(self.entries[i, 1])
+
 
 class InMemoryTar(_Archive):
     """The files of a gzip-compressed tar, held in memory."""
@@ -372,6 +375,9 @@ class ZipFetch:
 
     def identity(self, i: int) -> str:
         return f"{self.handle.state} {self.entries[i].tolist()}"
+
+    def size(self, i: int) -> int:
+        return int(self.entries[i, 2])
 
 
 def _unzip(handle: Handle, entry: np.ndarray, limit: int) -> bytes:

@@ -25,7 +25,8 @@ Fetch = Callable[[int], "bytes | np.ndarray"]
 """Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
 
 A fetch that can detect changes cheaply has a method `identity`: image number -> a string that differs after the image
-has changed, and from that of every other image."""
+has changed, and from that of every other image. One that knows sizes without reading has a method `size`: image number
+-> bytes of what it returns."""
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -129,6 +130,13 @@ class Split:
             return _identity(self.fetch, index)
         except Exception:  # the image has the reason
             return UNREADABLE
+
+    def size(self, index: int) -> int:
+        """Bytes of what `fetch` returns, for files and archives without reading it; -1 for an unreadable image."""
+        try:
+            return _size(self.fetch, index)
+        except Exception:  # the image has the reason
+            return -1
 
     def shard_numbers(self) -> np.ndarray | None:
         """Number of the shard of each image, (n,) int64; None for images that are not in shards."""
@@ -267,6 +275,9 @@ class _PickedFetch:
     def identity(self, i: int) -> str:
         return _identity(self.base, int(self.index[i]))
 
+    def size(self, i: int) -> int:
+        return _size(self.base, int(self.index[i]))
+
     def shard_numbers(self, index: np.ndarray) -> np.ndarray | None:
         numbers = getattr(self.base, "shard_numbers", None)
         return None if numbers is None else numbers(self.index[index])
@@ -279,6 +290,13 @@ def _identity(fetch: Fetch, i: int) -> str:
     shape = raw.shape if isinstance(raw, np.ndarray) else "encoded"
     data = raw.tobytes() if isinstance(raw, np.ndarray) else raw
     return f"{shape} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def _size(fetch: Fetch, i: int) -> int:
+    if (size := getattr(fetch, "size", None)) is not None:
+        return int(size(i))
+    raw = fetch(i)
+    return raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
 
 
 @dataclass(frozen=True)

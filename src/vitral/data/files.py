@@ -299,6 +299,9 @@ class FolderFetch:
         path = os.path.join(self.root, self.paths[i])
         return file_state(path, os.stat(path))
 
+    def size(self, i: int) -> int:
+        return os.stat(os.path.join(self.root, self.paths[i])).st_size
+
 
 def file_state(path: str, status: os.stat_result) -> str:
     """Path, device, inode, size and times: changes when the path leads to another file, or the file is rewritten.

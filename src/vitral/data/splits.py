@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +17,16 @@ LARGEST = 2500
 """… and its largest size: enough to choose an epoch, and leaves the rest for training."""
 
 
-def with_validation(dataset: DataSet, fraction: float | None = None, seed: int = 0) -> DataSet:
+def with_validation(
+    dataset: DataSet, fraction: float | None = None, seed: int = 0, kept: Sequence[int] = ()
+) -> DataSet:
     """Return the data set with a "val" split, cut from train with the same share of every class if it has none.
 
     `fraction` of train; None takes 10 %, but at most 2,500 images; 0 cuts nothing. A class keeps at least one image
     in train, and a class with two or more has at least one in val if val is large enough for all classes. The images
     of a group (`Split.groups`) stay on one side, so that shares are then approximate. Test does not change.
+
+    The images `kept`, by number in train, are in val before others are drawn, also if they are more than the share.
     """
     if fraction is not None and not 0 <= fraction < 1:
         raise UsageError(f"the share for validation must be from 0 to below 1, not {fraction}", hint="0.1 takes 10 %")
@@ -42,13 +47,18 @@ def with_validation(dataset: DataSet, fraction: float | None = None, seed: int =
     rng = np.random.default_rng(seed)
     taken = _shares(counts, size, rng)
     shuffled = rng.permutation(len(train))
+    first_of_all = _whole(train, kept)
+    if len(first_of_all):
+        held = np.bincount(strata[first_of_all], minlength=len(counts))
+        taken = np.minimum(np.maximum(taken, held), np.maximum(counts - 1, 0))
+        shuffled = np.concatenate([first_of_all, shuffled[~np.isin(shuffled, first_of_all)]])
     # A stable sort by label keeps the shuffled order within each class: its first `taken` images go to val.
     by_class = shuffled[np.argsort(strata[shuffled], kind="stable")]
     rank = np.arange(len(train)) - np.repeat(np.cumsum(counts) - counts, counts)
     in_val = rank < np.repeat(taken, counts)
     first, second = np.sort(by_class[~in_val]), np.sort(by_class[in_val])
     if train.groups is not None:
-        in_val = whole_groups(train.groups, strata, taken, shuffled)
+        in_val = whole_groups(train.groups, strata, taken, shuffled, first_of_all)
         first, second = np.flatnonzero(~in_val), np.flatnonzero(in_val)
         if not len(second):
             raise DataError(
@@ -61,6 +71,12 @@ def with_validation(dataset: DataSet, fraction: float | None = None, seed: int =
             )
     parts = {"train": train.select(first), "val": train.select(second)}
     return replace(dataset, splits=in_order({**dataset.splits, **parts}))
+
+
+def _whole(train: Split, kept: Sequence[int]) -> np.ndarray:
+    """Numbers of the kept images and of those in a group with one of them."""
+    numbers = np.array([number for number in kept if number < len(train)], np.int64)
+    return numbers if train.groups is None else np.flatnonzero(np.isin(train.groups, train.groups[numbers]))
 
 
 def _shares(counts: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

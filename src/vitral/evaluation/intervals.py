@@ -2,6 +2,7 @@
 
     proportion_interval(right, groups)     the only interval of a share of images
     mean_interval(values, groups)          of a mean, by Student's t
+    expected_right(rate, trials)           how many of ten new images will be right
     design_effect(values, groups)          by how much groups multiply the variance of a mean
 
 Copies, rows of one file, frames of a video and photographs of one patient say less than as many independent images.
@@ -60,6 +61,26 @@ def wilson_interval(successes: float, trials: float) -> Interval:
     low = 0.0 if successes == 0 else max(0.0, center - half)
     high = 1.0 if successes == trials else min(1.0, center + half)
     return low, high
+
+
+def expected_right(rate: float, trials: int, new: int = 10, share: float = 0.8) -> tuple[int, int]:
+    """Return the least and the most of `new` images that a classifier of this measured rate will classify correctly.
+
+    The central numbers whose probability is at least `share`, by the beta-binomial distribution that follows from
+    Jeffreys' prior and `trials` independent images.
+    """
+    a, b = rate * trials + 0.5, (1 - rate) * trials + 0.5
+
+    def log_beta(x: float, y: float) -> float:
+        return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
+
+    chance = [
+        math.comb(new, right) * math.exp(log_beta(right + a, new - right + b) - log_beta(a, b))
+        for right in range(new + 1)
+    ]
+    below = np.cumsum(chance)
+    tail = (1 - share) / 2
+    return int(np.searchsorted(below, tail, side="right")), int(np.searchsorted(below, 1 - tail))
 
 
 def mean_interval(values: np.ndarray, groups: Groups = None) -> Interval:

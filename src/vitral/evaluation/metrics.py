@@ -13,7 +13,14 @@ from rich.text import Text
 
 from vitral.console import Described, table
 from vitral.errors import DataError, UsageError
-from vitral.evaluation.intervals import Groups, Interval, count_groups, proportion_interval, wilson_interval
+from vitral.evaluation.intervals import (
+    Groups,
+    Interval,
+    count_groups,
+    expected_right,
+    proportion_interval,
+    wilson_interval,
+)
 from vitral.wording import in_groups
 
 CALIBRATION_BINS = 15
@@ -65,6 +72,12 @@ class Measured(Described):
     def headline(self) -> str:
         """The main metrics in a line."""
         raise NotImplementedError
+
+    def of_ten_new(self) -> str:
+        """A line on what the main metric means for ten new images; "" if the images were many, or it has no such
+        meaning.
+        """
+        return ""
 
     @property
     def widened(self) -> bool:
@@ -132,6 +145,14 @@ class Evaluation(Measured):
     def headline(self) -> str:
         """The main metric in a line."""
         return f"Accuracy {with_interval(self.accuracy, self.accuracy_interval)}"
+
+    def of_ten_new(self) -> str:
+        """Return a line on how many of ten new images will be right; "" if many images were measured."""
+        if self.groups >= ENOUGH_IMAGES:
+            return ""
+        low, high = expected_right(self.accuracy, self.groups)
+        right = f"{low} to {high}" if low < high else f"{low}"
+        return f"10 new photographs: expect {right} right (four times in five)"
 
     def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
         """Return the most frequent errors as (true class, predicted class, times), most frequent first."""

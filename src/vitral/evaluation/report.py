@@ -123,6 +123,9 @@ def render(content: ReportContent, run: str) -> str:
     split = _SPLITS.get(content.evaluated_on, content.evaluated_on)
     best_epoch = result.get("best_epoch")
     best_epoch = int(best_epoch) if isinstance(best_epoch, int | float) else None
+    last_kept = result.get("keep") == "last"
+    if last_kept:  # no epoch is marked as the best one
+        best_epoch = None
     page = environment().get_template("report.html.jinja")
     text = page.render(
         title=content.title,
@@ -132,7 +135,7 @@ def render(content: ReportContent, run: str) -> str:
         headline=_headline(evaluation, result, split),
         facts=_facts(evaluation, result, content.evaluated_on),
         caution=content.caution,
-        findings=[*content.findings, *_findings(evaluation, content.history, best_epoch)],
+        findings=[*content.findings, *_findings(evaluation, content.history, best_epoch), *[_LAST] * last_kept],
         plots=figures.curves(content.history, best_epoch, figures.specs_of(content.measured)),
         history=_history_table(content.history, best_epoch, content.measured),
         result_of=content.headline,
@@ -259,6 +262,9 @@ def _findings(
             sentence = f"The last epoch, {best_epoch}, was the best."
         findings.append(("Length of training", sentence))
     return findings
+
+
+_LAST = ("Weights", "Those of the last epoch: no epoch was chosen by the validation images.")
 
 
 def _confidence_in_words(evaluation: Evaluation) -> str:

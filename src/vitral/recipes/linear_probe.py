@@ -27,7 +27,7 @@ UNSUPPORTED = (
     "probe", "freeze", "crop", "crop_area", "scaled", "flip", "augment", "randaugment", "erase", "mixup", "cutmix",
     "label_smoothing", "sampling", "epochs", "batch_size", "accumulate", "optimizer", "lr", "lr_batch",
     "weight_decay", "momentum", "beta2", "schedule", "warmup", "min_lr", "clip", "layer_decay", "ema", "early_stop",
-    "checkpointing", "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout",
+    "keep", "checkpointing", "compile", "graphs", "head_bias_init", "dropout", "drop_path", "patch_dropout",
     "teacher", "distill_weight", "distill_temperature", "pack", "pack_min_size", "pack_drop", "multiple",
     "patch_sizes",
 )  # fmt: skip

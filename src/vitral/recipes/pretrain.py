@@ -23,8 +23,8 @@ from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
     "probe", "pre_logits", "logit_scale", "head_bias_init", "whiten", "erase", "mixup", "cutmix", "label_smoothing",
-    "class_weights", "sampling", "layer_decay", "early_stop", "patch_dropout", "pack", "pack_min_size", "pack_drop",
-    "multiple", "patch_sizes",
+    "class_weights", "sampling", "layer_decay", "early_stop", "keep", "patch_dropout", "pack", "pack_min_size",
+    "pack_drop", "multiple", "patch_sizes",
 )  # fmt: skip
 """Options without effect in pretraining; they are refused."""
 

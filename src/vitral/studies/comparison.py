@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from vitral.console import go_on
 from vitral.data import Split
 from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
-from vitral.data.options import DataOptions
+from vitral.data.options import OWN_DATA, DataOptions
 from vitral.data.same import same_images
 from vitral.errors import UsageError
 from vitral.evaluation.intervals import Groups, count_groups
@@ -29,12 +31,19 @@ from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
 from vitral.model import summarize
-from vitral.studies.paired import Difference, holm, mcnemar, paired_interval, sums_of
+from vitral.studies.paired import LEVEL, Difference, holm, mcnemar, paired_interval, sums_of
 from vitral.training.run_folder import RunFolder
 from vitral.wording import count, in_groups
 from vitral.workflows.evaluate import Evaluated, evaluate_images
+from vitral.workflows.planning.draft import format_value
 
 _ROUNDS, _BATCH = 5, 32
+AUGMENTATION = (
+    "augment", "randaugment", "crop", "crop_area", "shift", "flip", "erase", "mixup", "cutmix", "label_smoothing",
+)  # fmt: skip
+"""Options of the augmentation, which differences of accuracy come from most often."""
+_STATED = ("init", "epochs", "minutes", "out", "log", "threads", "workers")
+"""Options that other notes state, or that do not change what is learned."""
 _STEADY = 0.15
 """Share of a time by which it may vary without a note."""
 
@@ -63,6 +72,10 @@ class Contender:
     """The weights that its run started from; empty if it is no run."""
     length: str = ""
     """The epochs of its run; empty if it is no run."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The options of its run; empty if it is no run."""
+    held_out: int = 0
+    """Number of images that it was measured on, of which those common to all are compared."""
 
     def to_json(self) -> dict[str, Any]:
         about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
@@ -116,11 +129,28 @@ class Comparison:
             if len(set(each.values())) > 1:
                 stated = ", ".join(f"{name} {value}" for name, value in each.items())
                 found.append(f"the {differing} differ, which may explain differences of accuracy: {stated}")
+        if options := self._differing():
+            found.append(f"options of the runs that differ: {'; '.join(options)}")
+        larger = [f"{one.name} {one.held_out:,}" for one in self.contenders if one.held_out > len(self.images)]
+        if larger:
+            found.append(f"only the {self.counted()} held out of all are compared; held out are: {', '.join(larger)}")
         if self.noise > _STEADY:
             why = "the machine has other work, or shares its cores"
             found.append(f"times of one network varied by {self.noise:.0%} from round to round: {why}")
         if count_groups(self.groups, len(self.images)) < len(self.images):
             found.append("images of a group are alike: intervals and p count groups")
+        return found
+
+    def _differing(self) -> list[str]:
+        """Options of the runs that differ, those of the augmentation first: "augment: a none, b affine"."""
+        runs = [one for one in self.contenders if one.options]
+        names = dict.fromkeys([*AUGMENTATION, *(name for one in runs for name in one.options)])
+        found = list[str]()
+        for name in (name for name in names if name not in _STATED):
+            values = [format_value(one.options.get(name)) for one in runs]
+            if len(set(values)) > 1:
+                each = ", ".join(f"{one.name} {value}" for one, value in zip(runs, values, strict=True))
+                found.append(f"{name.replace('_', ' ')}: {each}")
         return found
 
     def counted(self, kind: str = "image") -> str:
@@ -189,7 +219,9 @@ def compare(
             Contender(
                 name, evaluation, answers == one.images.labels[numbers],
                 tuple(one.predictor.classes[answer] for answer in answers), summary.parameters, summary.flops,
-                one.predictor.preprocessing.image_size, rate, latency, one.caution, *_training(one.predictor.source),
+                one.predictor.preprocessing.image_size, rate, latency, f"{one.changed} {one.caution}".strip(),
+                *_training(one.predictor.source),
+                held_out=len(one.images),
             )
         )  # fmt: skip
     first = found[0]
@@ -201,13 +233,35 @@ def compare(
     return Comparison(first.source, first.split, device_name, images, ranked, found_differences, groups, noise)
 
 
-def _training(source: str) -> tuple[str, str]:
-    """The weights that a run started from and the epochs that it trained; empty for other weights."""
+def before_and_now(before: str | Path, now: str | Path) -> str:
+    """Return a sentence that compares two runs on the images that both hold out; `UsageError` if there are none."""
+    found = [evaluate_images(run, OWN_DATA, InferenceOptions()) for run in (before, now)]
+    for one in found:
+        require_classes(one.predictor.output, "vitral compare", "vitral evaluate RUN, for each of them")
+    chosen = _common(found, ["the run before", "this run"])
+    right = [
+        one.probabilities[numbers].argmax(1) == one.images.labels[numbers]
+        for one, numbers in zip(found, chosen, strict=True)
+    ]
+    groups = common_groups([one.images.select(numbers).groups for one, numbers in zip(found, chosen, strict=True)])
+    each = right[1].astype(np.int64) - right[0]
+    claimed = mcnemar(sums_of(each, groups)) < LEVEL
+    low, high = (100 * end for end in paired_interval(each, groups))
+    relabeled = found[0].relabeled if len(chosen[0]) == len(found[0].images) else 0
+    images = f"{len(each):,} images" + (f" ({relabeled:,} relabeled since)" if relabeled else "")
+    rates = f"before {right[0].mean():.1%}, now {right[1].mean():.1%} on the same {images}"
+    difference = f"difference {100 * each.mean():+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+    verdict = f"this run is {'better' if each.mean() > 0 else 'worse'}" if claimed else "none can be claimed"
+    return f"{rates}: {difference}: {verdict}"
+
+
+def _training(source: str) -> tuple[str, str, Mapping[str, Any]]:
+    """The weights that a run started from, the epochs that it trained, and its options; empty for other weights."""
     if not is_run(Path(source)):
-        return "", ""
+        return "", "", {}
     folder = RunFolder(source)
-    epochs = folder.epochs()
-    return folder.read_plan().run.init or "random weights", count(epochs, "epoch") if epochs else ""
+    epochs, run = folder.epochs(), folder.read_plan().run
+    return run.init or "random weights", count(epochs, "epoch") if epochs else "", run.to_json()
 
 
 def differences(contenders: Sequence[Contender], groups: Groups = None) -> tuple[Difference, ...]:
@@ -241,7 +295,8 @@ def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray
     shared = [number for number in range(len(first)) if all(number in place for place in places)]
     if not shared:
         why = "the images held out of one are not those held out of another"
-        hint = "vitral compare … --data DATA, with images that none of them was trained on"
+        runs = shlex.join(one.predictor.source for one in found)
+        hint = f"vitral compare {runs} --data FOLDER, with labeled images that none of them was trained on"
         raise UsageError("no image is held out of all these runs", why=why, hint=hint)
     chosen = [np.array([place[number] for number in shared]) for place in places]
     labels = [

@@ -98,9 +98,9 @@ def _check_images(study: Study, place: StudyFolder) -> None:
     runs that need them. Initial weights and a teacher are compared likewise, those of each path once.
     """
     runs = [run for path in sorted(place.cells.glob("*")) if (run := RunFolder(path)).config.is_file()]
-    if runs and os.path.exists(study.data) and (changes := load_run_data(runs[0].read_plan()).changes):
+    if runs and os.path.exists(study.data) and not (own := load_run_data(runs[0].read_plan())).continues:
         what = "the images of the study have changed"
-        raise RunError(what, where=place.path, why="; ".join(changes), hint=_RESTORE)
+        raise RunError(what, where=place.path, why="; ".join(own.changes), hint=_RESTORE)
     plans = dict[tuple[str, ...], tuple[Plan, RunFolder]]()
     for run in runs:
         with suppress(RunError):  # another process begins it

@@ -49,7 +49,9 @@ class Callback:
         """A batch is done. The loss () is on the device: reading it waits for the device."""
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:
-        """An epoch is done and validated; `line` is as in metrics.jsonl, `best` is true if none was better so far."""
+        """An epoch is done and validated; `line` is as in metrics.jsonl, `best` is true if none was better so far.
+
+        It is false in a run that keeps the weights of its last epoch."""
 
     def on_stop(self) -> None:
         """Ctrl-C: the current step is finished and the state saved, which may take a while."""

@@ -125,9 +125,9 @@ def fit(
     After each epoch, `plan_again(state)` may return another total number of epochs, which rank 0 decides. It is a field
     of the epoch's line, and the schedules follow it from there on.
 
-    `step` replaces the default `Step`, and `score` selects the best epoch. `compiling()` returns the seconds that
-    torch's compiler has taken so far, which `images_per_second` leaves out. `ranks` train together: each calls this
-    function with its own part of the batches.
+    `step` replaces the default `Step`, and `score` selects the best epoch, unless the run keeps the last one.
+    `compiling()` returns the seconds that torch's compiler has taken so far, which `images_per_second` leaves out.
+    `ranks` train together: each calls this function with its own part of the batches.
 
     `save(state, best, must)` is called after each epoch, with `must` when its plan changed or the user stops the run,
     which then raises `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it
@@ -151,7 +151,7 @@ def fit(
             if (epochs := ranks.share(lambda: plan_again(state))) is not None:
                 line["epochs"] = epochs
             save(state, best, epochs is not None)
-            listener.on_epoch_end(line, best)
+            listener.on_epoch_end(line, best and run.keep == "best")
 
 
 def _epoch(
@@ -253,7 +253,7 @@ def _close_epoch(
     if train.reconsider(line["images_per_second"], line["waited"]):
         line["residency"] = train.residency
     state.history.append(line)
-    if state.best is None or score(line) >= score(state.best):
+    if state.best is None or run.keep == "last" or score(line) >= score(state.best):
         state.best = line
     state.epoch, state.batch, state.sums = state.epoch + 1, 0, {}
     return line

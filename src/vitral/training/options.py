@@ -180,6 +180,9 @@ class Run:
     teacher: str | None = option(None, "trained network for distillation: a run, a file, timm:NAME, hf:ORG/NAME")
     distill_weight: float = option(0.5, "weight of the teacher's part of the loss; in pretraining, of its logits' part")
     distill_temperature: float = option(1.0, "temperature that divides the logits of student and teacher")
+    keep: Literal["best", "last"] = option(
+        "best", "weights to keep: those of the epoch with the best validation, or of the last one, which nothing chose"
+    )
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vitral.console import html_table
@@ -44,6 +45,10 @@ class Plan:
     """With `--minutes`, the most epochs that the recipe allows …"""
     training_seconds: float | None = None
     """… and the seconds of them for training and validation; None for all."""
+    kept: Sequence[int] = ()
+    """Train images of the data that an earlier run held out, by number; this run holds them out, too."""
+    folder: Path | None = None
+    """Folder of a saved run, which has the record of its held-out images."""
 
     def _repr_html_(self) -> str:
         """Every choice with its reason, for a notebook."""

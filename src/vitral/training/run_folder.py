@@ -14,6 +14,7 @@ from vitral import bounded
 from vitral.atomic import is_temporary
 from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import read_sets
+from vitral.data.held_out import HeldOut
 from vitral.errors import RunError
 from vitral.filesystem import is_locked, locked, refused
 from vitral.folders import can_write, is_run
@@ -28,6 +29,7 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.config = self.path / "config.json"
+        self.held_out = self.path / "held-out.jsonl"
         self.metrics = self.path / "metrics.jsonl"
         self.result = self.path / "result.json"
         self.weights = self.path / "model.safetensors"
@@ -40,7 +42,7 @@ class RunFolder:
     @property
     def texts(self) -> tuple[Path, ...]:
         """Files whose digests are in the manifest."""
-        return self.config, self.result, self.metrics
+        return self.config, self.result, self.metrics, self.held_out
 
     def write(self, file: Path, text: str) -> None:
         """Replace one of the `texts` atomically; `RunError` for a damaged manifest."""
@@ -157,6 +159,17 @@ class RunFolder:
         except (ValueError, TypeError) as error:
             raise self._no_config(str(error)) from error
 
+    def read_held_out(self) -> HeldOut | None:
+        """Read the record of the held-out images; None for a run without it, `RunError` for a damaged one."""
+        if not self.held_out.is_file():
+            return None
+        try:
+            return HeldOut.from_lines(self.manifest.read(self.held_out))
+        except (ValueError, KeyError, TypeError) as error:
+            hint = f"put a copy of it back, or restore the run's data as they were; {self._accepting}"
+            where, why = self.held_out, str(error)
+            raise RunError("cannot read the record of held-out images", where=where, why=why, hint=hint) from error
+
     def _no_config(self, why: str) -> RunError:
         hint = f"put a copy of it back; vitral predict {self.path} IMAGE works without it; {self._accepting}"
         return RunError("cannot read the run's configuration", where=self.config, why=why, hint=hint)
@@ -172,6 +185,8 @@ class RunFolder:
             near = read_sets(data.get("near", ()))
             held_out = {name: read_sets(sets) for name, sets in data.get("near_held_out", {}).items()}
             run, time = Run.from_json(data["run"]), (data.get("most_epochs"), data.get("training_seconds"))
-            return Plan(run, choices, paths, fingerprint, near, held_out, data.get("command", ""), *time)
+            command, folder = data.get("command", ""), Path(start)
+            kept = tuple(map(int, data.get("kept", "").split()))
+            return Plan(run, choices, paths, fingerprint, near, held_out, command, *time, kept=kept, folder=folder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._no_config(f"{error} is missing" if isinstance(error, KeyError) else str(error)) from error

@@ -41,6 +41,7 @@ from vitral.kernels import reference_ops
 from vitral.kinds import checked
 from vitral.model import summarize
 from vitral.model.settings import check_head
+from vitral.training.options import Run
 from vitral.training.run_folder import RunFolder
 from vitral.weights.class_names import ORDERS, in_order, match
 from vitral.weights.read.references import is_weights
@@ -55,6 +56,12 @@ CAUTION = {
     "val": "The weights were selected on these images; expect a slightly lower accuracy on new images.",
 }
 """Caveats for the metrics of a run on a split of its own data."""
+
+
+def caution_of(split: str, run: Run | None) -> str:
+    """Return the caveat for the metrics of a run on a split of its own data; "" without one."""
+    chosen = run is None or run.keep == "best" or targets_of(run.task).threshold is not None
+    return CAUTION.get(split, "") if chosen or split != "val" else ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ class Evaluated:
     """The reason why the metrics on these images are too optimistic; else empty."""
     changed: str = ""
     """Changes to the run's own images since it was planned."""
+    relabeled: int = 0
+    """Number of the run's own images with other labels than when it began, of those known by its record."""
     unreadable: tuple[str, ...] = ()
     """Names of unreadable images that were left out."""
 
@@ -227,16 +236,20 @@ def _grouped(predictor: Predictor, dataset: DataSet, own: RunData | None) -> tup
 
 def _describe(
     predictor: Predictor, dataset: DataSet, own: RunData | None, data: DataOptions
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, dict[str, Any]]:
     """Return the split to evaluate, and in `Evaluated`'s fields its name and what to know about its images."""
     whole = set(dataset.splits) == {"train"}  # data without splits: not necessarily training images
     chosen = data.split or next(name for name in ("test", "val", "train") if name in dataset.splits)
     chosen = "train" if whole and chosen == "all" else chosen
-    caution = CAUTION.get(chosen if data.data is None else _seen_as(predictor, dataset, chosen), "")
+    folder = RunFolder(predictor.source)
+    run = folder.read_plan().run if folder.is_run() else None
+    caution = caution_of(chosen if data.data is None else _seen_as(predictor, dataset, chosen), run)
     dataset[chosen]  # raises if the data have no such split
     notes = (own.missing_test(chosen) if data.split is None else "", own.check_split(chosen)) if own else ()
     changed = " ".join(filter(None, notes))
-    return chosen, {"split": "all" if whole else chosen, "caution": caution, "changed": changed}
+    relabeled = own.again[chosen].relabeled if own and chosen in own.again else 0
+    shown = "all" if whole else chosen
+    return chosen, {"split": shown, "caution": caution, "changed": changed, "relabeled": relabeled}
 
 
 def _load(

@@ -38,7 +38,8 @@ from vitral.weights import native
 from vitral.weights.load import locate
 from vitral.wording import some
 from vitral.workflows.planning.job import Job
-from vitral.workflows.planning.plan import reopen
+from vitral.workflows.planning.plan import job_on
+from vitral.workflows.planning.run_data import load_run_data
 from vitral.workflows.running.build import initial_model, objective_of
 from vitral.workflows.running.execute import TRAINERS, _readable_batches
 from vitral.workflows.running.start_digests import changed_starts
@@ -124,7 +125,14 @@ def replay(
         raise UsageError(f"replay does not support {name}", where=folder.path, why=why)
     if plan.run.recipe in TRAINERS:
         raise UsageError(f"{plan.run.recipe} trains in no steps", where=folder.path, why="there is no batch to replay")
-    job, console = reopen(plan), console or stderr(quiet=True)
+    console = console or stderr(quiet=True)
+    own = load_run_data(plan)
+    if not own.trains_alike:
+        raise own.changed("restore them: every training image has to be there, under the name and in the class it had")
+    for note in (found.describe(split) for split, found in own.again.items()):
+        if note:
+            console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+    job = job_on(plan, own)
     for _, error in changed_starts(job, folder):
         if exact:
             raise error

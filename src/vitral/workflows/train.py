@@ -206,7 +206,7 @@ def _relocate(plan: Plan, data: str | None) -> Plan:
         own = load_run_data(moved)
     except VitralError:  # no images
         return plan
-    if not own.changes:
+    if own.continues:
         return moved
     if not os.path.exists(os.path.expanduser(plan.located("data"))):
         raise own.changed(f"restore them, or {moved.restart_hint}")

@@ -74,8 +74,8 @@ def verify(run: str | Path | None = None, *, accept: bool = False) -> Verificati
     """Check all files of a run folder with its exports, a weights file, an export or a folder of shards; without `run`,
     the files in the user's cache.
 
-    Reads every byte. `accept` first accepts the current `config.json`, `result.json` and `metrics.jsonl` of the run,
-    after a change by hand. Raises `RunError` or `WeightsError` if there is no such run or file, and `UsageError` if
+    Reads every byte. `accept` first accepts the current text files of the run, such as `config.json`, after a change by
+    hand. Raises `RunError` or `WeightsError` if there is no such run or file, and `UsageError` if
     there is nothing to accept.
     """
     if run is None:
@@ -118,7 +118,8 @@ def _run(folder: RunFolder) -> Iterator[Checked]:
             yield Checked(str(folder.manifest.path), "whole")
     rewrite = "the run rewrites it when it resumes" if not folder.result.is_file() else restore
     finish = f"remove it and finish the run again: {resume}"
-    hints = {folder.config: restore, folder.metrics: rewrite, folder.result: finish}
+    known = f"{restore}: without it the run is not measured after changes to its data"
+    hints = {folder.config: restore, folder.held_out: known, folder.metrics: rewrite, folder.result: finish}
     for file in hints:
         if not file.is_file():
             if file == folder.config or file.name in listed:

@@ -26,6 +26,7 @@ from vitral.containers import cores
 from vitral.data.checks.near import LEAST_SIDE, SIDE, near_pairs, thumbnail
 from vitral.data.dataset import DataSet, Split
 from vitral.data.images.decode import DECODING
+from vitral.data.same import contents
 from vitral.errors import ImageError
 from vitral.folders import cache_folder
 
@@ -91,23 +92,14 @@ def _copies(split: Split) -> Sets:
     """Sets of images of one name; of up to `FEW` images that are not in shards, those of the same content."""
     if len(split) > FEW or split.shard_numbers() is not None:
         return _equal(split.names)
-    with ThreadPoolExecutor(cores()) as pool:
-        return _equal(list(pool.map(lambda index: _content(split, index), range(len(split)))))
+    digests = contents(split, range(len(split)))
+    return _equal([digest or name for digest, name in zip(digests, split.names, strict=True)])
 
 
 def _equal(keys: Sequence[str]) -> Sets:
     """Sets of images with the same key."""
     numbers: dict[str, int] = {}
     return _sets(np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(keys)))
-
-
-def _content(split: Split, index: int) -> str:
-    """Hash of an image's file or pixels; of an unreadable one its name."""
-    with contextlib.suppress(ImageError):
-        raw = split.raw(index)
-        shape, data = ("", raw) if isinstance(raw, bytes) else (str(raw.shape), np.ascontiguousarray(raw).data)
-        return shape + hashlib.blake2b(data, digest_size=20).hexdigest()
-    return split.names[index]
 
 
 def _seen(split: Split, index: int) -> tuple[int, np.ndarray]:
@@ -157,13 +149,17 @@ def groups_of_several(split: Split) -> int:
     return 0 if split.groups is None else int((np.unique(split.groups, return_counts=True)[1] > 1).sum())
 
 
-def whole_groups(groups: np.ndarray, strata: np.ndarray, taken: np.ndarray, order: np.ndarray) -> np.ndarray:
+def whole_groups(
+    groups: np.ndarray, strata: np.ndarray, taken: np.ndarray, order: np.ndarray, kept: np.ndarray | None = None
+) -> np.ndarray:
     """Choose whole groups, in this order of the images, until about `taken` (K,) images of each class are chosen.
 
     Returns a mask (n,). A group is chosen if it brings the counts nearer to `taken`, and if every class keeps an image
     that is not chosen; if there is none, the smallest, unless it has over a third of all images. If each image is its
-    own group, these are the first `taken` of each class.
+    own group, these are the first `taken` of each class. Groups of images that are `kept`, by number, come first, and
+    are chosen whenever every class keeps an image.
     """
+    held = np.zeros(len(groups), bool) if kept is None else np.isin(np.arange(len(groups)), kept)
     missing, left = taken.astype(np.int64), np.bincount(strata, minlength=len(taken))
     chosen = np.zeros(len(groups), bool)
     _, first = np.unique(groups[order], return_index=True)
@@ -172,7 +168,7 @@ def whole_groups(groups: np.ndarray, strata: np.ndarray, taken: np.ndarray, orde
     members = np.split(by_group, starts[1:])
     for number in np.argsort(first, kind="stable"):
         counts = np.bincount(strata[members[number]], minlength=len(taken))
-        nearer = np.square(missing).sum() > np.square(missing - counts).sum()
+        nearer = np.square(missing).sum() > np.square(missing - counts).sum() or held[members[number]].any()
         if nearer and (left - counts)[counts > 0].min() > 0:
             chosen[members[number]] = True
             missing, left = missing - counts, left - counts

@@ -154,6 +154,9 @@ class ShardFetch:
         """Make a local copy of a shard; OSError if that is not possible."""
         self.store.open(self.index.shards[shard])
 
+    def size(self, i: int) -> int:
+        return int(self.index.records[i]["size"])
+
     def identity(self, i: int) -> str:
         record = self.index.records[i]
         if record["digest"]:

@@ -15,6 +15,7 @@ from vitral.recipes.stats import DatasetStats
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 from vitral.weights.loaded import Loaded
+from vitral.workflows.planning.earlier import Earlier
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Draft:
     """Near-duplicates among the train images of the whole data."""
     near_held_out: Mapping[str, Sets] = field(default_factory=dict)
     """Other split of the whole data → its near-duplicates."""
+    earlier: Earlier | None = None
+    """The run on the same data whose held-out images are kept."""
     network: ModelConfig | None = None
 
     @property

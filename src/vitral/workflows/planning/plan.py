@@ -24,6 +24,7 @@ from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import TEXT, Labeling, targets_of
 from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import RunError, UsageError, unknown
+from vitral.evaluation.intervals import count_groups
 from vitral.folders import is_run
 from vitral.model import create
 from vitral.pretraining.methods import METHODS, needs_teacher
@@ -34,7 +35,7 @@ from vitral.training.plan import Choice, Plan
 from vitral.training.run_folder import RunFolder
 from vitral.weights.read.published import Published
 from vitral.weights.read.references import BACKBONE
-from vitral.wording import count, flag, natural
+from vitral.wording import count, flag, in_groups, natural
 from vitral.workflows.planning.compute import (
     check_foreign,
     check_norms,
@@ -50,6 +51,7 @@ from vitral.workflows.planning.compute import (
     whiten,
 )
 from vitral.workflows.planning.draft import Draft, Step, format_value
+from vitral.workflows.planning.earlier import SPLIT_OPTIONS, find_earlier
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.memory import fit_memory
 from vitral.workflows.planning.network import (
@@ -65,7 +67,7 @@ from vitral.workflows.planning.network import (
 )
 from vitral.workflows.planning.patches import choose_plain_patches, flex_patches, pack_images
 from vitral.workflows.planning.ranks import choose_strategy, share_batches
-from vitral.workflows.planning.run_data import cuts_validation, load_run_data, split_for
+from vitral.workflows.planning.run_data import RunData, cuts_validation, load_run_data, split_for
 from vitral.workflows.planning.start import AUTO, NONE, choose_start
 from vitral.workflows.planning.teacher import keep_features, time_features
 from vitral.workflows.planning.threads import choose_threads
@@ -199,17 +201,19 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     init, start = choose_start(given, dataset.targets.task, stats, machine, seconds_of)
     given = {**{name: value for name, value in given.items() if name != "init"}, **init}
     recipe = find_recipe(given)
-    splitting = {name: given[name] for name in _SPLIT_OPTIONS if name in given}
+    splitting = {name: given[name] for name in SPLIT_OPTIONS if name in given}
     run = dataclasses.replace(recipe(stats, machine).run, **splitting)
     activity.tell("comparing the images, for near-duplicates")
     near = near_sets(dataset["train"]) if cuts_validation(run, dataset) else ()
     held_out = {} if run.recipe in METHODS else near_held_out(dataset)
-    split, choices = split_for(run, with_near(dataset, {"train": near, **held_out}))
+    earlier = find_earlier(given, dataset, given.get("out") or default_folder(given, dataset), run)
+    split, choices = split_for(run, with_near(dataset, {"train": near, **held_out}), earlier.kept if earlier else ())
     stats = dataclasses.replace(stats, train_images=len(split["train"]))
     plan = recipe(stats, machine)
     return Draft(
-        given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near, near_held_out=held_out
-    )
+        given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near, near_held_out=held_out,
+        earlier=earlier,
+    )  # fmt: skip
 
 
 def _seconds_of(given: Mapping[str, Any], dataset: DataSet, machine: Machine, published: Published) -> float:
@@ -221,12 +225,11 @@ def _seconds_of(given: Mapping[str, Any], dataset: DataSet, machine: Machine, pu
     return features_seconds(model, dataset, Preprocessing(model.config.image), machine)
 
 
-_SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
-
-
 def _fit_time(job: Job, draft: Draft, began: float | None) -> Job:
     """Plan again for as many epochs as the time allows, because other options depend on the number of epochs."""
     epochs, measured, seconds = epochs_within(job, began)
+    if draft.earlier and (before := draft.earlier.epochs_of(job)) is not None:
+        epochs, measured = before, f"as {draft.earlier.folder} planned; {measured}"
     stats = dataclasses.replace(draft.stats, epochs=epochs)
     plan = find_recipe(draft.given)(stats, draft.machine)
     if plan.run.epochs > epochs:  # a recipe with a fixed number of epochs
@@ -265,7 +268,29 @@ def state_given(draft: Draft) -> Draft:
 
 def take_split(draft: Draft) -> Draft:
     """Add the lines of the split."""
-    return draft.change(*draft.split_choices)
+    return draft.change(*draft.split_choices, *([draft.earlier.choice()] if draft.earlier else []))
+
+
+def keep_last(draft: Draft) -> Draft:
+    """Keep the last averaged weights where validation images are too few to choose an epoch.
+
+    The best of many epochs on few images is so by chance: its accuracy there is well above that on new images.
+    """
+    run, val = draft.run, draft.dataset.splits.get("val")
+    if "keep" in draft.given or val is None or not run.ema or run.early_stop or run.recipe in METHODS:
+        return draft
+    groups = count_groups(val.groups, len(val))
+    if groups >= CHOOSING:
+        return draft
+    few = in_groups(len(val), groups, "validation image")
+    why = (
+        f"{few} are too few to choose an epoch (fewer than {CHOOSING}); their accuracy is then not that of a lucky one"
+    )
+    return draft.change(Choice("keep", "last", why), keep="last")
+
+
+CHOOSING = 100
+"""Validation images, or groups of them, that can choose an epoch."""
 
 
 def report_leak(draft: Draft) -> Draft:
@@ -331,6 +356,7 @@ STEPS: tuple[Step, ...] = (
     suit_rate,
     pack_images,
     take_split,
+    keep_last,
     report_leak,
     report_source,
     report_depth,
@@ -365,7 +391,11 @@ def finish(draft: Draft) -> Job:
     choices = {choice.name: choice for choice in (*kept, *draft.choices)}  # later choices override earlier ones
     run = dataclasses.replace(draft.run, out=draft.run.out or default_folder(draft.given, draft.dataset))
     contents = Fingerprint.of(draft.whole, draft.dataset)
-    plan = Plan(run, tuple(choices.values()), fingerprint=contents, near=draft.near, near_held_out=draft.near_held_out)
+    paths = {"earlier": str(draft.earlier.folder.resolve())} if draft.earlier else {}
+    plan = Plan(
+        run, tuple(choices.values()), paths, contents, draft.near, draft.near_held_out,
+        kept=draft.earlier.kept if draft.earlier else (),
+    )  # fmt: skip
     return Job(plan, draft.dataset, draft.config, draft.machine, draft.init, draft.teacher)
 
 
@@ -397,8 +427,13 @@ def reopen(plan: Plan) -> Job:
     changed.
     """
     own = load_run_data(plan)
-    if own.changes:
+    if not own.continues:
         raise own.changed(f"restore them, or {plan.restart_hint}")
+    return job_on(plan, own)
+
+
+def job_on(plan: Plan, own: RunData) -> Job:
+    """Return the job of a saved run on its own data."""
     run = plan.run
     given = {"task": run.task, "init": plan.located("init"), "image_size": run.image_size, "channels": run.channels}
     given |= {name: getattr(run, name) for name in (*DECODER_OPTIONS, "class_order")}

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from vitral.data import DataSet, Split, load
-from vitral.data.checks.fingerprint import Fingerprint
+from vitral.data.checks.fingerprint import Fingerprint, digest
 from vitral.data.checks.groups import Sets, groups_of_several, with_near
 from vitral.data.checks.validate import drop_unopened
+from vitral.data.dataset import in_order
+from vitral.data.held_out import FoundAgain, HeldOut
 from vitral.data.same import same_images
 from vitral.data.sources.unlabeled import load_images
 from vitral.data.splits import subset, with_validation
@@ -22,6 +27,7 @@ from vitral.evaluation.intervals import count_groups
 from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
+from vitral.training.run_folder import RunFolder
 from vitral.wording import count, in_groups, some
 
 _FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
@@ -34,15 +40,18 @@ def cuts_validation(run: Run, dataset: DataSet) -> bool:
     return cut and run.recipe not in METHODS and "train" in dataset.splits
 
 
-def split_for(run: Run, dataset: DataSet) -> tuple[DataSet, tuple[Choice, ...]]:
-    """Return the data with the splits of the run, and the choices that explain them."""
+def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[DataSet, tuple[Choice, ...]]:
+    """Return the data with the splits of the run, and the choices that explain them.
+
+    The train images `kept`, by number, are held out: an earlier run did so.
+    """
     if run.recipe not in METHODS:
         dataset.targets.check(dataset.classes, dataset.source)
     reasons: list[Choice] = []
     original = set(dataset.splits)
     if run.val_share == 1.0:  # without val, `subset` draws a smaller share together with that of train (Places365)
         seed = run.seed if run.split_seed is None else run.split_seed
-        dataset = with_validation(dataset, run.val_fraction, seed)
+        dataset = with_validation(dataset, run.val_fraction, seed, kept)
     if (run.train_share, run.val_share) != (1.0, 1.0):
         val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
         dataset = subset(dataset, run.train_share, val_share, run.seed, stratified=run.stratified)
@@ -107,11 +116,33 @@ class RunData:
     began: Fingerprint | None
     """Their contents when the run was planned; None for a run from before these were recorded."""
     now: Fingerprint
+    record: HeldOut | None = None
+    """The held-out images when the run began; None if the data have not changed since, or without a record."""
+    again: Mapping[str, FoundAgain] = dataclasses.field(default_factory=dict)
+    """Splits that were put together again from the record."""
 
     @cached_property
     def changes(self) -> tuple[str, ...]:
         """Changes since the run was planned, one clause each."""
         return self.began.changes(self.now) if self.began else ()
+
+    @cached_property
+    def trains_alike(self) -> bool:
+        """True if the training images are those that the run began with, whatever became of those that it left out."""
+        if not self.changes:
+            return True
+        if self.record is None or self.began is None or self.dataset.classes != self.began.classes:
+            return False
+        train = self.record.without_skipped(self.dataset["train"])
+        return digest(train, self.dataset.classes) == self.record.trained_on
+
+    @property
+    def continues(self) -> bool:
+        """True if training can go on as it began: the held-out images are the same, too."""
+        held_out = [name for name in self.dataset.splits if name != "train"]
+        return self.trains_alike and all(
+            self.again[name].as_before if name in self.again else self.is_same(name) for name in held_out
+        )
 
     def changed(self, hint: str) -> DataError:
         """Return the error for changed data."""
@@ -122,9 +153,11 @@ class RunData:
 
         Raises `DataError` if the network may have been trained on some of them.
         """
-        if self.began is None or self._same(split):
+        if split in self.again:
+            return self.again[split].describe(split)
+        if self.began is None or self.is_same(split):
             return ""
-        if split != "train" and not self._same("train") and (origin := self._origin(split, self.began)):
+        if origin := self.doubt(split):
             what = f"the network may have been trained on the current {split} images"
             why = f"{origin}, and the run's data have changed: {'; '.join(self.changes)}"
             hint = "restore the data, or give images that the network has never seen as DATA"
@@ -136,15 +169,18 @@ class RunData:
         gone = self.began and "test" in self.began.digests and "test" not in self.now.digests
         return f"The run's test images are missing: evaluated on {split}." if gone else ""
 
-    def _origin(self, split: str, began: Fingerprint) -> str:
+    def doubt(self, split: str) -> str:
         """Return how images of a changed split may have been training images; "" if they were not."""
+        began = self.began
+        if began is None or split == "train" or self.is_same(split) or self.is_same("train"):
+            return ""
         if split == "val" and (began.cuts_validation or self.now.cuts_validation):
             return "they are cut from train"
         if split not in began.digests:
             return "there were none when it began"
         return "some may have been moved there from train" if began.may_have_moved(self.now, split) else ""
 
-    def _same(self, split: str) -> bool:
+    def is_same(self, split: str) -> bool:
         """True if a split has its original images or never existed.
 
         A new split may have the images of another one that is not trained on: without val, test was the run's val.
@@ -154,11 +190,14 @@ class RunData:
         before, now = self.began.digests, self.now.digests.get(split)
         if split in before:
             return now == before[split]
-        return now is None or now in [digest for name, digest in before.items() if name != "train"]
+        return now is None or now in [one for name, one in before.items() if name != "train"]
 
 
 def load_run_data(plan: Plan) -> RunData:
-    """Load the data of a saved run. Raises `DataError` if they are missing or can no longer be split."""
+    """Load the data of a saved run. Raises `DataError` if they are missing or can no longer be split.
+
+    After changes, held-out images that cannot be told from training images by their split are found by their record.
+    """
     if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
         why = f"it began with {plan.run.data}, which is expected here, relative to the run folder"
         moved = f"vitral {command_of(plan.run.recipe)} PATH --out {shlex.quote(plan.run.out or 'RUN')} --resume"
@@ -171,18 +210,60 @@ def load_run_data(plan: Plan) -> RunData:
         wanted = Labeling(plan.run.task, plan.run.label_separator, plan.run.targets, plan.run.class_folders)
         whole = load(data, root=root, wanted=wanted, tasks=(plan.run.task,))
     opened = _opened(plan, whole)
-    whole = with_near(opened, _near(plan))
     try:
-        dataset, _ = split_for(plan.run, whole)
+        found = _split_again(plan, opened)
     except VitralError as error:  # the data could be split when the run was planned
         if plan.fingerprint is None:
             raise
-        raise _changed(whole, plan.fingerprint.changes(Fingerprint.of(whole, whole)), "restore them") from error
-    found = RunData(dataset, plan.fingerprint, Fingerprint.of(whole, dataset))
+        unsplit = RunData(opened, plan.fingerprint, Fingerprint.of(opened, opened))
+        found = _found_again(plan, opened, unsplit)
+        if "val" not in found.again:
+            raise _changed(whole, unsplit.changes, "restore them") from error
+        return found
+    return _found_again(plan, opened, found) if found.changes else found
+
+
+def _split_again(plan: Plan, opened: DataSet) -> RunData:
+    """Split the present data as the run's options say."""
+    dataset, _ = split_for(plan.run, with_near(opened, _near(plan)), plan.kept)
+    found = RunData(dataset, plan.fingerprint, Fingerprint.of(opened, dataset))
     if plan.near_held_out and found.changes:  # their numbers are those of other images
-        dataset, _ = split_for(plan.run, with_near(opened, {"train": plan.near}))
+        dataset, _ = split_for(plan.run, with_near(opened, {"train": plan.near}), plan.kept)
         found = dataclasses.replace(found, dataset=dataset)
     return found
+
+
+def _found_again(plan: Plan, opened: DataSet, found: RunData) -> RunData:
+    """Put the splits in doubt together again, as far as the run's record has their images and these are there."""
+    record = RunFolder(plan.folder).read_held_out() if plan.folder else None
+    if record is None or found.began is None:
+        return found
+    before = found.began.classes
+    known = before if set(before) <= set(opened.classes) else None  # else classes have other names now
+    splits, again = dict(found.dataset.splits), dict[str, FoundAgain]()
+    for split in record.splits:
+        cut = split == "val" and found.began.cuts_validation
+        where = "train" if cut else split
+        if where not in opened.splits or not (found.doubt(split) or (cut and not found.is_same(split))):
+            continue
+        there = record.find(split, opened, where, known)
+        if not len(there.images):
+            continue
+        splits[split], again[split] = there.images, there
+        if cut:
+            rest = np.setdiff1d(np.arange(len(opened["train"])), there.places)
+            splits["train"] = opened["train"].select(rest)
+    if known and opened.targets.one_class and again:
+        splits["train"] = _of_classes(splits["train"], opened.classes, known)
+    return dataclasses.replace(
+        found, record=record, again=again, dataset=dataclasses.replace(found.dataset, splits=in_order(splits))
+    )
+
+
+def _of_classes(split: Split, classes: Sequence[str], known: Sequence[str]) -> Split:
+    """Return the images of known classes: those of a class that came later are not the run's."""
+    numbers = [number for number, name in enumerate(classes) if name in set(known)]
+    return split.select(np.flatnonzero(np.isin(split.labels, numbers)))
 
 
 def is_data_of(plan: Plan, dataset: DataSet) -> bool:
@@ -191,7 +272,7 @@ def is_data_of(plan: Plan, dataset: DataSet) -> bool:
         return False
     try:
         dataset = with_near(_opened(plan, dataset), {"train": plan.near})
-        return Fingerprint.of(dataset, split_for(plan.run, dataset)[0]) == plan.fingerprint
+        return Fingerprint.of(dataset, split_for(plan.run, dataset, plan.kept)[0]) == plan.fingerprint
     except VitralError:  # this data cannot be split like the run's
         return False
 

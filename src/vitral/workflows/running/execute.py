@@ -54,7 +54,7 @@ from vitral.training.step import step_of
 from vitral.weights import native
 from vitral.weights.files import read_tensors
 from vitral.wording import flag
-from vitral.workflows.evaluate import CAUTION
+from vitral.workflows.evaluate import caution_of
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.memory import eval_batch_size, out_of_memory_reported
 from vitral.workflows.planning.throughput import decoding_suffices, planned_again, replanning
@@ -62,7 +62,14 @@ from vitral.workflows.running import pretraining
 from vitral.workflows.running.build import initial_model, objective_of
 from vitral.workflows.running.first_answer import first_answer
 from vitral.workflows.running.linear_probe import fit_probe
-from vitral.workflows.running.records import facts, report_guarded, resume_command, write_config, write_result
+from vitral.workflows.running.records import (
+    facts,
+    report_guarded,
+    resume_command,
+    write_config,
+    write_held_out,
+    write_result,
+)
 from vitral.workflows.running.restore import restore
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import Saving, save_metrics, save_weights
@@ -159,6 +166,7 @@ def _opened(running: Running, resume: bool, overwrite: bool) -> TrainedRun | Non
     if folder.exists():
         check_overwrite(folder, overwrite, running.job.run)
     write_config(running)
+    write_held_out(running)
     return None
 
 
@@ -355,6 +363,7 @@ def _write_result(
         **facts(running, sum(p.numel() for p in model.parameters())),
         "classes": len(running.job.dataset.classes),
         "best_epoch": weights.trained.get("epoch"),
+        "keep": running.job.run.keep,
     }
     last: _Measured | None = None
     output = _fitted(running, weights, logits)
@@ -408,7 +417,7 @@ def _report(
         predictor = Predictor(
             model, job.run.preprocessing, job.dataset.classes, machine=machine, output=last.output
         )  # fmt: skip
-        content = dataclasses.replace(content, evaluated_on=last.split, caution=CAUTION.get(last.split, ""))
+        content = dataclasses.replace(content, evaluated_on=last.split, caution=caution_of(last.split, job.run))
         images = running.batches[last.split].split.with_levels(job.run.levels)
         content = task_of(job.run.task).page(content, predictor, last.values, images, last.metrics, summary.flops)
     write_report(running.folder.report, content)

@@ -15,10 +15,12 @@ from statistics import median
 from typing import Any
 
 from vitral._version import __version__
+from vitral.data.held_out import HeldOut
 from vitral.errors import VitralError
 from vitral.filesystem import relative
-from vitral.pretraining.methods import command_of
-from vitral.training.options import Run
+from vitral.folders import same_path
+from vitral.pretraining.methods import METHODS, command_of
+from vitral.training.plan import Plan
 from vitral.weights.read.references import is_included
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.start_digests import start_entries
@@ -32,13 +34,15 @@ def write_config(running: Running) -> None:
         "command": running.command,
         "run": plan.run.to_json(),
         "plan": [asdict(choice) for choice in plan.choices],
-        "paths": path_entries(plan.run, folder.path),
+        "paths": path_entries(plan, folder.path),
         "versions": versions(),
     }
     record |= {name: value for name in ("most_epochs", "training_seconds") if (value := getattr(plan, name))}
     record |= start_entries(running.job)
     if plan.fingerprint:
         record["data"] = plan.fingerprint.to_json()
+    if plan.kept:
+        record["kept"] = " ".join(map(str, plan.kept))
     if plan.near:
         record["near"] = [list(one) for one in plan.near]
     if plan.near_held_out:
@@ -46,9 +50,22 @@ def write_config(running: Running) -> None:
     folder.write(folder.config, json.dumps(record, indent=2) + "\n")
 
 
-def path_entries(run: Run, folder: Path) -> dict[str, str]:
-    """Return the paths in the options of a run relative to its folder, so that both can be moved together."""
-    entries: dict[str, str] = {}
+def write_held_out(running: Running) -> None:
+    """Write the record of the held-out images, if the data are on this disk, where they may change."""
+    folder, run = running.folder, running.job.run
+    if run.recipe in METHODS or not os.path.exists(os.path.expanduser(run.data)):
+        return
+    if (held_out := HeldOut.of(running.job.dataset)) is not None:
+        folder.write(folder.held_out, held_out.to_lines())
+
+
+def path_entries(plan: Plan, folder: Path) -> dict[str, str]:
+    """Return the paths in the options of a run, and that of the earlier run on its data, relative to its folder, so
+    that all can be moved together.
+    """
+    run, entries = plan.run, dict[str, str]()
+    if (earlier := plan.paths.get("earlier")) and not same_path(earlier, folder):
+        entries |= path_entry("earlier", earlier, folder)
     for name in ("data", "data_root", "init", "teacher"):
         path = os.path.expanduser(getattr(run, name) or "")
         if os.path.exists(path) and not (name in ("init", "teacher") and is_included(getattr(run, name))):

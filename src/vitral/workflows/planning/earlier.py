@@ -1,0 +1,88 @@
+"""The earlier run on the same data, whose held-out images a new run keeps, so that both can be compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitral.data import DataSet
+from vitral.data.same import find
+from vitral.errors import RunError
+from vitral.folders import is_run, same_path
+from vitral.pretraining.methods import METHODS
+from vitral.training.options import Run
+from vitral.training.plan import Choice, Plan
+from vitral.training.run_folder import RunFolder
+from vitral.wording import count
+from vitral.workflows.planning.job import Job
+
+SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
+"""Options that change the split."""
+_ALIKE = ("model", "image_size", "batch_size", "minutes", "recipe", "precision")
+"""Options on which the number of epochs that fit into a time depends."""
+_LATEST = 50
+"""Finished runs that are looked at."""
+_MOST_GROWTH = 0.1
+"""Share by which the number of training images may differ for the same number of epochs."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A finished run on the same data."""
+
+    folder: Path
+    plan: Plan
+    device: str
+    """Name of the device that it was trained on."""
+    train_images: int
+    kept: tuple[int, ...] = ()
+    """Its held-out images that are still there, by number in the train split of the data."""
+
+    def epochs_of(self, job: Job) -> int | None:
+        """Return the epochs that it planned, if those of `job` would be the same but for what a trial measures."""
+        before, now = self.plan.run, job.run
+        alike = all(getattr(before, name) == getattr(now, name) for name in _ALIKE)
+        growth = abs(len(job.dataset["train"]) / self.train_images - 1)
+        return before.epochs if alike and self.device == job.machine.name and growth <= _MOST_GROWTH else None
+
+    def choice(self) -> Choice:
+        """Return the line of the plan on the images that are kept."""
+        why = f"{self.folder} held them out, too; --split-seed 0 draws others"
+        return Choice("held out before", count(len(self.kept), "image"), why)
+
+
+def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: Run) -> Earlier | None:
+    """Return the latest finished run on this data beside `folder`; None if there is none with held-out images.
+
+    None as well with options that ask for a split of its own, for data with validation images, and for data by name.
+    """
+    own_split = any(name in given for name in SPLIT_OPTIONS) or "val" in dataset.splits
+    if own_split or run.recipe in METHODS or not os.path.exists(os.path.expanduser(dataset.source)):
+        return None
+    with suppress(OSError):
+        done = [one for one in Path(folder).parent.iterdir() if (one / "result.json").is_file() and is_run(one)]
+        done.sort(key=lambda one: (one / "result.json").stat().st_mtime, reverse=True)
+        for place in done[:_LATEST]:
+            with suppress(RunError, KeyError):
+                if found := _read(RunFolder(place), dataset):
+                    return found
+    return None
+
+
+def _read(folder: RunFolder, dataset: DataSet) -> Earlier | None:
+    """Return a run if it began with this data, and cut its validation images from them."""
+    plan = folder.read_plan()
+    data, task = plan.located("data"), dataset.targets.task
+    cuts = plan.fingerprint is not None and plan.fingerprint.cuts_validation
+    if not cuts or plan.run.task != task or not same_path(data, dataset.source):
+        return None
+    record = folder.read_held_out()
+    if record is None or "val" not in record.splits:
+        return None
+    result = folder.read_result()
+    kept = sorted(find(record.splits["val"].images, dataset["train"]).values())
+    return Earlier(folder.path, plan, str(result["device"]), int(result["images"]["train"]), tuple(kept))

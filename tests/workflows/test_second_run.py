@@ -1,0 +1,127 @@
+"""Test a second run on a folder that has one: it keeps the held-out images, and the command compares both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitral
+from images import MakeImages
+from running import TINY, as_words, printed, same_bits, weights_of
+from vitral.training.run_folder import RunFolder
+from vitral.workflows.planning import plan as planning
+from vitral.workflows.planning.run_data import load_run_data
+from vitral.workflows.planning.throughput import Fit
+
+
+@pytest.fixture
+def photos(make_images: MakeImages) -> Path:
+    return make_images({"cat": 40, "dog": 30})
+
+
+def train(photos: Path, name: str, **options: Any) -> Path:
+    out = photos.parent / "runs" / name
+    return vitral.train(str(photos), out=str(out), quiet=True, **{**TINY, "epochs": 1, **options}).folder
+
+
+def contents(folder: Path, split: str) -> set[bytes]:
+    images = load_run_data(RunFolder(folder).read_plan()).dataset[split]
+    return {bytes(images.raw(i)) for i in range(len(images))}
+
+
+def mend(photos: Path, first: Path) -> None:
+    """Remove one held-out image, move one, rename one, and add ten images."""
+    names = [Path(name) for name in load_run_data(RunFolder(first).read_plan()).dataset["val"].names]
+    names[0].unlink()
+    names[1].rename(photos / "dog/moved.png")
+    names[2].rename(names[2].with_name("renamed.png"))
+    for number in range(10):
+        (photos / f"dog/new{number}.png").write_bytes((photos / "dog/0.png").read_bytes() + b"%d" % number)
+
+
+def test_held_out_images_stay_held_out(photos):
+    first = train(photos, "first")
+    before = contents(first, "val")
+    mend(photos, first)
+    second = train(photos, "second", augment="affine")
+    val, everything = contents(second, "val"), {path.read_bytes() for path in photos.glob("*/*.png")}
+    assert len(before & everything) == 6
+    assert before & everything <= val
+    assert not contents(second, "train") & before
+    assert len(val) == round(0.1 * len(everything)) == 8, "new ones are drawn in the same share"
+    (choice,) = (one for one in RunFolder(second).read_plan().choices if one.name == "held out before")
+    assert choice.value == "6 images"
+    assert str(first) in choice.reason
+
+
+def test_the_split_does_not_need_the_earlier_run(photos):
+    first = train(photos, "first")
+    mend(photos, first)
+    second = train(photos, "second", epochs=2)
+    weights, result = weights_of(second), json.loads((second / "result.json").read_text("utf-8"))
+    shutil.rmtree(first)
+    assert vitral.evaluate(second).accuracy == result["val_accuracy"]
+    val = contents(second, "val")
+    for name in ("result.json", "metrics.jsonl", "checkpoints/last.safetensors"):
+        (second / name).unlink()
+    again = vitral.train(out=str(second), resume=True, quiet=True)
+    assert same_bits(weights_of(again.folder), weights)
+    mend(photos, second)
+    assert contents(second, "val") < val
+
+
+@pytest.mark.parametrize("options", [{"split_seed": 0}, {"val_fraction": 0.2}, {"seed": 1}])
+def test_options_of_the_split_draw_others(photos, options):
+    first = train(photos, "first")
+    mend(photos, first)
+    assert not RunFolder(train(photos, "second", **options)).read_plan().kept
+
+
+def test_other_data_and_other_tasks_are_not_earlier_runs(photos, make_images):
+    train(photos, "first")
+    other = make_images({"cat": 40, "dog": 30}, name="other")
+    assert not RunFolder(train(other, "second")).read_plan().kept
+
+
+def test_the_same_data_are_split_as_before(photos):
+    first, second = train(photos, "first"), train(photos, "second")
+    assert same_bits(weights_of(first), weights_of(second))
+    records = [RunFolder(one).read_plan().fingerprint for one in (first, second)]
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "device", "same"), [(5.0, None, True), (6.0, None, False), (5.0, "another", False)]
+)
+def test_epochs_do_not_depend_on_how_busy_the_machine_is(photos, monkeypatch, minutes, device, same):
+    """They decide the augmentation, so that two runs would differ in more than their data."""
+    options = {name: value for name, value in TINY.items() if name != "epochs"} | {"log": ()}
+    fits = iter([3, 2])
+    monkeypatch.setattr(planning, "epochs_within", lambda job, began: Fit(next(fits), "measured here", 10.0))
+    first = vitral.train(str(photos), out=str(photos.parent / "runs/first"), quiet=True, minutes=5.0, **options).folder
+    if device:
+        result = RunFolder(first).read_result() | {"device": device}
+        RunFolder(first).write(first / "result.json", json.dumps(result))
+    job = planning.plan_run({**options, "data": str(photos), "out": str(photos.parent / "runs/b"), "minutes": minutes})
+    assert job.run.epochs == (3 if same else 2)
+    (choice,) = (one for one in job.plan.choices if one.name == "epochs")
+    assert (f"as {first} planned" in choice.reason) == same
+
+
+def test_the_command_compares_both_runs(photos, monkeypatch, capsys):
+    monkeypatch.chdir(photos.parent)
+    words = as_words({**TINY, "epochs": 2})
+    _, err = printed(capsys, "train", "photos", *words)
+    assert "10 new photographs: expect " in err
+    assert "before" not in err.partition("Accuracy")[2]
+    mend(photos, Path("runs/photos"))
+    _, err = printed(capsys, "train", "photos", *words, "--out", "runs/again")
+    (line,) = (line for line in err.splitlines() if line.startswith("before "))
+    assert "on the same 6 images (1 relabeled since): difference " in line
+    assert line.endswith("; vitral compare runs/photos runs/again")
+    assert "none can be claimed" in line
+    printed(capsys, *line.partition("; vitral ")[2].split(), "--device", "cpu")
