@@ -44,8 +44,9 @@ def test_suggested_commands_work(capsys, photos):
     commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
     assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "serve"]
     held_out = load_run_data(RunFolder("runs/photos").read_plan()).dataset["val"].names
-    assert commands[0][2] == commands[1][2]
-    assert commands[0][2] in list(held_out), "an image that was not trained on"
+    assert commands[0] == ["predict", "runs/photos", "YOUR_IMAGES/", "--out", "answers.csv"]
+    assert commands[1][2] in list(held_out), "an image that was not trained on"
+    commands[0][2] = photos
     for words in commands[:3]:
         printed(capsys, *words)
 
@@ -54,7 +55,8 @@ def test_images_in_shards_suggest_to_predict(capsys, photos):
     printed(capsys, "data", "shard", photos, "--out", "shards")
     _, err = printed(capsys, "train", "shards", *WORDS)
     commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
-    assert commands[:2] == [["predict", "runs/photos", "IMAGES"], ["explain", "runs/photos", "IMAGE"]]
+    predict = ["predict", "runs/photos", "YOUR_IMAGES/", "--out", "answers.csv"]
+    assert commands[:2] == [predict, ["explain", "runs/photos", "IMAGE"]]
 
 
 @pytest.mark.parametrize(

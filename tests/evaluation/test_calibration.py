@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from images import MakeImages
 from running import as_json, printed, train
 from vitral.cli.main import main
 from vitral.errors import UsageError, WeightsError
-from vitral.evaluation.calibration import FEWEST, conformal_scores, fit_temperature
+from vitral.evaluation.calibration import FEWEST, conformal_scores, cuts_of, fit_temperature
 from vitral.evaluation.metrics import Evaluation
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.classes import Classes
@@ -25,10 +27,10 @@ from vitral.workflows.tasks import task_of
 NAMES = tuple("abcde")
 
 
-def drawn(images: int, temperature: float, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+def drawn(images: int, temperature: float, seed: int = 0, spread: float = 2) -> tuple[torch.Tensor, np.ndarray]:
     """Draw logits and labels for which softmax(logits / temperature) is calibrated."""
     rng = np.random.default_rng(seed)
-    logits = rng.normal(0, 2, (images, len(NAMES)))
+    logits = rng.normal(0, spread, (images, len(NAMES)))
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     labels = (rng.random((images, 1)) > probabilities.cumsum(1)).sum(1)
     return torch.from_numpy(logits * temperature).float(), labels
@@ -102,13 +104,101 @@ def test_too_few_images_for_a_coverage_are_refused() -> None:
             output.covering(wrong)
 
 
+@pytest.mark.parametrize("groups", [None, 45])
+def test_sets_from_few_images_come_with_their_range(groups: int | None) -> None:
+    """The stated range has the coverage of other images for about 95 % of validation sets."""
+    held = 0
+    for seed in range(60):
+        logits, labels = drawn(1990, 1.0, seed)
+        probabilities = logits.softmax(1).numpy()
+        known = slice(90) if groups is None else np.repeat(np.arange(groups), 2)
+        scores = conformal_scores(probabilities[known], labels[known])
+        output = Classes(NAMES, scores=scores, groups=groups).covering(0.8)
+        low, high = (float(share) / 100 for share in re.findall(r"(\d+)%", output.few()))
+        assert output.threshold is not None
+        own = 1 - probabilities[90:][np.arange(1900), labels[90:]]
+        held += low - 0.005 <= np.mean(own <= output.threshold) <= high + 0.005
+    assert held >= 54
+    assert Classes(NAMES, scores=(0.1,) * 100).covering(0.9).few() == ""
+    assert Classes(NAMES, scores=(0.1,) * 9).few() == "", "without sets"
+
+
+@pytest.mark.parametrize(("validation", "right"), [(100, 0.9), (400, 0.95)])
+def test_sure_answers_are_correct_as_often_as_asked(validation: int, right: float) -> None:
+    """Over many validation sets the mean share of correct answers is the wanted one, and not much more."""
+    shares, held = [], 0
+    for seed in range(60):
+        logits, labels = drawn(4000, 1.0, seed, spread=4)
+        probabilities = (1.5 * logits).softmax(1).numpy()  # of a network that is too sure of itself
+        known, others = slice(validation), slice(validation, None)
+        output = Classes(NAMES, cuts=cuts_of(probabilities[known], labels[known])).sure(right)
+        assert output.cut is not None
+        found = [output.prediction("", row) for row in probabilities[others]]
+        truth = [NAMES[label] for label in labels[others]]
+        answers = [one.label == name for one, name in zip(found, truth, strict=True) if one.sure]
+        assert {one.answer for one in found} <= {*NAMES, "not sure"}
+        shares.append(np.mean(answers))
+        held += output.cut.low <= shares[-1] <= output.cut.high
+    assert right - 0.01 <= np.mean(shares) <= right + 0.02
+    assert held >= 54
+
+
+def test_a_cut_has_the_most_images_that_promise_enough() -> None:
+    probabilities = np.stack([np.linspace(0.99, 0.51, 25), np.linspace(0.01, 0.49, 25)], 1)
+    labels = np.zeros(25, int)
+    labels[20:] = 1  # the least sure answers are wrong
+    output = Classes(("a", "b"), scores=(0.5,) * 25, cuts=cuts_of(probabilities, labels))
+    assert [(cut.images, cut.right) for cut in output.cuts] == [
+        (25, 20),
+        (24, 20),
+        (23, 20),
+        (22, 20),
+        (21, 20),
+        (20, 20),
+    ]
+    sure = output.sure(0.95).cut
+    assert sure is not None
+    assert sure.probability == pytest.approx((probabilities[19, 0] + probabilities[20, 0]) / 2)
+    assert sure.promised == 20 / 21
+    assert sure.describe(output.validation).startswith(
+        "sure from a probability of 60.0%: 20 of 25 validation images, 100.0%"
+    )
+    with pytest.raises(UsageError, match="no answer is sure enough") as caught:
+        output.sure(0.99)
+    assert caught.value.hint.startswith("--right 0.95, or ")
+    assert output.sure(0.95) == output.sure(0.8).sure(0.95)
+    in_fives = cuts_of(probabilities, labels, np.arange(25) // 5)
+    assert [cut.promised for cut in in_fives if cut.images == 20] == [20 / 25]
+    assert cuts_of(np.full((30, 2), 0.5), np.zeros(30, int))[0].images == 30, "equal probabilities are not divided"
+
+
+def test_a_share_that_cannot_be_promised_is_refused() -> None:
+    with pytest.raises(UsageError, match="no thresholds for --right"):
+        Classes(NAMES).sure(0.9)
+    output = Classes(NAMES, scores=(0.1,) * 9, cuts=cuts_of(np.eye(5)[:1].repeat(9, 0), np.zeros(9, int)))
+    with pytest.raises(UsageError) as caught:
+        output.sure(0.95)
+    assert caught.value.why == "the 9 surest of 9 validation images: 9 are correct, which promises 90.0% for new images"
+    assert output.sure(0.9).cut == output.cuts[0]
+    for wrong in (0.0, 1.0, 1.5):
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            output.sure(wrong)
+    never = Classes(NAMES, scores=(0.1,) * 9, cuts=cuts_of(np.eye(5)[:1].repeat(9, 0), np.ones(9, int)))
+    with pytest.raises(UsageError) as caught:
+        never.sure(0.5)
+    assert caught.value.hint.startswith("train with more")
+
+
 def test_an_output_survives_its_file_and_a_damaged_one_is_refused() -> None:
-    output = Classes(NAMES, 1.5, (0.1, 0.2))
+    output = Classes(NAMES, 1.5, (0.1, 0.2), cuts=cuts_of(np.eye(5)[:2], np.array([0, 2])))
     assert output_of(NAMES, json.loads(json.dumps(output.to_json()))) == output
     assert Classes(NAMES).to_json() == {}
     for wrong in (0, -1, "nan"):
         with pytest.raises(WeightsError, match="temperature"):
             output_of(NAMES, {"temperature": wrong})
+    for row in ([0.5, 2, 3, 0.5, 0.1, 0.9], [0.5, 0, 0, 0.5, 0.1, 0.9], [0.5, 2], "row"):
+        with pytest.raises(WeightsError, match="damaged header"):
+            output_of(NAMES, {"cuts": [row]})
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +234,33 @@ def test_a_run_is_calibrated_and_predicts_sets(calibrated: Path, capsys: pytest.
     rows = table.read_text().splitlines()
     assert "labels" in rows[0].split(",")
     assert any("dark|light" in row or "light|dark" in row for row in rows)
-    assert "{" in printed(capsys, "predict", str(calibrated), photos, "--coverage", "0.9")[0]
+    out, said = printed(capsys, "predict", str(calibrated), photos, "--coverage", "0.9")
+    assert "{" in out
+    assert "note: only 96 validation images choose the sets: " in said
+
+
+def test_a_run_answers_not_sure(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, table = str(calibrated.parent / "photos"), str(calibrated.parent / "answers.csv")
+    predictor = vitral.load(str(calibrated))
+    assert isinstance(predictor.output, Classes)
+    least, most = predictor.output.cuts[0], predictor.output.cuts[-1]
+    assert least.images == 96
+    words = ["predict", str(calibrated), photos, "--right", f"{most.promised - 1e-6}"]
+    _, said = printed(capsys, *words, "--out", table)
+    assert f"Answers  sure from a probability of {most.probability:.1%}: {most.images} of 96 validation images" in said
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:3] == ["path", "answer", "class"]
+    for row in rows:
+        sure = float(row["probability"]) >= most.probability
+        assert row["answer"] == (row["class"] if sure else "not sure")
+    assert {row["answer"] for row in rows} > {"not sure"}
+    found = as_json(capsys, *words)["predictions"]
+    assert [one["answer"] for one in found] == [row["answer"] for row in rows]
+    assert "\tnot sure\t" in printed(capsys, *words)[0]
+    assert printed(capsys, "predict", str(calibrated), photos, "--right", "0.99999", code=2)[1].count("\n") <= 5
+    predictor.output = predictor.output.sure(most.promised)
+    assert [one.answer for one in predictor(photos)] == [row["answer"] for row in rows]
 
 
 def test_coverage_of_weights_without_validation_is_refused(

@@ -194,6 +194,20 @@ def test_images_and_figures_have_descriptions(content: ReportContent):
     assert all(heading.get("scope") in {"row", "col"} for heading in page.of("th"))
 
 
+def test_a_device_is_a_setting_and_not_a_tile(content: ReportContent):
+    html = render(content, run="r")
+    assert "<dt>training speed</dt>" in html
+    assert "<dt>device</dt>" not in html
+    assert "<bdi>device</bdi> <b><bdi>cpu</bdi></b>" in html
+
+
+def test_the_metrics_that_decide_are_the_first_columns(content: ReportContent):
+    table = re.search(r'<table class="history">.*?</table>', render(content, run="r"), re.DOTALL)
+    assert table
+    headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table[0])
+    assert headings[:3] == ["epoch", "validation accuracy", "validation loss"]
+
+
 def test_terms_are_explained_at_the_end(content: ReportContent):
     text = Page(render(replace(content, title="ranks"), run="r")).text
     words = text.split("Words on this page")[1]

@@ -37,6 +37,11 @@ def test_no_report_is_wider_than_its_screen(make_images, tmp_path, capsys, brows
         "evaluate": tmp_path / "evaluate.html",
         "plan": tmp_path / "plans" / "photos.html",
     }
+    other = train(photos, tmp_path / f"other-{NAMES[3]}", epochs=1, val_fraction=0.3, seed=1)
+    pages["compare"] = tmp_path / "compare.html"
+    others = make_images({NAMES[3]: 4}, name="others", size=(12, 14))
+    words = ["compare", str(run.folder), str(other.folder), "--data", str(others)]
+    assert main([*words, "--out", str(pages["compare"])]) == 0
     assert main(["evaluate", str(run.folder), str(photos), "--split", "train", "--report", str(pages["evaluate"])]) == 0
     monkeypatch.chdir(tmp_path)
     printed(capsys, "train", str(photos), "--plan-only", "--report")
@@ -45,5 +50,7 @@ def test_no_report_is_wider_than_its_screen(make_images, tmp_path, capsys, brows
         for name, path in pages.items():
             page.goto(path.as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+            wide = "(tables) => tables.filter((one) => one.offsetWidth > one.parentNode.offsetWidth).length"
+            assert page.locator(".stacked").evaluate_all(wide) == 0, (name, width)
             page.screenshot(path=str(tmp_path / f"{name}-{width}.png"), full_page=True)
         page.close()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,9 +30,10 @@ from vitral.cli.main import main
 from vitral.digest import check
 from vitral.errors import ExportError, MissingExtraError, RunError, UsageError, WriteError
 from vitral.export import TARGETS, export_model
+from vitral.export import web as export_web
 from vitral.export.exporting import files_in
 from vitral.export.target import Runtime
-from vitral.export.web import RUNTIME
+from vitral.export.web import RUNTIME, publishing
 from vitral.weights import native
 
 FILES = {
@@ -169,6 +171,18 @@ class TestRefusals:
             monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=r"(?s)OpenVINO is not installed.*vitral\[openvino\]"):
             export_model("demo", "openvino")
+
+    def test_a_page_is_opened_on_a_phone_and_published(self, tmp_path, monkeypatch):
+        lines = publishing(tmp_path / "my site")
+        assert lines[0].startswith("Then open http://localhost:8000")
+        assert "camera needs https" in lines[1]
+        commands = [shlex.split(line) for line in lines[2:]]
+        assert [words[:2] for words in commands] == [["npx", "surge"], ["npx", "netlify-cli"], ["npx", "vercel"]]
+        assert all(words[-1] == str(tmp_path / "my site") for words in commands)
+        monkeypatch.setattr(export_web, "_own_address", lambda: "10.1.2.3")
+        assert "http://10.1.2.3:8000 on a phone in the same network" in publishing(tmp_path)[0]
+        monkeypatch.setattr(export_web, "_own_address", lambda: None)
+        assert publishing(tmp_path)[0] == "Then open http://localhost:8000."
 
     def test_unknown_names(self):
         with pytest.raises(UsageError, match="nearest: onnx"):

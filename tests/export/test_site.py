@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import http.server
 import io
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageCms, ImageOps
 from test_graph import SIZES, exact, rules
 
@@ -29,8 +31,9 @@ from vitral.explanation.drawing import enlarged
 from vitral.explanation.explain import explain
 from vitral.export import export_model, npm
 from vitral.export.graph import FILTERS
-from vitral.export.web import PACKAGE
+from vitral.export.web import _NAMES_ANY, PACKAGE
 from vitral.inference.outputs.classes import Classes
+from vitral.inference.unknown import Detector, fit_statistics
 
 require_chromium()
 
@@ -110,6 +113,24 @@ def visit(browser, url):
     yield visit
     visit.check()
     visit.context.close()
+
+
+def detecting(predictor: vitral.Predictor, score: str) -> tuple[vitral.Predictor, dict[str, bool]]:
+    """The predictor with a threshold in the middle of the scores of the drawings, and those that are above it."""
+    features = predictor.embed(list(DRAWN.values()))
+    statistics = fit_statistics(
+        np.repeat(features, 4, 0) + np.random.default_rng(0).normal(size=(40, 1)), np.arange(40) % 3
+    )
+    detector = Detector(score, 0.0, statistics if score == "distance" else {})
+    output = dataclasses.replace(predictor.output, unknown=detector)
+    other = vitral.Predictor(predictor.network, predictor.preprocessing, predictor.classes, machine=predictor.machine)
+    other.output = output
+    pixels = torch.stack([other.prepare(data) for data in DRAWN.values()])
+    scores = np.sort(other.rows(pixels)[:, -1])
+    other.output = dataclasses.replace(
+        output, unknown=dataclasses.replace(detector, threshold=float(scores[4:6].mean()))
+    )
+    return other, {name: bool(other(data).unknown) for name, data in DRAWN.items()}
 
 
 def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
@@ -291,6 +312,44 @@ class TestPage:
             route.continue_()
         context.unroute("**/model.json")
         page.wait_for_function("() => document.getElementById('status').textContent.startsWith('ship.png:')")
+        context.close()
+
+    def test_opened_as_a_file_it_says_what_it_needs(self, browser, site):
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        assert page.locator("#about").inner_text().startswith("Opened as a file, this page does not work")
+        assert "python -m http.server" in page.locator("#about").inner_text()
+        page.close()
+
+    @pytest.mark.parametrize("score", ["confidence", "energy", "distance"])
+    def test_unknown_images_are_those_of_python(self, browser, predictor, tmp_path, score):
+        other, wanted = detecting(predictor, score)
+        assert len(set(wanted.values())) == 2, "some are unknown"
+        exported = export_model(other, "web", out=tmp_path / "site", runtime=real(PACKAGE))
+        assert not any("unknown" in one for one in exported.warnings)
+        with hosted(exported.folder) as address:
+            visit = Visit(browser, address)
+            found = {name: asked(visit, name, data) for name, data in DRAWN.items()}
+            assert {name: one["unknown"] for name, one in found.items()} == wanted
+            name = next(name for name in wanted if wanted[name])
+            visit.give((name, DRAWN[name]))
+            nearest = other(DRAWN[name]).top(1)[0]
+            assert visit.text("label") == "none of the ten classes"
+            assert visit.text("confidence") == f"nearest: {nearest[0]}, {percent(nearest[1])}"
+            assert not visit.page.locator("#limits").is_visible()
+            visit.check()
+            visit.context.close()
+
+    def test_a_page_that_knows_no_unknown_images_says_so(self, visit, browser, url):
+        """As that of a ResNet whose threshold is of a distance."""
+        facts = json.loads((visit.page.request.get(f"{url}model.json")).text())
+        context = browser.new_context()
+        note = json.dumps({**facts, "unknown_note": _NAMES_ANY})
+        context.route("**/model.json", lambda route: route.fulfill(body=note))
+        page = context.new_page()
+        page.goto(url)
+        page.locator("#limits").wait_for()
+        assert page.locator("#limits").inner_text().startswith("It names one of these classes for any image")
         context.close()
 
     def test_paste_choose_and_photograph(self, visit, tmp_path):

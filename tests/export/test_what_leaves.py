@@ -33,6 +33,7 @@ from vitral.demo import IMAGES
 from vitral.errors import UsageError, WeightsError
 from vitral.export import export_model
 from vitral.export.web import PACKAGE
+from vitral.inference.unknown import Detector, fit_statistics
 from vitral.model import ViT, ViTConfig
 from vitral.serving import app
 from vitral.testing.formats import randomized
@@ -278,7 +279,10 @@ def test_a_part_is_carried_in_or_refused(kind, target, files, trained, tmp_path)
         return
     said, wanted = " ".join(leave(target, weights, out, trained.folder)), of_run(weights, image)
     if kind == "temperature":
-        assert ("threshold of unknown images" in said) == (target not in OWN)
+        assert ("threshold of unknown images" in said) == (target in OTHERS)
+    if kind == "temperature" and target.removesuffix("+") in GRAPHS:
+        record = json.loads((out / "export.json").read_text("utf-8"))
+        assert record["unknown"] == {"score": "1 - the largest probability", "above": UNKNOWN["threshold"]}
     if target in OTHERS:
         assert ("levels of 16 bits" in said) == (kind == "levels")
     if target in ("hf", "push") or (target == "timm" and kind != "levels"):
@@ -300,7 +304,7 @@ def test_a_page_answers_or_is_refused(kind, files, trained, tmp_path):
     from test_site import ASK, hosted
 
     said = " ".join(leave("web", weights, out, trained.folder))
-    assert ("threshold of unknown images" in said) == (kind == "temperature")
+    assert "threshold of unknown images" not in said
     with chromium() as browser, hosted(out) as address:
         visit = Visit(browser, address)
         visit.page.wait_for_function(f"() => document.getElementById('title').textContent === '{kind}'")
@@ -308,6 +312,22 @@ def test_a_page_answers_or_is_refused(kind, files, trained, tmp_path):
         found = visit.page.evaluate(ASK, [image.name, content, {"top": "4"}])
         visit.check()
     assert_close(values_of(found), of_run(weights, image), 1e-3)
+    assert (found["label"] == "unknown") == found["unknown"] == (kind == "temperature")
+
+
+@pytest.mark.parametrize(("score", "ready", "carried"), [
+    ("confidence", False, True), ("confidence", True, True), ("energy", False, True), ("energy", True, False),
+    ("distance", False, False),
+])  # fmt: skip
+def test_a_threshold_of_unknown_images_leaves_or_a_warning_says_so(score, ready, carried, tmp_path):
+    kind = KINDS["temperature"]
+    statistics = fit_statistics(np.random.default_rng(0).normal(size=(20, 48)), np.arange(20) % len(NAMES))
+    predictor = vitral.Predictor(native.build(kind.weights()), kind.preprocessing, NAMES)
+    detector = Detector(score, 0.25, statistics if score == "distance" else {})
+    predictor.output = dataclasses.replace(predictor.output, unknown=detector)
+    exported = export_model(predictor, "torch", with_preprocessing=ready, out=tmp_path / "out")
+    assert exported.record.get("unknown", {}).get("above") == (0.25 if carried else None)
+    assert any("without the threshold of unknown images" in one for one in exported.warnings) == (not carried)
 
 
 @pytest.mark.parametrize("kind", ["temperature", "bounded", "MLP", "distilled", "crop", "gray", "levels"])

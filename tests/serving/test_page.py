@@ -87,7 +87,35 @@ def test_the_example_is_an_image_without_metadata(visit, predictor, drawings):
     visit.page.get_by_role("button", name="Try the example").click()
     visit.page.wait_for_function("() => document.getElementById('label').textContent === 'ship'")
     assert visit.text("confidence") == percent(predictor(drawings["ship.png"]).confidence)
-    assert visit.page.locator("#image").evaluate("(image) => getComputedStyle(image).filter") == "grayscale(1)"
+
+
+def test_a_photograph_keeps_its_colors_under_a_map_of_half_opacity(visit, drawings):
+    visit.give(("ship.png", drawings["ship.png"]))
+    style = "(image) => [getComputedStyle(image).filter, getComputedStyle(image).opacity]"
+    assert visit.page.locator("#image").evaluate(style) == ["grayscale(0)", "1"]
+    assert visit.page.locator("#overlay").evaluate(style) == ["none", "0.5"]
+    visit.page.get_by_role("slider", name="Explanation").fill("100")
+    assert visit.page.locator("#image").evaluate(style) == ["grayscale(1)", "1"]
+
+
+def test_class_names_come_before_the_size_of_the_network(visit, predictor):
+    first = ", ".join(predictor.classes[:8])
+    assert visit.text("about").startswith(f"10 classes: {first} and 2 more. ")
+    assert "million parameters" in visit.text("about").partition(first)[2]
+
+
+def test_an_unknown_image_is_none_of_the_classes(visit, predictor, drawings):
+    def unknown(route):
+        answer = route.fetch()
+        (prediction,) = answer.json()["predictions"]
+        prediction |= {"label": "unknown", "unknown": True}
+        route.fulfill(response=answer, json={"predictions": [prediction]})
+
+    visit.context.route("**/v1/predict", unknown)
+    visit.give(("ship.png", drawings["ship.png"]))
+    nearest = f"nearest: ship, {percent(predictor(drawings['ship.png']).confidence)}"
+    assert (visit.text("label"), visit.text("confidence")) == ("none of the ten classes", nearest)
+    assert f"none of the ten classes, {nearest}" in visit.page.locator("#gallery button").inner_text()
 
 
 def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):

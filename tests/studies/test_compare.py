@@ -205,6 +205,9 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
     assert html.startswith("<!doctype html>")
     assert html.count("data:image/") >= 1
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", html)
+    headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', html)
+    assert headings[:2] == ["network", "accuracy"]
+    assert headings[9:12] == ["first − second", "points", "claim"]
     found = as_json(capsys, "compare", str(good), str(poor), "--device", "cpu")
     assert found["images"] == 40
     assert found["differences"][0]["claimed"] is True

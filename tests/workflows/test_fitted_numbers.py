@@ -24,6 +24,7 @@ from vitral.inference.engines import int8, openvino
 from vitral.inference.engines.int8_ranges import Calibration, ranges_file, write_ranges
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.classes import Classes
+from vitral.inference.sure import cuts_from_json
 from vitral.inference.tta import views_of
 from vitral.inference.unknown import Detector
 from vitral.model import ViT, ViTConfig
@@ -39,9 +40,11 @@ from vitral.workflows.unknown import evaluate_unknown
 TABLE = Path(__file__).parents[2] / "docs/elsewhere.md"
 NAMES = ("ant", "bee", "cat")
 TEMPERATURE, SCORES = 2.5, [round(i / 20, 2) for i in range(1, 20)]
+CUTS = [[0.2, 19, 12, 0.6, 0.41, 0.81], [0.8, 9, 9, 0.9, 0.7, 1.0]]
 ROWS = {
     "temperature": "temperature",
     "sets of `--coverage`": "scores",
+    "thresholds of `--right`": "cuts",
     "threshold of unknown images": "unknown",
     "thresholds of labels": "thresholds",
     "mean and deviation of numbers": "mean",
@@ -53,6 +56,7 @@ OUTPUTS: dict[str, dict[str, Any]] = {
         "temperature": TEMPERATURE,
         "scores": SCORES,
         "unknown": {"score": "confidence", "threshold": 0.5},
+        "cuts": CUTS,
     },
     "labels": {"task": "labels", "thresholds": [0.2, 0.5, 0.9]},
     "numbers": {"task": "numbers", "mean": [1.0, 2.0, 3.0], "deviation": [2.0, 1.0, 0.5]},
@@ -120,6 +124,8 @@ def in_use(predictor: vitral.Predictor, number: str) -> bool:
     output: Any = predictor.output
     if number == "scores":
         return bool(output.covering(0.5).threshold == SCORES[9])
+    if number == "cuts":
+        return bool(output.sure(0.7).cut.probability == 0.8)
     if number == "ranges":
         return predictor.engine == "int8"
     wanted = OUTPUTS[TASKS.get(number, "class")][number]
@@ -165,6 +171,10 @@ def converts(number: str, promise: str, folder: Path) -> None:
         assert any("--to native keeps them" in note for note in notes)
         with pytest.raises(UsageError, match="needs weights with"):
             back.output.covering(0.5)
+    elif number == "cuts":
+        assert any("the thresholds of --right stay behind: --to native keeps them" in note for note in notes)
+        with pytest.raises(UsageError, match="no thresholds for --right"):
+            back.output.sure(0.5)
     elif number == "unknown":
         assert any("the threshold of unknown images" in note for note in notes)
         assert back.output.unknown is None
@@ -183,11 +193,13 @@ def exports(number: str, promise: str, folder: Path) -> None:
     described = json.loads((exported.folder / "preprocessing.json").read_text())["output"]
     if number == "temperature":
         assert described["probabilities"] == f"softmax over classes of the logits / {TEMPERATURE}"
+    elif number == "unknown":
+        assert promise == "holds"
+        assert described["unknown"]["above"] == OUTPUTS["class"]["unknown"]["threshold"]
     elif promise == "holds":
         assert described[number] == OUTPUTS[TASKS[number]][number]
     else:
         assert number not in described
-        assert any("threshold of unknown images" in one for one in exported.warnings)
 
 
 @pytest.mark.parametrize(("number", "change", "promise"), cells())
@@ -246,6 +258,8 @@ def test_converted_to_another_size_the_file_has_no_numbers_of_the_old_one(tmp_pa
         assert predictor.output.to_json() == {"task": "class", "unfitted": "size" if "size" in where else "levels"}
         with pytest.raises(UsageError, match=f"do not hold {where}"):
             predictor.output.covering(0.9)
+        with pytest.raises(UsageError, match=f"thresholds of --right do not hold {where}"):
+            predictor.output.sure(0.9)
 
 
 def test_averaging_views_in_python_leaves_the_network_as_it_was(tmp_path: Path) -> None:
@@ -259,6 +273,8 @@ def test_averaging_views_in_python_leaves_the_network_as_it_was(tmp_path: Path) 
         vitral.Predictor(
             plain.model, plain.preprocessing, plain.classes, output=plain.output.covering(0.5), tta="mirror"
         )
+    with pytest.raises(UsageError, match="thresholds of --right do not hold averaged over views"):
+        vitral.Predictor(plain.model, plain.preprocessing, plain.classes, output=plain.output.sure(0.5), tta="mirror")
     with pytest.raises(UsageError, match="an export is of the network itself"):
         export_model(loaded(saved(tmp_path, "class"), {"tta": "mirror", "precision": "fp32"})[0], "torch")
 
@@ -268,7 +284,8 @@ def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
     """A copy of a run on light and dark images, with all numbers of one class an image."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "run"))
     weights = native.read(folder / "model.safetensors")
-    output = Classes(weights.classes, TEMPERATURE, tuple(SCORES), unknown=Detector("confidence", -1.0))
+    cuts = cuts_from_json({"cuts": CUTS})
+    output = Classes(weights.classes, TEMPERATURE, tuple(SCORES), unknown=Detector("confidence", -1.0), cuts=cuts)
     native.save(folder / "model.safetensors", dataclasses.replace(weights, output=output.to_json()))
     return folder
 
@@ -283,6 +300,7 @@ def test_quantize_fits_anew_what_it_changes(run: Path) -> None:
     assert output.scores != tuple(SCORES)
     count = len(output.scores)
     assert output.covering(0.5).threshold == output.scores[int(np.ceil((count + 1) / 2)) - 1]
+    assert output.cuts[0].images == count
     assert output.unknown is None
     assert [NUMBERS["unknown"] in note for note in warned if "left out" in note] == [True]
     averaged, _ = loaded(run, {"precision": "int8", "tta": "mirror"})
@@ -298,6 +316,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "sets of views": (["predict", "RUN", "IMAGE", "--tta", "both", "--coverage", "0.5"], 2, "do not hold averaged"),
     "size": (["predict", "RUN", "IMAGE", "--patch-size", "2"], 0, NUMBERS["temperature"]),
     "sets of a size": (["predict", "RUN", "IMAGE", "--patch-size", "2", "--coverage", "0.5"], 2, "at another size"),
+    "sure of views": (["predict", "RUN", "IMAGE", "--tta", "both", "--right", "0.5"], 2, "do not hold averaged"),
     "evaluated": (["evaluate", "RUN", "--patch-size", "2"], 0, NUMBERS["temperature"]),
     "a new threshold of views": (["evaluate", "RUN", "--unknown", "IMAGE", "--tta", "mirror"], 2, "averaged over"),
     "a new threshold of a size": (["evaluate", "RUN", "--unknown", "IMAGE", "--patch-size", "2"], 2, "another size"),

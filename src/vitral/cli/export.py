@@ -33,6 +33,7 @@ def export(
 ) -> int:
     """Export to ONNX, PyTorch, OpenVINO or a web page, and compare the results there with the network's."""
     from vitral.export import TARGETS, export_model
+    from vitral.export.web import publishing
 
     options: dict[str, Any] = {
         "precision": precision, "with_preprocessing": with_preprocessing, "out": out, "overwrite": overwrite,
@@ -54,6 +55,9 @@ def export(
     say(f"Export   {exported.folder}")
     if "encoder.onnx" not in exported.record["files"]:  # two graphs, which only a program runs
         say(f"\nNext:\n  {TARGETS[to].opening.format(folder=exported.folder)}")
+    if to == "web":
+        for line in publishing(exported.folder):
+            say(line)
     return 0
 
 

@@ -23,6 +23,10 @@ def predict(
     coverage: Annotated[
         float | None, Help("also show the classes that contain the true one in this share of images, as 0.95")
     ] = None,
+    right: Annotated[
+        float | None,
+        Help('answer "not sure" to so many images that this share of the other answers is correct, as 0.95'),
+    ] = None,
     unknown: Annotated[
         bool, Help('answer "unknown" for images of no known class, if vitral evaluate --unknown has saved a threshold')
     ] = True,
@@ -55,26 +59,38 @@ def predict(
         if out is None and ranks.together:
             hint = "--out predictions.csv, or leave out --nproc or torchrun"
             raise UsageError("several ranks write one table", why="there is no --out", hint=hint)
-        sources, predictor = ranks.agree(lambda: (find(images), _answering(options.load(run), coverage, unknown)))
+        sources, predictor = ranks.agree(
+            lambda: (find(images), _answering(options.load(run), coverage, right, unknown))
+        )
         if ranks.main:
             print_predictor_notes(predictor)
+            if coverage is not None and (few := predictor.output.few()):
+                say(f"note: {few}")
+            if right is not None:
+                say(f"Answers  {predictor.output.cut.describe(predictor.output.validation)}")
             print_notes(notes(sources))
         if out is None:
             return _print_predictions(predictor, sources, run, top, batch_size, format)
-        typed = {"out": out, "top": top, "coverage": coverage, "unknown": unknown, "all": all, "batch_size": batch_size}
+        typed = {"out": out, "top": top, "coverage": coverage, "right": right, "unknown": unknown, "all": all}
+        typed |= {"batch_size": batch_size}
         return _write_predictions(predictor, sources, [run, *images], typed | vars(options), resume, format)
 
 
-def _answering(predictor: Any, coverage: float | None, unknown: bool) -> Any:
-    """Return the predictor with sets of this coverage, and without `unknown` with a class for every image."""
+def _answering(predictor: Any, coverage: float | None, right: float | None, unknown: bool) -> Any:
+    """Return the predictor with sets of this coverage, and with "not sure" for this share of correct answers; without
+    `unknown` no image is unknown.
+    """
+    from vitral.inference.outputs.classes import Classes
+
     if not unknown and getattr(predictor.output, "unknown", None):
         predictor.output = predictor.output.always_known()
+    for flag, share in (("--coverage", coverage), ("--right", right)):
+        if share is not None and not isinstance(predictor.output, Classes):
+            raise UsageError(f"{flag} is for networks of one class an image", hint="leave it out")
     if coverage is not None:
-        from vitral.inference.outputs.classes import Classes
-
-        if not isinstance(predictor.output, Classes):
-            raise UsageError("--coverage is for networks of one class an image", hint="leave it out")
         predictor.output = predictor.output.covering(coverage)
+    if right is not None:
+        predictor.output = predictor.output.sure(right)
     return predictor
 
 

@@ -187,21 +187,36 @@ _SURE = 30
 
 
 def _print_next_commands(folder: Path, result: Any) -> None:
-    """Suggest what a person does next: try an image that was held out, see why, show it to others."""
+    """Suggest what a person does next: classify a folder, explain an image that was held out, show it to others."""
     from vitral.training.run_folder import RunFolder
 
     say("\nNext:")
     run, data = shlex.quote(str(folder)), result["data"]
-    if image := _held_out_image(folder):
-        first = [f"predict {run} {shlex.quote(image)}", f"explain {run} {shlex.quote(image)}"]
-    elif os.path.exists(data) or "://" in data:  # an archive or shards
-        first = [f"predict {run} IMAGES", f"explain {run} IMAGE"]
+    image = _held_out_image(folder)
+    if image or os.path.exists(data) or "://" in data:
+        named = shlex.quote(image) if image else "IMAGE"  # an archive and shards have no files
+        first = [f"predict {run} YOUR_IMAGES/ --out answers.csv{_sure(folder)}", f"explain {run} {named}"]
     else:  # a data set by its name
         first = ["train YOUR_IMAGES/"]
     packed = RunFolder(folder).read_plan().run.pack  # neither explained nor served
     for line in (*first, f"evaluate {run}", f"serve {run}"):
         if not (packed and line.startswith(("explain", "serve"))):
             say(f"  {program()} {line}")
+
+
+def _sure(folder: Path) -> str:
+    """Return the option `--right 0.95`, if the run can promise that this share of the sure answers is correct."""
+    from vitral.inference.sure import cuts_from_json
+    from vitral.weights import native
+
+    with contextlib.suppress(VitralError):
+        cuts = native.read(folder / "model.safetensors").output.get("cuts")
+        if cuts and cuts_from_json({"cuts": cuts})[-1].promised >= _PROMISED:
+            return f" --right {_PROMISED}"
+    return ""
+
+
+_PROMISED = 0.95
 
 
 def _held_out_image(folder: Path) -> str | None:

@@ -1,13 +1,18 @@
-"""Calibration on validation images: a temperature, and the scores of conformal sets.
+"""Calibration on validation images: a temperature, the scores of conformal sets, and the cuts of sure answers.
 
 fit_temperature(logits, labels) -> float       Guo et al. 2017, "On Calibration of Modern Neural Networks"
 conformal_scores(probabilities, labels)        split conformal prediction, Sadinle et al. 2019, "Least Ambiguous
                                                Set-Valued Classifiers with Bounded Error Levels"
+cuts_of(probabilities, labels, groups)         selective classification, Geifman and El-Yaniv 2017, "Selective
+                                               Classification for Deep Neural Networks"
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from vitral.evaluation.intervals import Groups, count_groups, proportion_interval
+from vitral.inference.sure import Cut
 
 FEWEST = 50
 """Validation images, or groups of them, below which no temperature is fitted: it would be noise."""
@@ -42,3 +47,28 @@ def conformal_scores(probabilities: np.ndarray, labels: np.ndarray) -> tuple[flo
     """Return the scores 1 - p of the labels, ascending, each rounded up: sets become larger by it, never smaller."""
     scores = np.sort(1 - probabilities[np.arange(len(labels)), labels].astype(np.float64))
     return tuple((np.ceil(scores * 1e6) / 1e6).round(6).tolist())
+
+
+def cuts_of(probabilities: np.ndarray, labels: np.ndarray, groups: Groups = None) -> tuple[Cut, ...]:
+    """Return the cuts among which `--right` chooses, in descending order of their images.
+
+    `probabilities` (n, K), `labels` (n,) and `groups` (n,), equal for images that belong together. A cut that promises
+    no more than one with more images is left out. Among many cuts the best one looks better than it is, so each
+    promises what it would if one more of its images, or a group of mean size, were wrong: without that correction the
+    share of correct answers on new images is below the wanted one on average.
+    """
+    confidence, right = probabilities.max(1).astype(np.float64), probabilities.argmax(1) == labels
+    order = np.argsort(-confidence, kind="stable")
+    ranked, counts, hits = confidence[order], np.arange(1, len(order) + 1), np.cumsum(right[order])
+    promised = hits / (counts + len(order) / max(count_groups(groups, len(order)), 1))
+    cuts: list[Cut] = []
+    for last in np.append(np.flatnonzero(np.diff(ranked)), len(order) - 1)[::-1]:
+        if cuts and promised[last] <= cuts[-1].promised:
+            continue
+        inside = order[: last + 1]
+        below = ranked[last + 1] if last + 1 < len(order) else ranked[last]  # halfway: engines differ by rounding
+        low, high = proportion_interval(right[inside], None if groups is None else np.asarray(groups)[inside])
+        cuts.append(
+            Cut(float(ranked[last] + below) / 2, len(inside), int(hits[last]), float(promised[last]), low, high)
+        )
+    return tuple(cuts)

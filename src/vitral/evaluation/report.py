@@ -219,8 +219,6 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         facts.append(("training time", duration(result["seconds"]), ", ".join(filter(None, (epochs, compiling)))))
     if known("images_per_second"):
         facts.append(("training speed", compact(result["images_per_second"]), "images per second"))
-    if result.get("device"):
-        facts.append(("device", str(result["device"]), str(result.get("precision") or "")))
     return facts
 
 
@@ -287,13 +285,10 @@ def _history_table(
     """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [
         ("epoch", "epoch", "{:g}"),
-        ("train_loss", "train loss", "{:.4f}"),
+        *((f"val_{key}", f"validation {title}", form) for key, title, form in measured),
         ("val_loss", "validation loss", "{:.4f}"),
-        *(
-            (f"{split}_{key}", f"{words} {title}", form)
-            for key, title, form in measured
-            for split, words in (("train", "train"), ("val", "validation"))
-        ),
+        *((f"train_{key}", f"train {title}", form) for key, title, form in measured),
+        ("train_loss", "train loss", "{:.4f}"),
         ("lr", "learning rate", "{:.3g}"),
         ("images_per_second", "images/s", "{:,.0f}"),
     ]

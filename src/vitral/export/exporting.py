@@ -28,6 +28,7 @@ from vitral.data.shards.reading import sha256_of
 from vitral.device import plain_modes
 from vitral.digest import read_json, sealed_json
 from vitral.errors import ExportError, RunError, UsageError, unknown
+from vitral.export.explained import method_of
 from vitral.export.onnx_text import METADATA, SHORTEST, facts
 from vitral.export.proof import AT_ONCE, BARS, Proof, prove
 from vitral.export.sample import LEAST, Sample, readable, sample
@@ -41,6 +42,7 @@ from vitral.inference.outputs.classes import Classes
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor
+from vitral.inference.unknown import Detector
 from vitral.kinds import checked
 from vitral.model import EncoderDecoder
 from vitral.model.registry import config_to_json
@@ -123,7 +125,7 @@ def export_model(
     if left_out_bad(predictor):
         options = replace(options, bad_images="skip")
     dataset = _data(predictor, options)
-    job = _job(predictor, precision, with_preprocessing, dataset, skip=options.skip)
+    job = _job(predictor, target, precision, with_preprocessing, dataset, skip=options.skip)
     offered = b"" if example is None else example_image(example)
     job = replace(job, name=name_of(predictor.source) or "network", runtime=runtime, example=offered)
     images_of_proof = sample(dataset, predictor.output, count, skip=options.skip, levels=predictor.preprocessing.levels)
@@ -167,6 +169,7 @@ def _write(
         "proof": proof.to_json(),
         "accepted": bool(proof.failure),
         "warnings": job.warnings,
+        **_unknown(job.unknown),
     }
     write_text(made / EXPORT, sealed_json(record, indent=1))
     return Exported(folder, proof, record)
@@ -284,18 +287,21 @@ def _data(predictor: Predictor, options: DataOptions) -> DataSet | None:
 
 
 def _job(
-    predictor: Predictor, precision: Precision, with_preprocessing: bool, dataset: DataSet | None, *, skip: bool
-) -> Job:
+    predictor: Predictor, target: Target, precision: Precision, with_preprocessing: bool, dataset: DataSet | None, *,
+    skip: bool,
+) -> Job:  # fmt: skip
     output = predictor.output
     check_head(predictor.network, len(predictor.classes))
     job = Job(
         predictor.network, predictor.preprocessing, precision, with_preprocessing, metadata(predictor),
         temperature=output.temperature if isinstance(output, Classes) else 1.0,
     )  # fmt: skip
-    if getattr(output, "unknown", None):
-        job.warnings.append(
-            "the threshold of unknown images is not part of an export: it answers with a class for any image"
-        )
+    detector: Detector | None = getattr(output, "unknown", None)
+    lacking = _lacking(detector, job, target) if detector else ""
+    if lacking:
+        answer = "the export answers with a class for any image"
+        job.warnings.append(f"{answer}, without the threshold of unknown images: {lacking}")
+    job = replace(job, unknown=None if lacking else detector, names_any=bool(lacking))
     if precision != "int8":
         return job
     if dataset is None:
@@ -306,6 +312,17 @@ def _job(
     split = (readable(split) if skip else split).with_levels(job.preprocessing.levels)
     job.calibration.extend(_inputs(job, [split.image(i, job.preprocessing.channels) for i in range(len(split))]))
     return job
+
+
+def _lacking(detector: Detector, job: Job, target: Target) -> str:
+    """Return why the reader of an export cannot compute the score of unknown images; "" if it can."""
+    if job.precision == "int8":
+        return "it was not fitted in int8"
+    if detector.score == "distance" and not (target.distances and method_of(job.network)):
+        return "its distance needs the features, and the outputs are logits"
+    if detector.score == "energy" and job.with_preprocessing:
+        return "its energy needs the logits, and the outputs are probabilities"
+    return ""
 
 
 def _inputs(job: Job, images: list[np.ndarray]) -> Iterator[np.ndarray]:
@@ -340,6 +357,21 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
         "input": {"name": job.input_name, "layout": "batch, channels, height, width", "dtype": "float32"},
         "steps": [*scaled, "resize and crop as below", "pixel / 255", "(pixel - mean) / std, for each channel"],
         "preprocessing": predictor.preprocessing.to_json(),
-        "output": {"name": job.output_name, **predictor.output.meaning(), **texts},
+        "output": {"name": job.output_name, **predictor.output.meaning(), **texts, **_unknown(job.unknown)},
         "classes": list(predictor.classes),
     }
+
+
+def _unknown(detector: Detector | None) -> dict[str, Any]:
+    """Return how a program without vitral recognizes an image of no known class."""
+    if detector is None:
+        return {}
+    return {"unknown": {"score": _FORMULAS[detector.score], "above": detector.threshold}}
+
+
+_FORMULAS = {
+    "confidence": "1 - the largest probability",
+    "energy": "-log(sum(exp(logits)))",
+    "distance": "the output 'distance'",
+}
+"""Score of unknown images → how to compute it from the outputs."""

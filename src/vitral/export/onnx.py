@@ -41,6 +41,7 @@ class ONNXTarget:
     name, title = "onnx", "ONNX"
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "int8")
     preprocesses = True
+    distances = False
     opening = (
         "python -c \"import onnxruntime; print(onnxruntime.InferenceSession('{folder}/model.onnx').get_inputs()[0])\""
     )

@@ -27,6 +27,7 @@ class OpenVINOTarget:
     name, title = "openvino", "OpenVINO IR"
     precisions: tuple[Precision, ...] = ("fp32", "fp16")
     preprocesses = False
+    distances = False
     opening = "python -c \"import openvino; print(openvino.Core().read_model('{folder}/model.xml'))\""
 
     def check_installed(self) -> None:

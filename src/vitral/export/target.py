@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.export.graph import WithPreprocessing
+from vitral.inference.unknown import Detector
 from vitral.kernels import reference_ops
 from vitral.model import Network
 
@@ -45,6 +46,10 @@ class Job:
     """Inputs of the graph to calibrate int8 with, from training images."""
     temperature: float = 1.0
     """Divisor of the logits before the softmax."""
+    unknown: Detector | None = None
+    """Score and threshold of unknown images that a reader of the outputs can compute; None if there are none."""
+    names_any: bool = False
+    """True if unknown images get a class, because a reader cannot compute the network's score for them."""
     warnings: list[str] = field(default_factory=list)
     """Every warning of a tracer or converter, in order."""
 
@@ -77,6 +82,8 @@ class Target(Protocol):
     precisions: tuple[Precision, ...]
     preprocesses: bool
     """True if preprocessing can be part of the graph."""
+    distances: bool
+    """True if the distance of the features from the classes is an output of the graph, for networks with a map."""
     opening: str
     """Command that opens the export in `{folder}`, for people."""
 

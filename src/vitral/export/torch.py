@@ -25,6 +25,7 @@ class TorchTarget:
     name, title = "torch", "torch.export"
     precisions: tuple[Precision, ...] = ("fp32",)
     preprocesses = True
+    distances = False
     opening = "python -c \"import torch; print(torch.export.load('{folder}/model.pt2').graph_signature)\""
 
     def check_installed(self) -> None:

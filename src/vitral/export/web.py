@@ -13,6 +13,8 @@ At the start it computes a test image: a driver that computes something else tha
 from __future__ import annotations
 
 import json
+import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ RUNTIME = (
 """Files of the package: the first two for WebAssembly, the others for WebGPU. A visitor loads two of them."""
 
 _SERVE = "--to onnx, and vitral serve for a page"
+_NAMES_ANY = "It names one of these classes for any image, also for one that shows none of them."
 
 CSP = web.policy({"script-src": "'self' 'wasm-unsafe-eval'", "worker-src": "'self'"})
 """Policy of the page: its own files, and WebAssembly."""
@@ -57,6 +60,7 @@ class WebTarget:
     name, title = "web", "web page"
     precisions: tuple[Precision, ...] = ("fp32",)
     preprocesses = False
+    distances = True
     opening = "python -m http.server --directory '{folder}'"
 
     def check_installed(self) -> None:
@@ -95,6 +99,30 @@ class WebTarget:
         return Runtime(name, logits)
 
 
+def publishing(folder: Path) -> list[str]:
+    """Return lines for people: how to open the page here and on a phone, and how to publish it."""
+    address = _own_address()
+    phone = f", or http://{address}:8000 on a phone in the same network" if address else ""
+    target = shlex.quote(str(folder))
+    return [
+        f"Then open http://localhost:8000{phone}.",
+        "On a phone the camera needs https. Each of these hosts gives the page an https address:",
+        f"  npx surge {target}",
+        f"  npx netlify-cli deploy --prod --no-build --dir {target}",
+        f"  npx vercel deploy --prod {target}",
+    ]
+
+
+def _own_address() -> str | None:
+    """Return the address of this machine in its network; None without one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation: a datagram socket only looks up the route
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
 def write_graph(job: Job, folder: Path) -> dict[str, str]:
     """Write `model.onnx`: with the map of a class where the network has attention, else the logits alone."""
     if sum(one.numel() * one.element_size() for one in job.network.state_dict().values()) > LARGEST:
@@ -103,6 +131,7 @@ def write_graph(job: Job, folder: Path) -> dict[str, str]:
     onnx, runtime = packages()
     if method_of(job.network):
         program, outputs = traced_with_map(job), [job.output_name, "map"]
+        outputs += ["distance"] if job.unknown and job.unknown.statistics else []
         graph = converted(job, program, [job.input_name, "target"], outputs, axes=())
     else:
         program = traced(job, exportable(job.network))
@@ -112,7 +141,9 @@ def write_graph(job: Job, folder: Path) -> dict[str, str]:
 
 
 def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
-    """A function that runs the graph: one standardized image (1, C, H, W) and a class to logits (1, K), and the map."""
+    """A function that runs the graph: one standardized image (1, C, H, W) and a class to logits (1, K), the map, and
+    the distance (1,) if it detects unknown images.
+    """
     target = len(session.get_inputs()) > 1
 
     def run(image: np.ndarray, of: int) -> list[np.ndarray]:
@@ -134,6 +165,8 @@ def _described(job: Job) -> dict[str, Any]:
         "methods": [_method(method)] if method else [],
         "explanation": _explanation(job, method) if method else None,
         "temperature": job.temperature,
+        **({"unknown": job.unknown.to_json()} if job.unknown else {}),
+        **({"unknown_note": _NAMES_ANY} if job.names_any else {}),
         "check": _check(job),
     }
 

@@ -28,7 +28,7 @@ def head_inputs(model: nn.Module, images: Tensor, preprocessing: Preprocessing, 
     """`head_features` on the device of the network; images may also be floats from 0 to 255, which are changed."""
     if isinstance(model, EncoderDecoder):
         raise _reads_text()
-    with evaluating(model), machine.autocast(), _head_inputs(model) as inputs:
+    with evaluating(model), machine.autocast(), head_inputs_of(model) as inputs:
         pixels = preprocessing.standardize(images).to(next(model.parameters()).dtype)
         if isinstance(model, ViT) and model.config.dist_token and not model.config.classes:
             return model.pool(model.encode(pixels, num_queries=pooled_queries(model)))[:, 0].float()
@@ -40,7 +40,7 @@ def head_inputs(model: nn.Module, images: Tensor, preprocessing: Preprocessing, 
 
 
 @contextmanager
-def _head_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+def head_inputs_of(model: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that records the input of the head. It stays empty without a head: the output is the features."""
     recorded: list[Tensor] = []
     head = getattr(model, "head", None)

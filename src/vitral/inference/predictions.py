@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 """Label of an image of no known class."""
+NOT_SURE = "not sure"
+"""Answer to an image whose most probable class has too low a probability."""
 
 
 class ByValue:
@@ -53,6 +55,15 @@ class Prediction(ByValue):
     """Largest 1 - p of the classes in `labels`; None without a coverage."""
     unknown: bool | None = None
     """True for an image of no known class; None for weights without a threshold for such images."""
+    sure: bool | None = None
+    """True if the predicted class has the probability that the wanted share of correct answers needs; None if no share
+    is wanted.
+    """
+
+    @property
+    def answer(self) -> str:
+        """The label, or "not sure" for an image that is not."""
+        return NOT_SURE if self.sure is False and not self.unknown else self.label
 
     @property
     def label(self) -> str:
@@ -80,30 +91,34 @@ class Prediction(ByValue):
 
     def columns(self, top: int = 1, all: bool = False) -> Columns:
         """The columns of a table with this prediction."""
-        return Columns(self.classes, top, all, self.threshold, self.unknown is not None)
+        return Columns(self.classes, top, all, self.threshold, self.unknown is not None, self.sure is not None)
 
     def cells(self, count: int = 3) -> list[str]:
-        """ "unknown" if it is, the `count` most probable classes as text, then those that cover the true one."""
+        """ "unknown" or "not sure" if it is, the `count` most probable classes as text, then those that cover the true
+        one.
+        """
         covering = [f"{{{', '.join(self.labels)}}}"] if self.labels else []
-        unknown = [UNKNOWN] if self.unknown else []
-        return [*unknown, *(f"{name} {p:.1%}" for name, p in self.top(count)), *covering]
+        without = [self.answer] if self.unknown or self.sure is False else []
+        return [*without, *(f"{name} {p:.1%}" for name, p in self.top(count)), *covering]
 
     def to_json(self, count: int = 5) -> dict[str, Any]:
         """Return plain data, with the `count` most probable classes."""
         top = [{"class": name, "probability": p} for name, p in self.top(count)]
         sets = {} if self.threshold is None else {"labels": list(self.labels)}
         unknown = {} if self.unknown is None else {"unknown": self.unknown}
-        known = {"image": self.name, "label": self.label, "confidence": self.confidence, "top": top}
+        answer = {} if self.sure is None else {"answer": self.answer}
+        known = {"image": self.name, **answer, "label": self.label, "confidence": self.confidence, "top": top}
         return {**known, **sets, **unknown}
 
     def __repr__(self) -> str:
-        return f"Prediction({self.label!r}, {self.confidence:.1%}, {self.name!r})"
+        return f"Prediction({self.answer!r}, {self.confidence:.1%}, {self.name!r})"
 
     def _repr_html_(self) -> str:
         """The five most probable classes with a bar for each."""
         bar = '<div style="width:{width:.0f}px;height:0.8em;background:#4c78a8"></div>'
         rows = [(name, f"{p:.1%}", bar.format(width=160 * p)) for name, p in self.top()]
-        return html_table(f"{shown(self.name)} ({UNKNOWN})" if self.unknown else shown(self.name), rows)
+        without = self.unknown or self.sure is False
+        return html_table(f"{shown(self.name)} ({self.answer})" if without else shown(self.name), rows)
 
 
 class Predictions(list[Prediction]):
@@ -136,14 +151,14 @@ class Predictions(list[Prediction]):
 
 class Columns:
     """The columns of a table of predictions: class and probability, the top classes, all classes, the covering ones,
-    and with `unknown` 1 for an image of no known class, else 0.
+    and with `unknown` 1 for an image of no known class, else 0. With `sure` the first one is the answer.
     """
 
     def __init__(
         self, classes: Sequence[str], top: int = 1, all: bool = False, threshold: float | None = None,
-        unknown: bool = False,
+        unknown: bool = False, sure: bool = False,
     ):  # fmt: skip
-        self.classes, self.all, self.threshold, self.unknown = classes, all, threshold, unknown
+        self.classes, self.all, self.threshold, self.unknown, self.sure = classes, all, threshold, unknown, sure
         self.top = min(top, len(classes)) if top > 1 else 0
         ranked = [name for rank in range(1, self.top + 1) for name in (f"label_{rank}", f"probability_{rank}")]
         self.names = ["class", "probability", *ranked, *(_columns_of(classes) if all else ())]
@@ -151,16 +166,20 @@ class Columns:
             self.names.append("labels")
         if unknown:
             self.names.append(UNKNOWN)
-        self.texts = {"class", "labels", *ranked[::2]}
+        if sure:
+            self.names.insert(0, "answer")
+        self.texts = {"answer", "class", "labels", *ranked[::2]}
 
     def cells(self, prediction: Any) -> list[str | float | None]:
         """Return the cells of the prediction of one image."""
         cells = self.values(prediction.probabilities)
-        return [prediction.label, *cells[1:], int(prediction.unknown)] if self.unknown else cells
+        if self.unknown:
+            cells = [prediction.label, *cells[1:], int(prediction.unknown)]
+        return [prediction.answer, *cells] if self.sure else cells
 
     def values(self, probabilities: np.ndarray) -> list[str | float | None]:
-        """Return the cells of one image's probabilities. A float has the fewest digits that identify its float32; None
-        replaces a value that is not finite.
+        """Return the cells of one image's probabilities, without the answer. A float has the fewest digits that
+        identify its float32; None replaces a value that is not finite.
         """
         order = np.argsort(-probabilities, kind="stable")[: max(self.top, 1)]
         ranked = [cell for i in order for cell in (self.classes[i], _exact(probabilities[i]))]

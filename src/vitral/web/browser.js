@@ -34,13 +34,22 @@ export async function predict(image, name, { top, explain, target }, tell = () =
   const found = await ask({ image, target: index, explain: Boolean(explain), model }, tell);
   const order = [...found.probabilities.keys()].sort((a, b) => found.probabilities[b] - found.probabilities[a]);
   const first = order.slice(0, Number(top)).map((k) => ({ class: classes[k], probability: found.probabilities[k] }));
-  const prediction = { image: name, label: first[0].class, confidence: first[0].probability, top: first };
+  const unknown = isUnknown(found);
+  const label = unknown ? "unknown" : first[0].class;
+  const prediction = { image: name, label, confidence: first[0].probability, top: first, unknown };
   if (!explain) return prediction;
   const [shown, overlay] = await Promise.all([found.image, found.overlay].map(asURL));
-  const label = index < 0 ? first[0].class : target;
   const { method, note } = model.explanation;
-  prediction.explanation = { method, label, note, values: [...found.map], grid: model.explanation.grid, image: shown, overlay };
+  const explained = index < 0 ? first[0].class : target;
+  prediction.explanation = { method, label: explained, note, values: [...found.map], grid: model.explanation.grid, image: shown, overlay };
   return prediction;
+}
+
+/** True for an image of no known class, by the threshold of the run. */
+function isUnknown({ probabilities, energy, distance }) {
+  if (!model.unknown) return false;
+  const scores = { confidence: 1 - Math.max(...probabilities), energy, distance };
+  return scores[model.unknown.score] > model.unknown.threshold;
 }
 
 function ask(question, tell) {

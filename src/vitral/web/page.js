@@ -11,7 +11,9 @@ const at = (id) => document.getElementById(id);
 const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers show
 const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
+const FIRST_NAMES = 8; // classes in the line below the title
 const UNSURE = 0.5; // a class below this probability is marked
+const COUNTS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
 const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
@@ -73,17 +75,25 @@ function describe() {
   const one = model();
   at("title").textContent = one.name;
   document.title = `${one.name} · vitral`;
+  const names = one.classes.filter((name) => !name.startsWith("<")); // a text's start, end and padding have no name
   const millions = (one.parameters / 1e6).toFixed(one.parameters < 1e7 ? 2 : 0);
   at("about").textContent =
-    `${one.classes.length} ${one.noun}, ${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}`;
+    `${one.classes.length} ${one.noun}: ${listed(names, FIRST_NAMES)}. ` +
+    `${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}.`;
+  at("limits").textContent = one.unknown_note ?? "";
+  at("limits").hidden = !one.unknown_note;
   at("method-choice").hidden = !one.methods.length;
   at("method").replaceChildren(...methodOptions(one.methods), new Option("none", ""));
   describeMethod();
-  const names = one.classes.filter((name) => !name.startsWith("<")); // a text's start, end and padding have no name
-  const more = names.length - MOST_NAMES;
   at("names-title").textContent = `${names.length} ${one.noun}`;
-  at("names-list").textContent = names.slice(0, MOST_NAMES).join(", ") + (more > 0 ? ` and ${more} more` : "");
+  at("names-list").textContent = listed(names, MOST_NAMES);
   at("names").hidden = !names.length;
+}
+
+/** Names in a line, of which at most so many are listed. */
+function listed(names, most) {
+  const more = names.length - most;
+  return names.slice(0, most).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
 /** The recommended method by that word, all others by their names below it. */
@@ -172,7 +182,11 @@ function refuse(name, error) {
 }
 
 /** The main line of a prediction, and what stands small beside it: of a class, of labels, of numbers or of a text. */
-function headline({ label, labels, numbers, text, confidence }) {
+function headline({ prediction: { label, labels, numbers, text, confidence, unknown, top }, model: answering }) {
+  if (unknown) {
+    const many = known.find((one) => one.name === answering)?.classes.length ?? 0;
+    return [`none of the ${COUNTS[many] ?? many} classes`, `nearest: ${top[0].class}, ${percent(top[0].probability)}`];
+  }
   if (text !== undefined) return [text || "no text", percent(confidence)];
   if (numbers) return [Object.entries(numbers).map(([name, value]) => `${name} ${amount(value)}`).join(", "), ""];
   if (labels) return [labels.map((one) => one.label).join(", ") || "no label", ""];
@@ -203,7 +217,7 @@ function show(entry) {
   const { prediction } = entry;
   at("problem").hidden = true;
   at("answer").hidden = false;
-  const [main, small] = headline(prediction);
+  const [main, small] = headline(entry);
   at("label").textContent = main;
   at("confidence").textContent = small;
   const spoken = `: ${[main, small].filter(Boolean).join(", ")}`;
@@ -297,7 +311,7 @@ function drawn({ values, grid }, [height, width], style) {
 function fade() {
   const value = at("opacity").value;
   at("overlay").style.opacity = value / 100;
-  at("image").style.filter = `grayscale(${value}%)`; // red evidence does not show on a red flower
+  at("image").style.filter = `grayscale(${Math.max(0, 2 * value - 100)}%)`; // a strong map hides the colors anyway
   at("opacity").setAttribute("aria-valuetext", `${value} percent`);
   at("opacity-value").textContent = `${value}\u202f%`;
 }
@@ -355,7 +369,7 @@ function showHistory() {
     ...history.map((entry) => {
       const image = element("img", { src: entry.url, alt: "" });
       image.onload = () => image.classList.toggle("pixelated", image.naturalWidth < SMALL);
-      const label = headline(entry.prediction).filter(Boolean).join(" ");
+      const label = headline(entry).filter(Boolean).join(", ");
       const button = element(
         "button", { type: "button", title: entry.name }, image,
         element("span", { textContent: label }), element("span", { className: "file", textContent: entry.name }),

@@ -25,15 +25,15 @@ async function answer({ image, target, explain, model }, tell) {
   if (!image) return {}; // only to be ready
   const pixels = await decode(image, model.preprocessing);
   tell(null);
-  const { probabilities, map } = await run(session, model, pixels, explain ? target : -1);
-  if (!explain) return { probabilities };
+  const { map, ...found } = await run(session, model, pixels, explain ? target : -1);
+  if (!explain) return found;
   const { preprocessing, explanation } = model;
   const shown = enlarged(pixels, preprocessing.image_size, preprocessing.channels, explanation.style);
   const drawn = overlay(shown, map, explanation.grid, explanation.style);
-  return { probabilities, map, image: await png(shown), overlay: await png(drawn) };
+  return { ...found, map, image: await png(shown), overlay: await png(drawn) };
 }
 
-/** Probabilities (K,) and the heat map of one prepared image; `target` −1 is the predicted class. */
+/** Probabilities (K,), energy of the logits, distance of the features and heat map of one prepared image; `target` −1 is the predicted class. */
 async function run(session, { preprocessing, explanation, temperature }, pixels, target) {
   const ort = session.ort;
   const { mean, std, channels, image_size: size } = preprocessing;
@@ -47,14 +47,22 @@ async function run(session, { preprocessing, explanation, temperature }, pixels,
   const given = { images: new ort.Tensor("float32", input, [1, channels, ...size]) };
   if (explanation) given.target = new ort.Tensor("float32", Float32Array.of(target), [1]);
   const found = await session.run(given);
-  return { probabilities: softmax(found.logits.data, temperature), map: found.map?.data };
+  const logits = found.logits.data;
+  const { powers, sum } = exponentials(logits, temperature);
+  return { probabilities: powers.map((one) => one / sum), energy: energyOf(logits), distance: found.distance?.data[0], map: found.map?.data };
 }
 
-function softmax(logits, temperature) {
+/** exp(logits / temperature), their sum, and the largest logit `most`, which they are divided by. */
+function exponentials(logits, temperature) {
   const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
   const powers = Float64Array.from(logits, (one) => Math.exp((one - most) / temperature));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  return powers.map((one) => one / sum);
+  return { powers, most, sum: powers.reduce((a, b) => a + b, 0) };
+}
+
+/** -log Σ exp(logits), as src/vitral/inference/unknown.py. */
+function energyOf(logits) {
+  const { most, sum } = exponentials(logits, 1);
+  return -most - Math.log(sum);
 }
 
 // ---- the runtime

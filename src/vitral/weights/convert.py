@@ -20,6 +20,7 @@ from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConf
 from vitral.model.edited import edited
 from vitral.model.position import POSITIONS
 from vitral.weights import native
+from vitral.weights.fitted import NUMBERS
 from vitral.weights.formats import FORMATS, huggingface_code, huggingface_writing
 from vitral.weights.load import read
 from vitral.weights.native import Weights
@@ -99,8 +100,8 @@ def _output_lost(weights: Weights, to: str) -> list[str]:
         divided = "factor on the bounded logits" if getattr(weights.config, "logits_tanh", False) else "head"
         how = f"the {divided} is divided by the temperature {temperature:.4g}"
         notes.append(f"{how}, so that probabilities are the same")
-    if output.get("scores"):
-        notes.append("the sets of classes with a coverage stay behind: --to native keeps them")
+    if behind := [NUMBERS[name] for name in ("scores", "cuts") if output.get(name)]:
+        notes.append(f"{' and '.join(behind)} stay behind: --to native keeps them")
     if output.get("unknown"):
         notes.append(Alarm(f"WARNING for {to}: its files cannot state the threshold of unknown images"))
     return notes

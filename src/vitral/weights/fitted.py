@@ -48,12 +48,16 @@ CHANGES: Mapping[str, Change] = {
 NUMBERS: Mapping[str, str] = {
     "temperature": "the temperature",
     "scores": "the sets of --coverage",
+    "cuts": "the thresholds of --right",
     "unknown": "the threshold of unknown images",
     "thresholds": "the thresholds of the labels",
     "mean": "the mean and deviation of the numbers",
     "ranges": "the ranges of int8",
 }
 """Number → words for it. All are fields of an output, but ranges, which are in a file beside the weights."""
+
+_ON_REQUEST = {"scores", "cuts"}
+"""Numbers that are used only if a user asks for them, who then gets `not_fitted`."""
 
 _HOLDS: Mapping[str, tuple[str, ...]] = {
     "temperature": ("views", "int8"),  # it divides the logits of each view; int8 approximates the same logits
@@ -70,8 +74,8 @@ def holds(number: str, changes: Iterable[str]) -> bool:
 def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of an output that still hold after a change, and a note on those that do not.
 
-    Thresholds become those of a task that has fitted none (`Targets.threshold`). Without scores `unfitted` has the
-    change, which `no_sets` explains. Fields with `integers` were fitted in int8.
+    Thresholds become those of a task that has fitted none (`Targets.threshold`). Without scores or cuts `unfitted` has
+    the change, which `not_fitted` explains. Fields with `integers` were fitted in int8.
     """
     if change == "int8" and fields.get("integers"):
         return dict(fields), []
@@ -84,9 +88,9 @@ def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     if "thresholds" in lost:
         still["thresholds"] = [threshold] * len(fields["thresholds"])
         lost = lost if list(fields["thresholds"]) != still["thresholds"] else []
-    if "scores" in lost:
+    if _ON_REQUEST & {*lost}:
         still["unfitted"] = change
-    if lost in ([], ["scores"]):  # who asks for sets gets an error
+    if {*lost} <= _ON_REQUEST:
         return still, []
     named = ", ".join(NUMBERS[name] for name in lost)
     note = f"not fitted to the answers {CHANGES[change].where}, and left out: {named}"
@@ -101,11 +105,11 @@ def still_fitted(weights: Weights, account: LoadReport, change: str) -> dict[str
     return output
 
 
-def no_sets(change: str) -> UsageError:
-    """The error for sets of classes after a change."""
+def not_fitted(number: str, change: str) -> UsageError:
+    """The error for a number that is asked for after a change."""
     where, undo = CHANGES[change]
     why = "they were fitted to the probabilities of the validation images as the run computed them"
-    return UsageError(f"the sets of --coverage do not hold {where}", why=why, hint=undo)
+    return UsageError(f"{NUMBERS[number]} do not hold {where}", why=why, hint=undo)
 
 
 def check_ranges(changes: Iterable[str], source: object) -> None:

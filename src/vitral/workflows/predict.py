@@ -36,5 +36,10 @@ class PredictionFile(ImageTable[Prediction]):
         return result.name, self.columns.cells(result)
 
     def origin(self) -> dict[str, Any]:
-        search = search_of(self.predictor.network)
-        return super().origin() | ({} if search == Search() else vars(search))  # greedy has no options
+        search, output = search_of(self.predictor.network), self.predictor.output
+        origin = super().origin() | ({} if search == Search() else vars(search))  # greedy has no options
+        if (threshold := getattr(output, "threshold", None)) is not None:
+            origin["threshold of --coverage"] = threshold
+        if cut := getattr(output, "cut", None):
+            origin["threshold of --right"] = cut.probability
+        return origin

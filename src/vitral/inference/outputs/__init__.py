@@ -45,7 +45,7 @@ def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mappin
 def holding(output: Output, changes: Sequence[str]) -> tuple[Output, list[str]]:
     """Return the output without the numbers that do not hold after these changes (`vitral.weights.fitted`), and notes.
 
-    Raises `UsageError` if one of them has been put to use: sets of classes with a coverage.
+    Raises `UsageError` if one of them has been put to use: sets of classes with a coverage, or a cut of sure answers.
     """
     if not changes:
         return output, []
@@ -53,8 +53,9 @@ def holding(output: Output, changes: Sequence[str]) -> tuple[Output, list[str]]:
     notes: list[str] = []
     for change in changes:
         still, said = fitted.kept(fields, change)
-        if getattr(output, "threshold", None) is not None and "scores" in fields.keys() - still.keys():
-            raise fitted.no_sets(change)
+        for number, in_use in (("scores", "threshold"), ("cuts", "cut")):
+            if getattr(output, in_use, None) is not None and number in fields.keys() - still.keys():
+                raise fitted.not_fitted(number, change)
         fields, notes = still, notes + said
     if fields == output.to_json():
         return output, notes

@@ -1,8 +1,11 @@
-"""One class an image: probabilities by softmax with a temperature, and sets of classes that cover the true one."""
+"""One class an image: probabilities by softmax with a temperature, sets of classes that cover the true one, and answers
+that are sure.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +16,13 @@ from torch import Tensor
 from vitral.errors import UsageError
 from vitral.inference.outputs.output import Output
 from vitral.inference.predictions import Columns, Prediction
+from vitral.inference.sure import Cut, cut_for, cuts_from_json, cuts_to_json
 from vitral.inference.unknown import Detector
-from vitral.weights.fitted import CHANGES, no_sets
+from vitral.weights.fitted import CHANGES, not_fitted
 from vitral.wording import in_groups
+
+_ENOUGH = 100
+"""Validation images, or groups of them, from which the share of sets with the true class is reliable."""
 
 
 def require_head(names: Sequence[str]) -> None:
@@ -50,6 +57,10 @@ class Classes(Output):
     """The change of the network after which there are no scores (`vitral.weights.fitted`)."""
     integers: bool = False
     """True for numbers that were fitted in int8."""
+    cuts: tuple[Cut, ...] = ()
+    """Cuts of sure answers among which `sure` chooses; empty without validation images."""
+    cut: Cut | None = None
+    """Images below this cut are not sure; with None every image gets a class."""
     task = "class"
     one_class = True
     noun, explained = "classes", "class was predicted"
@@ -61,7 +72,8 @@ class Classes(Output):
     def prediction(self, name: str, values: np.ndarray) -> Prediction:
         values, score = np.split(values, [len(self.names)])  # `Predictor.rows` appends the score of the detector
         unknown = bool(score[0] > self.unknown.threshold) if self.unknown else None
-        return Prediction(name, self.names, values, self.threshold, unknown)
+        sure = bool(values.max() >= self.cut.probability) if self.cut else None
+        return Prediction(name, self.names, values, self.threshold, unknown, sure)
 
     def answers(self, comparable: np.ndarray) -> np.ndarray:
         return comparable.argmax(1)
@@ -74,7 +86,7 @@ class Classes(Output):
         return {"probabilities": f"softmax over classes{divided}"}
 
     def columns(self, top: int = 1, all: bool = False) -> Columns:
-        return Columns(self.names, top, all, self.threshold, self.unknown is not None)
+        return Columns(self.names, top, all, self.threshold, self.unknown is not None, self.cut is not None)
 
     def covering(self, coverage: float) -> Classes:
         """Return this output with sets that contain the true class of a share `coverage` of all images.
@@ -90,7 +102,7 @@ class Classes(Output):
         if not 0 < coverage < 1:
             raise UsageError(f"--coverage must be between 0 and 1, not {coverage:g}", hint="--coverage 0.95")
         if self.unfitted:
-            raise no_sets(self.unfitted)
+            raise not_fitted("scores", self.unfitted)
         count, of = len(self.scores), "images"
         groups = count
         if self.groups is not None:
@@ -103,6 +115,39 @@ class Classes(Output):
             raise UsageError(f"{coverage:.4g} needs weights with {fewest:,} validation {of}", why=why, hint=hint)
         return replace(self, threshold=self.scores[rank - 1])
 
+    def few(self) -> str:
+        """Return a note on sets that fewer than 100 validation images, or groups, chose; "" for sets from more.
+
+        Over validation sets the share of new images with the true class in their set has a beta distribution (Vovk
+        2012, "Conditional Validity of Inductive Conformal Predictors"); of images in groups approximately.
+        """
+        independent = len(self.scores) if self.groups is None else self.groups
+        if self.threshold is None or independent >= _ENOUGH:
+            return ""
+        from scipy.stats import beta  # takes a moment to import
+
+        inside = bisect_right(self.scores, self.threshold) / len(self.scores) * independent
+        low, high = beta.ppf((0.025, 0.975), inside, independent + 1 - inside)
+        share = f"the true class may be in the sets of {low:.0%} to {high:.0%} of new images"
+        return f"only {self.validation} choose the sets: {share}"
+
+    def sure(self, right: float) -> Classes:
+        """Return this output with answers of which a share `right` is correct; to other images they are "not sure".
+
+        An image is sure if its predicted class has at least the probability of the cut with the most validation images
+        of those that promise this share (`vitral.inference.sure`). Raises `UsageError` if none promises it, and after a
+        change of the network.
+        """
+        if self.unfitted:
+            raise not_fitted("cuts", self.unfitted)
+        return replace(self, cut=cut_for(right, self.cuts, self.validation))
+
+    @property
+    def validation(self) -> str:
+        """The validation images that the numbers were fitted to, in words: "300 validation images in 40 groups"."""
+        images = len(self.scores)
+        return in_groups(images, images if self.groups is None else self.groups, "validation image")
+
     def always_known(self) -> Classes:
         """Return this output without a threshold for unknown images."""
         return replace(self, unknown=None)
@@ -114,6 +159,7 @@ class Classes(Output):
         calibrated |= {"unfitted": self.unfitted} if self.unfitted else {}
         calibrated |= {"integers": True} if self.integers else {}
         calibrated |= {"unknown": self.unknown.to_json()} if self.unknown else {}
+        calibrated |= {"cuts": cuts_to_json(self.cuts)} if self.cuts else {}
         return {"task": "class", **calibrated} if calibrated else {}
 
     @classmethod
@@ -128,5 +174,7 @@ class Classes(Output):
         groups = int(saved["groups"]) if "groups" in saved else None
         if groups is not None and groups < 1:
             raise ValueError(f"{groups} groups of validation images")
-        integers = bool(saved.get("integers"))
-        return cls(tuple(names), temperature, scores, groups, unknown=unknown, unfitted=unfitted, integers=integers)
+        return cls(
+            tuple(names), temperature, scores, groups, unknown=unknown, unfitted=unfitted,
+            integers=bool(saved.get("integers")), cuts=cuts_from_json(saved),
+        )  # fmt: skip

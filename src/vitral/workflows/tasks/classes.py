@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitral.data import Split
 from vitral.data.targets import ONE_CLASS
-from vitral.evaluation.calibration import conformal_scores, fit_temperature
+from vitral.evaluation.calibration import conformal_scores, cuts_of, fit_temperature
 from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
 from vitral.inference.outputs import Output
@@ -67,13 +67,15 @@ class ClassTask(Task):
         return {"val_loss": float(F.cross_entropy(logits, wanted)), "val_accuracy": float(accuracy)}
 
     def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
-        """Calibrate: fit the temperature, and keep the scores for conformal sets."""
+        """Calibrate: fit the temperature, and keep the scores for conformal sets and the cuts of sure answers."""
         assert isinstance(output, Classes)
         labels = np.asarray(labels)
         number = count_groups(groups, len(labels))
         calibrated = Classes(output.names, fit_temperature(logits.numpy(), labels, number))
-        scores = conformal_scores(calibrated.values(logits).numpy(), labels)
-        return dataclasses.replace(calibrated, scores=scores, groups=number if number < len(scores) else None)
+        probabilities = calibrated.values(logits).numpy()
+        scores, cuts = conformal_scores(probabilities, labels), cuts_of(probabilities, labels, groups)
+        groups_of_them = number if number < len(scores) else None
+        return dataclasses.replace(calibrated, scores=scores, groups=groups_of_them, cuts=cuts)
 
     def measure(self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None) -> Evaluation:
         found = measure(values, labels, output.names, groups)

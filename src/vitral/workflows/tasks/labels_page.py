@@ -37,12 +37,11 @@ def sections(measured: LabelsEvaluation, values: np.ndarray, images: Split, outp
 def _scores(measured: LabelsEvaluation) -> Section:
     ranked = sorted(measured.per_label, key=lambda one: (one.images == 0, one.f1, one.name))
     rows = [
-        [one.name, f"{one.images:,}", f"{one.predicted:,}", f"{one.threshold:.3f}",
-         "—" if one.average_precision is None else percent(one.average_precision),
-         *(percent(rate) for rate in (one.precision, one.recall, one.f1))]
+        [one.name, percent(one.f1), "—" if one.average_precision is None else percent(one.average_precision),
+         percent(one.precision), percent(one.recall), f"{one.images:,}", f"{one.predicted:,}", f"{one.threshold:.3f}"]
         for one in ranked
     ]  # fmt: skip
-    headings = ("label", "images", "predicted", "threshold", "AP", "precision", "recall", "F1")
+    headings = ("label", "F1", "AP", "precision", "recall", "images", "predicted", "threshold")
     note = (
         "AP: average precision of the ranking of images by probability. Precision, recall and F1 are at the threshold, "
         f"which has the best F1 on the validation images. {count(measured.unlabeled, 'image')} without any label."
