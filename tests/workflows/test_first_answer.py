@@ -19,19 +19,19 @@ from vitral.workflows.planning.plan import plan_run
 
 OPTIONS: dict[str, Any] = {
     "image_size": 32, "epochs": 2, "batch_size": 8, "threads": 1, "device": "cpu", "precision": "fp32",
-    "augment": "none", "crop": "none", "flip": False,
+    "augment": "none", "crop": "none", "flip": False, "keep": "best",
 }  # fmt: skip
 
 
 @pytest.fixture
 def colors(tmp_path: Path) -> Path:
     """Noise on red and on blue: a probe of any weights knows them apart."""
-    for split, count in (("train", 12), ("val", 6)):
+    for split, count in (("train", 12), ("val", 50)):
         for label, channel in (("red", 0), ("blue", 2)):
             folder = tmp_path / "colors" / split / label
             folder.mkdir(parents=True)
             for number in range(count):
-                pixels = np.random.default_rng([number, channel, count]).integers(0, 120, (40, 40, 3), dtype=np.uint8)
+                pixels = np.random.default_rng([number, channel, count]).integers(0, 120, (32, 32, 3), dtype=np.uint8)
                 pixels[:, :, channel] += 120
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return tmp_path / "colors"
@@ -56,11 +56,19 @@ def test_an_epoch_that_is_better_replaces_it(colors: Path, tmp_path: Path) -> No
     assert run.result["best_epoch"] > 0
 
 
+def test_few_validation_images_do_not_keep_it(colors: Path, tmp_path: Path) -> None:
+    for file in (colors / "val").glob("*/[1-4]?.png"):
+        file.unlink()
+    run = train(colors, tmp_path / "run", lr=1e-9)
+    assert run.result["images"]["val"] == 20
+    assert run.result["best_epoch"] > 0
+
+
 def test_it_is_there_before_the_first_epoch(colors: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     call_at_batch(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         vitral.train(str(colors), out=str(tmp_path / "run"), **OPTIONS)
-    assert "100.0% of 12 held-out images are right by a linear probe of the initial weights" in capsys.readouterr().err
+    assert "100.0% of 100 held-out images are right by a linear probe of the initial weights" in capsys.readouterr().err
     predictor = vitral.load(str(tmp_path / "run"), device="cpu")
     image = np.zeros((32, 32, 3), np.uint8)
     image[:, :, 2] = 180

@@ -26,7 +26,7 @@ _FEW_STEPS = 10
 MIRRORED = "photographs stay realistic"
 NOT_MIRRORED = "grayscale images may be text, which must not be mirrored"
 """Reasons of several recipes for mirroring training images or not."""
-PROBE = "a linear probe of the initial weights answers within seconds, and is kept if no epoch is better"
+PROBE = "a linear probe answers within seconds; from 100 validation images on, it stays if no epoch is better"
 """Reason of several recipes for a probe before the training."""
 
 

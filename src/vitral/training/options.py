@@ -88,7 +88,7 @@ class Run:
         "the package; none: random ones (default: auto, the plan's choice)",
     )
     probe: bool = option(
-        False, "before training, fit a linear probe to the initial weights: a first answer, kept if no epoch is better"
+        False, "before training, fit a linear probe to the initial weights: a first answer within seconds"
     )
     image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
     channels: int = option(3, "1 for gray, 3 for color")

@@ -8,10 +8,12 @@ import time
 import numpy as np
 
 from vitral.data.loader import Batches
+from vitral.evaluation.intervals import count_groups
 from vitral.recipes.linear_probe import FIRST_IMAGES
 from vitral.training.callbacks import Epoch
 from vitral.wording import count, duration
 from vitral.workflows.planning.memory import eval_batch_size
+from vitral.workflows.planning.plan import CHOOSING
 from vitral.workflows.running.linear_probe import fit_probe
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import save_weights
@@ -19,10 +21,11 @@ from vitral.workflows.tables.features import FeatureCache
 
 
 def first_answer(running: Running) -> Epoch | None:
-    """Fit a linear probe to the initial weights, save it as the best weights so far, and return its line.
+    """Fit a linear probe to the initial weights, save it as the weights of the run, and return its line of epoch 0.
 
-    The line has epoch 0. Validation is the run's own, so epochs compare with it. Returns None for a run that does not
-    begin, that has no `Run.probe`, or whose images do not allow one.
+    It stays the best until an epoch is better. With few validation images, which cannot choose, the first epoch
+    replaces it: on few images, training all layers was better in every experiment (docs/log/start.md). Returns None for
+    a run that does not begin, that has no `Run.probe`, or whose images do not allow one.
     """
     job, state = running.job, running.state
     train = job.dataset["train"].spread(FIRST_IMAGES)
@@ -51,9 +54,11 @@ def first_answer(running: Running) -> Epoch | None:
         "val_loss": probe.best["val_loss"],
         "val_accuracy": probe.best["val_accuracy"],
     }
-    state.best = line
+    val = running.batches["val"].split
+    if job.run.keep == "best" and count_groups(val.groups, len(val)) >= CHOOSING:
+        state.best = line
     save_weights(running, line, model.state_dict())
-    held_out = count(len(running.batches["val"].split), "held-out image")
+    held_out = count(len(val), "held-out image")
     said = f"{line['val_accuracy']:.1%} of {held_out} are right by a linear probe of the initial weights"
     running.console.print(f"After {duration(time.perf_counter() - started)}: {said}", highlight=False, soft_wrap=True)
     return line
