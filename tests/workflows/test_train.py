@@ -65,7 +65,8 @@ def test_the_result(trained):
     assert result == json.loads(json.dumps(dict(trained.result)))
     assert set(result) == {
         "model", "data", "parameters", "classes", "images", "best_epoch", "keep", "epochs", "seconds",
-        "images_per_second", "device", "precision", "seed", "command", "versions", "val_accuracy", "val", "test_accuracy", "test",
+        "images_per_second", "device", "precision", "seed", "command", "versions", "val_accuracy", "val",
+        "test_accuracy", "test",
     }  # fmt: skip
     assert {"vitral", "torch", "torchvision", "python"} <= set(result["versions"])
     assert result["images"] == {"train": 24, "val": 8, "test": 12}
