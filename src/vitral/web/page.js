@@ -302,7 +302,7 @@ function drawn({ values, grid }, [height, width], style) {
   const rows = grid ?? [values.length, values[0].length];
   const scale = MAP / Math.max(height, width);
   const size = [height, width].map((side) => Math.max(1, Math.round(side * scale)));
-  const { data } = tint(values.flat(), rows, size, style);
+  const { data } = tint(values.flat(), rows, size, { ...style, opacity: 1 }); // the slider sets the opacity
   const canvas = element("canvas", { width: size[1], height: size[0] });
   canvas.getContext("2d").putImageData(new ImageData(data, size[1], size[0]), 0, 0);
   return canvas.toDataURL();
