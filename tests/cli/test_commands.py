@@ -176,7 +176,7 @@ def test_models(capsys):
 
 def test_data_check(capsys, photos):
     found = as_json(capsys, "data", "check", photos)
-    assert (found["images"], found["sound"]) == (12, True)
+    assert (found["images"], found["found"]) == (12, {})
     shutil.copy("photos/cat/0.png", "photos/dog/copy.png")
     found = as_json(capsys, "data", "check", photos, code=1)
     assert len(found["conflicts"]) == 1

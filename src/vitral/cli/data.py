@@ -1,108 +1,20 @@
-"""`vitral data check`, `vitral data shard` and `vitral data cache`."""
+"""`vitral data shard` and `vitral data cache`."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.text import Text
 
-from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
-from vitral.cli.output import print_json, print_notes, print_result, say
+from vitral.cli.options import BadImages, ClassFolders, DataRoot, Format, Help
+from vitral.cli.output import print_json, say
 from vitral.console import command_line, counting, stderr, stdout, table
-from vitral.errors import Interrupted, UsageError, check_positive
+from vitral.errors import Interrupted, check_positive
 from vitral.wording import count
 
-if TYPE_CHECKING:
-    from vitral.data import DataSet
-    from vitral.data.checks.findings import DataCheck
-    from vitral.workflows.checks.near import FeatureSearch
-
 Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the name of a data set", "DATA")]
-
-
-def data_check(
-    data: Data,
-    *,
-    labels: Annotated[bool, Help("instead: rank labels that are likely wrong, by predictions out of fold")] = False,
-    near: Annotated[
-        bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
-    ] = False,
-    init: Annotated[
-        str, Help("with --labels and --near: weights of the features: a run, a file, timm:NAME, …")
-    ] = "backbone",
-    folds: Annotated[int, Help("with --labels: number of folds")] = 5,
-    write: Annotated[str | None, Help("with --labels: write a table with suggested labels to this .csv")] = None,
-    sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
-    device: Device = "auto",
-    class_folders: ClassFolders = None,
-    levels: Annotated[
-        tuple[int, int] | None, Help("black and white of floats and of gray images with 16 bits and more")
-    ] = None,
-    data_root: DataRoot = "data",
-    format: Format = "text",
-) -> int:
-    """Check a data set: counts, sizes, unreadable files, duplicates and near-duplicates, leaks between splits."""
-    from vitral.data import load
-    from vitral.data.checks.validate import check
-    from vitral.data.targets import Labeling
-    from vitral.workflows.checks.contact_sheet import check_png, draw_near
-
-    if sheet is not None:
-        check_png(sheet, "--sheet")
-    if write is not None and (not labels or not write.lower().endswith(".csv")):
-        raise UsageError("--write goes with --labels and writes a .csv", hint="--labels --write fixed.csv")
-    if near and labels:
-        raise UsageError("--near and --labels are two checks", hint="leave one out")
-    dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
-    if labels:
-        return _check_labels(dataset, init, folds, write, sheet, device, format)
-    report = check(dataset, levels=levels)
-    by_features = _near(dataset, report, init, device) if near else None
-    if by_features is not None:
-        report = dataclasses.replace(report, near=(*report.near, *by_features.pairs))
-    if format == "json":
-        print_json(report.to_json() | ({"near_by_features": by_features.to_json()} if by_features else {}))
-    else:
-        report.print_table(stdout())
-    print_notes(by_features.notes if by_features else ())
-    if sheet is not None and report.near:
-        drawn = draw_near(dataset, report.near, Path(sheet))
-        say(f"Sheet    {sheet}: {drawn:,} of {count(len(report.near), 'pair')}")
-    elif sheet is not None:
-        say("Sheet    none: there are no near-duplicates")
-    return 0 if report.is_sound else 1
-
-
-def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> FeatureSearch:
-    from vitral.inference.options import InferenceOptions
-    from vitral.workflows.checks.near import search_features
-
-    with counting(stderr(), "reading the images") as done:
-        return search_features(dataset, report, init, InferenceOptions(device), progress=done)
-
-
-def _check_labels(
-    dataset: DataSet, init: str, folds: int, write: str | None, sheet: str | None, device: str, format: str
-) -> int:
-    from vitral.inference.options import InferenceOptions
-    from vitral.workflows.checks.labels import check_labels
-    from vitral.workflows.tables.features import FeatureCache
-
-    with counting(stderr(), "reading the images") as done:
-        options = InferenceOptions(device)
-        found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
-    print_result(found, format)
-    print_notes(found.notes)
-    if write is not None:
-        found.write(Path(write))
-        say(f"Table    {write}: {count(len(found.places), 'image')}, {len(found.ranked()):,} with another label")
-    if sheet is not None:
-        drawn = found.draw(dataset, Path(sheet))
-        say(f"Sheet    {sheet}: {count(drawn, 'image')}" if drawn else "Sheet    none")
-    return 0
 
 
 def data_shard(
