@@ -42,11 +42,11 @@ def test_suggested_commands_work(capsys, photos):
     Path("photos/.hidden/0.png").write_bytes(b"no image")
     _, err = printed(capsys, "train", photos, *WORDS)
     commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
-    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "serve"]
+    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "data", "serve"]
     held_out = load_run_data(RunFolder("runs/photos").read_plan()).dataset["val"].names
     assert commands[0][2] == commands[1][2]
     assert commands[0][2] in list(held_out), "an image that was not trained on"
-    for words in commands[:3]:
+    for words in commands[:4]:
         printed(capsys, *words)
 
 

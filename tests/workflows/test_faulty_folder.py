@@ -1,4 +1,4 @@
-"""What a person finds in a folder with planted faults, following what the commands print."""
+"""A folder with planted faults, checked as a person does who follows what the commands print."""
 
 from __future__ import annotations
 

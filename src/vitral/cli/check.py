@@ -1,4 +1,4 @@
-"""`vitral data check`."""
+"""The work of `vitral data check`: run the checks, print and write what they find, suggest what is next."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from vitral.cli.data import Data
-from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, print_notes, print_result, program, say
 from vitral.console import counting, stderr, stdout
-from vitral.defects import Kind
 from vitral.errors import UsageError
 from vitral.wording import count
 
@@ -30,7 +27,7 @@ LEAST_SIDE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class _Files:
+class Files:
     """Files that a check writes or moves."""
 
     write: str | None
@@ -39,6 +36,7 @@ class _Files:
     kinds: tuple[str, ...] = ()
 
     def check(self) -> None:
+        """Raise `UsageError` for names with another suffix."""
         from vitral.workflows.checks.contact_sheet import check_png
 
         if self.sheet is not None:
@@ -47,61 +45,10 @@ class _Files:
             raise UsageError("--write writes a .csv", hint="--write findings.csv")
 
 
-def data_check(
-    data: Data,
-    *,
-    labels: Annotated[
-        bool, Help("instead: rank labels by how likely they are wrong, by predictions out of fold; with a sheet")
-    ] = False,
-    near: Annotated[
-        bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
-    ] = False,
-    init: Annotated[str, Help("weights of the features: a run, a file, timm:NAME, …")] = "backbone",
-    folds: Annotated[int, Help("with --labels: number of folds")] = 5,
-    write: Annotated[
-        str | None, Help("write all findings to this .csv; with --labels, all images with suggested labels")
-    ] = None,
-    move_to: Annotated[
-        str | None, Help("move the files of the findings to this folder; with --labels, those likely wrong")
-    ] = None,
-    move_back: Annotated[bool, Help("instead: DATA is a folder of --move-to; move its files back")] = False,
-    kinds: Annotated[tuple[Kind, ...], Help("with --write and --move-to: only these findings")] = (),
-    sheet: Annotated[
-        str | None, Help("draw near-duplicates side by side in this .png; with --labels, doubtful labels")
-    ] = None,
-    device: Device = "auto",
-    bad_images: BadImages = "skip",
-    class_folders: ClassFolders = None,
-    levels: Annotated[
-        tuple[int, int] | None, Help("black and white of floats and of gray images with 16 bits and more")
-    ] = None,
-    data_root: DataRoot = "data",
-    format: Format = "text",
+def check_images(
+    dataset: DataSet, near: bool, init: str, levels: tuple[int, int] | None, files: Files, device: str, format: str
 ) -> int:
-    """Check a data set: unreadable files, copies, leaks between splits, blurred and odd images, doubtful labels."""
-    from vitral.data import load
-    from vitral.data.checks.moving import check_movable
-    from vitral.data.checks.moving import move_back as take_back
-    from vitral.data.targets import Labeling
-
-    if move_back:
-        say(f"moved {count(take_back(Path(data)), 'file')} back")
-        return 0
-    files = _Files(write, move_to, sheet, kinds)
-    files.check()
-    if near and labels:
-        raise UsageError("--near and --labels are two checks", hint="leave one out")
-    dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
-    if move_to is not None:
-        check_movable(dataset, Path(move_to))
-    if labels:
-        return _check_labels(dataset, init, folds, bad_images, files, device, format)
-    return _check_images(dataset, near, init, levels, files, device, format)
-
-
-def _check_images(
-    dataset: DataSet, near: bool, init: str, levels: tuple[int, int] | None, files: _Files, device: str, format: str
-) -> int:
+    """Check the images; return the exit code."""
     from vitral.data.checks.validate import check
     from vitral.workflows.checks.contact_sheet import draw_near
 
@@ -159,7 +106,7 @@ def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> Featur
         return search_features(dataset, report, init, InferenceOptions(device), progress=done)
 
 
-def _write(dataset: DataSet, found: Sequence[Found], files: _Files) -> None:
+def _write(dataset: DataSet, found: Sequence[Found], files: Files) -> None:
     """Write findings, and move their files."""
     from vitral.data.checks.moving import MOVED, move_found, write_found
 
@@ -173,7 +120,7 @@ def _write(dataset: DataSet, found: Sequence[Found], files: _Files) -> None:
         say(f"Moved    {count(moved, 'file')} to {files.move_to}{undo}")
 
 
-def _print_next(dataset: DataSet, report: DataCheck, files: _Files) -> None:
+def _print_next(dataset: DataSet, report: DataCheck, files: Files) -> None:
     """Suggest what to do about the findings, then the check of the labels."""
     command = f"{program()} data check {shlex.quote(dataset.source)}"
     found = report.found()
@@ -190,19 +137,20 @@ def _print_next(dataset: DataSet, report: DataCheck, files: _Files) -> None:
         say(f"  {line}")
 
 
-def _check_labels(
-    dataset: DataSet, init: str, folds: int, bad_images: str, files: _Files, device: str, format: str
+def check_labels(
+    dataset: DataSet, init: str, folds: int, bad_images: str, files: Files, device: str, format: str
 ) -> int:
+    """Rank the labels; return the exit code."""
     from vitral.data.checks.findings import Found
     from vitral.data.checks.validate import drop_unopened
     from vitral.inference.options import InferenceOptions
-    from vitral.workflows.checks.labels import check_labels
+    from vitral.workflows.checks import labels
     from vitral.workflows.tables.features import FeatureCache
 
     skip = bad_images == "skip"
     dataset = drop_unopened(dataset) if skip else dataset
     with counting(stderr(), "reading the images") as done:
-        found = check_labels(
+        found = labels.check_labels(
             dataset, init, InferenceOptions(device), folds=folds, skip=skip, cache=FeatureCache(), progress=done
         )
     print_result(found, format)

@@ -1,20 +1,75 @@
-"""`vitral data shard` and `vitral data cache`."""
+"""`vitral data check`, `vitral data shard` and `vitral data cache`."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Annotated
 
 from rich.text import Text
 
-from vitral.cli.options import BadImages, ClassFolders, DataRoot, Format, Help
+from vitral.cli.check import Files, check_images, check_labels
+from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
 from vitral.cli.output import print_json, say
 from vitral.console import command_line, counting, stderr, stdout, table
-from vitral.errors import Interrupted, check_positive
+from vitral.defects import Kind
+from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
 
 Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the name of a data set", "DATA")]
+
+
+def data_check(
+    data: Data,
+    *,
+    labels: Annotated[
+        bool, Help("instead: rank labels by how likely they are wrong, by predictions out of fold; with a sheet")
+    ] = False,
+    near: Annotated[
+        bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
+    ] = False,
+    init: Annotated[str, Help("weights of the features: a run, a file, timm:NAME, …")] = "backbone",
+    folds: Annotated[int, Help("with --labels: number of folds")] = 5,
+    write: Annotated[
+        str | None, Help("write all findings to this .csv; with --labels, all images with suggested labels")
+    ] = None,
+    move_to: Annotated[
+        str | None, Help("move the files of the findings to this folder; with --labels, those likely wrong")
+    ] = None,
+    move_back: Annotated[bool, Help("instead: DATA is a folder of --move-to; move its files back")] = False,
+    kinds: Annotated[tuple[Kind, ...], Help("with --write and --move-to: only these findings")] = (),
+    sheet: Annotated[
+        str | None, Help("draw near-duplicates side by side in this .png; with --labels, doubtful labels")
+    ] = None,
+    device: Device = "auto",
+    bad_images: BadImages = "skip",
+    class_folders: ClassFolders = None,
+    levels: Annotated[
+        tuple[int, int] | None, Help("black and white of floats and of gray images with 16 bits and more")
+    ] = None,
+    data_root: DataRoot = "data",
+    format: Format = "text",
+) -> int:
+    """Check a data set: unreadable files, copies, leaks between splits, blurred and odd images, doubtful labels."""
+    from vitral.data import load
+    from vitral.data.checks.moving import check_movable
+    from vitral.data.checks.moving import move_back as take_back
+    from vitral.data.targets import Labeling
+
+    if move_back:
+        say(f"moved {count(take_back(Path(data)), 'file')} back")
+        return 0
+    files = Files(write, move_to, sheet, kinds)
+    files.check()
+    if near and labels:
+        raise UsageError("--near and --labels are two checks", hint="leave one out")
+    dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
+    if move_to is not None:
+        check_movable(dataset, Path(move_to))
+    if labels:
+        return check_labels(dataset, init, folds, bad_images, files, device, format)
+    return check_images(dataset, near, init, levels, files, device, format)
 
 
 def data_shard(

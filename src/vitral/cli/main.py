@@ -19,8 +19,7 @@ from typing import Annotated, Literal, NoReturn
 from vitral import activity
 from vitral.cli import ranks
 from vitral.cli.bench import bench
-from vitral.cli.check import data_check
-from vitral.cli.data import data_cache, data_shard
+from vitral.cli.data import data_cache, data_check, data_shard
 from vitral.cli.demo import demo
 from vitral.cli.embed import embed, similar
 from vitral.cli.evaluate import evaluate
