@@ -18,7 +18,7 @@ from vitral import errors
 SOURCE = Path(vitral.__file__).parent
 
 LAYERS = [
-    {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording", "containers"},
+    {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording", "containers", "defects"},
     {"errors", "console", "glossary", "folders", "stopping", "thread_pool"},
     {"filesystem"},
     {"digest"},

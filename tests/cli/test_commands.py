@@ -42,12 +42,12 @@ def test_suggested_commands_work(capsys, photos):
     Path("photos/.hidden/0.png").write_bytes(b"no image")
     _, err = printed(capsys, "train", photos, *WORDS)
     commands = [line.split()[1:] for line in err.partition("Next:\n")[2].splitlines()]
-    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "serve"]
+    assert [words[0] for words in commands] == ["predict", "explain", "evaluate", "data", "serve"]
     held_out = load_run_data(RunFolder("runs/photos").read_plan()).dataset["val"].names
     assert commands[0] == ["predict", "runs/photos", "YOUR_IMAGES/", "--out", "answers.csv"]
     assert commands[1][2] in list(held_out), "an image that was not trained on"
     commands[0][2] = photos
-    for words in commands[:3]:
+    for words in commands[:4]:
         printed(capsys, *words)
 
 
@@ -178,7 +178,7 @@ def test_models(capsys):
 
 def test_data_check(capsys, photos):
     found = as_json(capsys, "data", "check", photos)
-    assert (found["images"], found["sound"]) == (12, True)
+    assert (found["images"], found["found"]) == (12, {})
     shutil.copy("photos/cat/0.png", "photos/dog/copy.png")
     found = as_json(capsys, "data", "check", photos, code=1)
     assert len(found["conflicts"]) == 1

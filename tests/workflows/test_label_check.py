@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 import vitral
 from images import MakeImages, noise
-from running import as_json, printed
+from running import as_json, printed, train
 from vitral.cli.main import main
 from vitral.data import load
 from vitral.data.checks.groups import folds_of
@@ -25,8 +26,9 @@ WRONG = {"0", "1", "2", "3"}
 
 
 @pytest.fixture
-def colors(tmp_path: Path) -> Path:
+def colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Reddish and bluish images in two classes; four are in the wrong one."""
+    monkeypatch.chdir(tmp_path)
     root = tmp_path / "photos"
     for number in range(120):
         blue = number % 2
@@ -46,11 +48,13 @@ def test_wrong_labels_are_listed_drawn_and_corrected(
     table.parent.mkdir()
     words = ["data", "check", str(colors), "--labels"]
     found = as_json(capsys, *words, "--write", str(table), "--sheet", str(sheet))
-    suspects = {Path(one["place"]["name"]).stem for one in found["suspects"]}
-    assert len(suspects) >= 3
+    assert len(found["doubtful"]) == 24
+    assert {Path(one["place"]["name"]).stem for one in found["doubtful"][:4]} == WRONG
+    suspects = {Path(one["place"]["name"]).stem for one in found["doubtful"] if one["likely_wrong"]}
+    assert len(suspects) == found["likely_wrong"] >= 3
     assert suspects <= WRONG
     assert found["weights"] == "backbone"
-    assert all(one["suggested"] != one["place"]["label"] for one in found["suspects"])
+    assert all(one["suggested"] != one["place"]["label"] for one in found["doubtful"])
     with Image.open(sheet) as drawn:
         assert drawn.width > 600
     with open(table, newline="") as file:
@@ -61,24 +65,43 @@ def test_wrong_labels_are_listed_drawn_and_corrected(
     corrected = load(table)
     assert {Path(name).stem for name in corrected["train"].names} == set(map(str, range(120)))
     again = as_json(capsys, "data", "check", str(table), "--labels", "--folds", "4")
-    assert len(again["suspects"]) <= len(WRONG - suspects)
-    out, _ = printed(capsys, *words)
+    assert again["likely_wrong"] <= len(WRONG - suspects)
+    out, err = printed(capsys, *words)
     assert f"{len(suspects)} of 120 labels are likely wrong" in " ".join(out.split())
+    assert "photos-labels.png: 36 images" in err
+    with Image.open("photos-labels.png") as drawn:
+        assert drawn.height > 600, "a sheet without being asked for"
 
 
-def test_features_that_tell_nothing_apart_are_no_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_that_tell_nothing_apart_support_no_claim_but_a_ranking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for number in range(60):
         folder = tmp_path / "noise" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(number, (12, 12))).save(folder / f"{number}.png")
     words = ["data", "check", str(tmp_path / "noise"), "--labels"]
     found = as_json(capsys, *words)
-    assert (found["weak"], found["suspects"], found["expected_precision"]) == (True, [], None)
-    assert main([*words, "--write", str(tmp_path / "fixed.csv")]) == 2
-    out, err = capsys.readouterr()
-    assert "no evidence on 60 labels" in " ".join(out.split())
-    assert "no labels are suggested" in err
-    assert not (tmp_path / "fixed.csv").exists()
+    assert (found["weak"], found["likely_wrong"], found["expected_precision"]) == (True, 0, None)
+    assert len(found["doubtful"]) == 24
+    out, err = printed(capsys, *words, "--write", str(tmp_path / "ranked.csv"))
+    assert "the 24 most doubtful of 60 labels" in " ".join(out.split())
+    assert "None can be called wrong" in " ".join(out.split())
+    assert "noise-labels.png: 36 images" in err
+    with open(tmp_path / "ranked.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60
+    assert all(row["label"] == row["given"] for row in rows)
+
+
+def test_no_claim_is_made_about_labels_that_are_right(colors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in [one for one in colors.rglob("*.png") if one.stem in WRONG]:
+        other = {"blue": "red", "red": "blue"}[path.parent.name]
+        path.rename(colors / other / path.name)
+    out, _ = printed(capsys, "data", "check", str(colors), "--labels")
+    assert "None is certain" in out
+    assert "24 most doubtful" in " ".join(out.split())
 
 
 def test_groups_and_copies_are_in_one_fold(make_images: MakeImages) -> None:
@@ -109,21 +132,34 @@ def test_the_only_image_of_a_class_is_not_judged() -> None:
 
 def test_labels_that_the_network_has_seen_are_noted(trained: vitral.TrainedRun, tmp_path: Path) -> None:
     data = load(RunFolder(trained.folder).read_plan().run.data)
-    assert "memorized" in check_labels(data, str(trained.folder), folds=3).notes[0]
+    assert "trained on all of these labels" in check_labels(data, str(trained.folder), folds=3).notes[0]
     assert not any("memorized" in note for note in check_labels(load("digits"), str(trained.folder), folds=2).notes)
 
 
+def test_a_run_says_that_it_was_trained_on_labels_of_a_folder_that_has_changed(
+    colors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(colors, tmp_path / "run", epochs=1)
+    (colors / "blue/2.png").rename(colors / "red/2.png")
+    _, err = printed(capsys, "data", "check", str(colors), "--labels", "--init", str(tmp_path / "run"), "--folds", "2")
+    assert "trained on some of these labels: errors that it has memorized are not found" in err
+
+
+def test_unreadable_images_are_left_out_by_name(colors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (colors / "blue/0.png").write_bytes(b"")
+    words = ["data", "check", str(colors), "--labels"]
+    out, err = printed(capsys, *words)
+    assert "of 119 labels" in out
+    assert re.search(r"left out 1 unreadable image: \S*blue/0.png", err)
+    assert main([*words, "--bad-images", "error"]) == 2
+    assert "--bad-images skip" in capsys.readouterr().err
+
+
 def test_refusals(colors: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", str(colors), "--write", "fixed.csv"]) == 2
-    assert "--labels --write fixed.csv" in capsys.readouterr().err
     assert main(["data", "check", str(colors), "--labels", "--write", "fixed.txt"]) == 2
     assert ".csv" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--folds"):
         check_labels(load(colors), folds=1)
-    (colors / "blue/broken.png").write_bytes(b"no image")
-    assert main(["data", "check", str(colors), "--labels"]) == 2
-    assert "vitral data check" in capsys.readouterr().err
     shutil.rmtree(colors / "red")
-    (colors / "blue/broken.png").unlink()
     assert main(["data", "check", str(colors), "--labels"]) == 2
     assert "one class" in capsys.readouterr().err

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.text import Text
 
+from vitral.cli.check import Files, check_images, check_labels
 from vitral.cli.options import BadImages, ClassFolders, DataRoot, Device, Format, Help
-from vitral.cli.output import print_json, print_notes, print_result, say
+from vitral.cli.output import print_json, say
 from vitral.console import command_line, counting, stderr, stdout, table
+from vitral.defects import Kind
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
-
-if TYPE_CHECKING:
-    from vitral.data import DataSet
-    from vitral.data.checks.findings import DataCheck
-    from vitral.workflows.checks.near import FeatureSearch
 
 Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the name of a data set", "DATA")]
 
@@ -26,17 +23,27 @@ Data = Annotated[str, Help("folder, .csv, .tar, .zip, IDX folder, shards, or the
 def data_check(
     data: Data,
     *,
-    labels: Annotated[bool, Help("instead: rank labels that are likely wrong, by predictions out of fold")] = False,
+    labels: Annotated[
+        bool, Help("instead: rank labels by how likely they are wrong, by predictions out of fold; with a sheet")
+    ] = False,
     near: Annotated[
         bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
     ] = False,
-    init: Annotated[
-        str, Help("with --labels and --near: weights of the features: a run, a file, timm:NAME, …")
-    ] = "backbone",
+    init: Annotated[str, Help("weights of the features: a run, a file, timm:NAME, …")] = "backbone",
     folds: Annotated[int, Help("with --labels: number of folds")] = 5,
-    write: Annotated[str | None, Help("with --labels: write a table with suggested labels to this .csv")] = None,
-    sheet: Annotated[str | None, Help("draw near-duplicates side by side, or wrong labels, in this .png")] = None,
+    write: Annotated[
+        str | None, Help("write all findings to this .csv; with --labels, all images with suggested labels")
+    ] = None,
+    move_to: Annotated[
+        str | None, Help("move the files of the findings to this folder; with --labels, those likely wrong")
+    ] = None,
+    move_back: Annotated[bool, Help("instead: DATA is a folder of --move-to; move its files back")] = False,
+    kinds: Annotated[tuple[Kind, ...], Help("with --write and --move-to: only these findings")] = (),
+    sheet: Annotated[
+        str | None, Help("draw near-duplicates side by side in this .png; with --labels, doubtful labels")
+    ] = None,
     device: Device = "auto",
+    bad_images: BadImages = "skip",
     class_folders: ClassFolders = None,
     levels: Annotated[
         tuple[int, int] | None, Help("black and white of floats and of gray images with 16 bits and more")
@@ -44,65 +51,25 @@ def data_check(
     data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
-    """Check a data set: counts, sizes, unreadable files, duplicates and near-duplicates, leaks between splits."""
+    """Check a data set: unreadable files, copies, leaks between splits, blurred and odd images, doubtful labels."""
     from vitral.data import load
-    from vitral.data.checks.validate import check
+    from vitral.data.checks.moving import check_movable
+    from vitral.data.checks.moving import move_back as take_back
     from vitral.data.targets import Labeling
-    from vitral.workflows.checks.contact_sheet import check_png, draw_near
 
-    if sheet is not None:
-        check_png(sheet, "--sheet")
-    if write is not None and (not labels or not write.lower().endswith(".csv")):
-        raise UsageError("--write goes with --labels and writes a .csv", hint="--labels --write fixed.csv")
+    if move_back:
+        say(f"moved {count(take_back(Path(data)), 'file')} back")
+        return 0
+    files = Files(write, move_to, sheet, kinds)
+    files.check()
     if near and labels:
         raise UsageError("--near and --labels are two checks", hint="leave one out")
     dataset = load(data, root=data_root, wanted=Labeling(class_folders=class_folders or "auto"))
+    if move_to is not None:
+        check_movable(dataset, Path(move_to))
     if labels:
-        return _check_labels(dataset, init, folds, write, sheet, device, format)
-    report = check(dataset, levels=levels)
-    by_features = _near(dataset, report, init, device) if near else None
-    if by_features is not None:
-        report = dataclasses.replace(report, near=(*report.near, *by_features.pairs))
-    if format == "json":
-        print_json(report.to_json() | ({"near_by_features": by_features.to_json()} if by_features else {}))
-    else:
-        report.print_table(stdout())
-    print_notes(by_features.notes if by_features else ())
-    if sheet is not None and report.near:
-        drawn = draw_near(dataset, report.near, Path(sheet))
-        say(f"Sheet    {sheet}: {drawn:,} of {count(len(report.near), 'pair')}")
-    elif sheet is not None:
-        say("Sheet    none: there are no near-duplicates")
-    return 0 if report.is_sound else 1
-
-
-def _near(dataset: DataSet, report: DataCheck, init: str, device: str) -> FeatureSearch:
-    from vitral.inference.options import InferenceOptions
-    from vitral.workflows.checks.near import search_features
-
-    with counting(stderr(), "reading the images") as done:
-        return search_features(dataset, report, init, InferenceOptions(device), progress=done)
-
-
-def _check_labels(
-    dataset: DataSet, init: str, folds: int, write: str | None, sheet: str | None, device: str, format: str
-) -> int:
-    from vitral.inference.options import InferenceOptions
-    from vitral.workflows.checks.labels import check_labels
-    from vitral.workflows.tables.features import FeatureCache
-
-    with counting(stderr(), "reading the images") as done:
-        options = InferenceOptions(device)
-        found = check_labels(dataset, init, options, folds=folds, cache=FeatureCache(), progress=done)
-    print_result(found, format)
-    print_notes(found.notes)
-    if write is not None:
-        found.write(Path(write))
-        say(f"Table    {write}: {count(len(found.places), 'image')}, {len(found.ranked()):,} with another label")
-    if sheet is not None:
-        drawn = found.draw(dataset, Path(sheet))
-        say(f"Sheet    {sheet}: {count(drawn, 'image')}" if drawn else "Sheet    none")
-    return 0
+        return check_labels(dataset, init, folds, bad_images, files, device, format)
+    return check_images(dataset, near, init, levels, files, device, format)
 
 
 def data_shard(

@@ -15,7 +15,7 @@ from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, print_text, program, say
 from vitral.cli.ranks import NPROC
-from vitral.console import stderr
+from vitral.console import command_line, stderr
 from vitral.distributed.environment import is_follower, launched
 from vitral.errors import ImageError, UsageError, VitralError
 from vitral.folders import is_run
@@ -48,6 +48,7 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
         _print_result(run.folder, run.result)
         if not given.get("quiet"):
             _print_before(run.folder, run.result)
+            _print_worth_a_look(run.folder)
             _print_next_commands(run.folder, run.result)
     return 0
 
@@ -186,8 +187,23 @@ _SURE = 30
 """… if so many groups of validation images chose it."""
 
 
+def _print_worth_a_look(folder: Path) -> None:
+    """Print the findings about the images that are most worth a look, if a second is enough to see them."""
+    from vitral.data.checks.findings import counted
+    from vitral.data.checks.validate import glance
+    from vitral.training.run_folder import RunFolder
+    from vitral.workflows.planning.run_data import load_run_data
+
+    with contextlib.suppress(VitralError):
+        plan = RunFolder(folder).read_plan()
+        if worst := counted(glance(load_run_data(plan).dataset), most=3):
+            command = command_line("data", ["check", plan.run.data], {}).replace("vitral", program(), 1)
+            say(f"Images   worth a look: {worst}: {command}")
+
+
 def _print_next_commands(folder: Path, result: Any) -> None:
     """Suggest what a person does next: classify a folder, explain an image that was held out, show it to others."""
+    from vitral.data.targets import DEFAULT_TASK
     from vitral.training.run_folder import RunFolder
 
     say("\nNext:")
@@ -198,9 +214,10 @@ def _print_next_commands(folder: Path, result: Any) -> None:
         first = [f"predict {run} YOUR_IMAGES/ --out answers.csv{_sure(folder)}", f"explain {run} {named}"]
     else:  # a data set by its name
         first = ["train YOUR_IMAGES/"]
-    packed = RunFolder(folder).read_plan().run.pack  # neither explained nor served
-    for line in (*first, f"evaluate {run}", f"serve {run}"):
-        if not (packed and line.startswith(("explain", "serve"))):
+    plan = RunFolder(folder).read_plan()
+    labels = [_check_labels(plan.run)] if plan.run.task == DEFAULT_TASK else []
+    for line in (*first, f"evaluate {run}", *labels, f"serve {run}"):
+        if not (plan.run.pack and line.startswith(("explain", "serve"))):  # neither explained nor served
             say(f"  {program()} {line}")
 
 
@@ -217,6 +234,16 @@ def _sure(folder: Path) -> str:
 
 
 _PROMISED = 0.95
+
+
+def _check_labels(run: Any) -> str:
+    """Return the command that ranks the labels of a run's data, without the name of the program."""
+    from vitral.training.options import Run
+
+    options = {"labels": True, "class_folders": run.class_folders, "data_root": run.data_root}
+    defaults = {"class_folders": Run.class_folders, "data_root": Run.data_root}
+    changed = {name: value for name, value in options.items() if value != defaults.get(name)}
+    return command_line("data", ["check", run.data], changed).removeprefix("vitral ")
 
 
 def _held_out_image(folder: Path) -> str | None:

@@ -75,12 +75,21 @@ def count_extensions(paths: Sequence[str]) -> str:
     return some([f"{extension} ({n:,})" for extension, n in count.most_common()], 5)
 
 
+def _named(paths: Sequence[str]) -> str:
+    """List a few files by name; of more files, count the extensions and list some."""
+    names = some(sorted(paths))
+    return names if len(paths) <= _FEW_NAMES else f"{count_extensions(paths)}, such as {names}"
+
+
+_FEW_NAMES = 3
+
+
 def other_files(paths: Sequence[str]) -> list[str]:
     """Notes on files that are no images that are read, with those of image formats apart."""
     notes = unread_files(paths)
     rest = [path for path in paths if os.path.splitext(path)[1].lower() not in LIKE_IMAGES | VIDEOS]
     are = "is" if len(rest) == 1 else "are"
-    return notes + ([f"{count(len(rest), 'other file')} {are} not used: {count_extensions(rest)}"] if rest else [])
+    return notes + ([f"{count(len(rest), 'other file')} {are} not used: {_named(rest)}"] if rest else [])
 
 
 def unread_files(paths: Sequence[str]) -> list[str]:
@@ -88,10 +97,10 @@ def unread_files(paths: Sequence[str]) -> list[str]:
     images = [path for path in paths if os.path.splitext(path)[1].lower() in LIKE_IMAGES]
     videos = [path for path in paths if os.path.splitext(path)[1].lower() in VIDEOS]
     what = "images of formats that are not read"
-    notes = [f"{len(images):,} {what}: {count_extensions(images)}; convert them to JPEG or PNG"] if images else []
+    notes = [f"{len(images):,} {what}: {_named(images)}; convert them to JPEG or PNG"] if images else []
     if videos:
         are = "is" if len(videos) == 1 else "are"
-        notes.append(f"{count(len(videos), 'video')} {are} not used: {count_extensions(videos)}; extract their frames")
+        notes.append(f"{count(len(videos), 'video')} {are} not used: {_named(videos)}; extract their frames")
     return notes
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitral.console import table
+from vitral.defects import HEADINGS, Kind
 from vitral.errors import SKIP_HINT
-from vitral.wording import count, some
+from vitral.wording import count, shown, some
 
 SMALL_CLASS = 10
 """Train images below which a class is reported as small."""
 IMBALANCE = 10.0
 """Ratio of the largest to the smallest class in train from which imbalance is reported."""
+MOST_LISTED = 20
+"""Findings of a kind that are listed on a terminal; tables and JSON have all."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,20 @@ class Place:
     index: int
     name: str
     label: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image that something was found about: a file to look at, and perhaps to take away.
+
+    Of images that are the same, one is not listed: the one to keep.
+    """
+
+    kind: Kind
+    place: Place
+    why: str
+    like: str = ""
+    """Name of the image that it is the same as."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,10 @@ class DataCheck:
     """Near-duplicates, the most similar first; of images with equal pixels, only the first one is compared."""
     near_note: str
     """Reason that near-duplicates were not searched, or ""."""
+    unusual: tuple[Found, ...]
+    """Images that are blurred, of one color, of an unusual size, or unlike all others."""
+    checked: tuple[str, ...]
+    """Names of the checks that were made."""
     notes: tuple[str, ...]
     """Notes of the source on what it left out."""
     unused: int = 0
@@ -109,11 +131,25 @@ class DataCheck:
         return tuple(group for group in self.duplicates if len({place.label for place in group}) > 1)
 
     @property
-    def is_sound(self) -> bool:
-        """True without defects that invalidate results, or images that are not used: unreadable files, leaks,
+    def invalidates(self) -> bool:
+        """True with defects that invalidate results, or images that are not used: unreadable files, leaks,
         contradicting labels, images that the source left out.
         """
-        return not (self.unreadable or self.leaks or self.conflicts or self.unused)
+        return bool(self.unreadable or self.leaks or self.conflicts or self.unused)
+
+    def found(self, kinds: Iterable[str] = ()) -> list[Found]:
+        """Findings about single images, worst kinds first; all kinds by default."""
+        found = [Found("unreadable", Place(bad.split, bad.index, bad.name, ""), bad.reason) for bad in self.unreadable]
+        for group in self.duplicates:
+            found += spare_copies(group)
+        for pair in self.near:
+            kept, spare = sorted((pair.first, pair.second), key=_worth)
+            mirrored = ", mirrored" if pair.mirrored else ""
+            found.append(Found("near-duplicate", spare, f"similarity {pair.similarity:.1%}{mirrored}", kept.name))
+        found += self.unusual
+        order = get_args(Kind)
+        wanted = set(kinds) or set(order)
+        return sorted((one for one in found if one.kind in wanted), key=lambda one: order.index(one.kind))
 
     def absent(self) -> dict[str, tuple[str, ...]]:
         """Split -> classes without an image in it, for splits with such classes."""
@@ -135,20 +171,29 @@ class DataCheck:
         return most / fewest if fewest else None
 
     def findings(self) -> list[tuple[str, str]]:
-        """Findings for the user, worst first: (heading, sentence)."""
+        """Findings for the user, worst first: (heading, text)."""
         findings = []
         if self.unreadable:
-            names = some(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            sentence = f"{count(len(self.unreadable), 'image')}: {names}; in training {SKIP_HINT}"
-            findings.append(("unreadable", sentence))
-        groups = (("leak between splits", self.leaks), ("contradicting labels", self.conflicts))
-        for heading, group in groups:
-            if group:
-                findings.append((heading, f"{_copied(group)}, as {some(map(_equation, group), 2)}"))
-        rest = [group for group in self.duplicates if group not in self.leaks and group not in self.conflicts]
-        if rest:
-            findings.append(("duplicates", f"{_copied(rest)}, as {some(map(_equation, rest), 2)}"))
-        findings += self._near_findings()
+            names = _listed(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
+            text = f"{count(len(self.unreadable), 'image')}; in training {SKIP_HINT}{names}"
+            findings.append(("unreadable", text))
+        rest = tuple(group for group in self.duplicates if group not in self.leaks and group not in self.conflicts)
+        groups: tuple[tuple[Kind, Sequence[Sequence[Place]]], ...] = (
+            ("leak", self.leaks), ("contradiction", self.conflicts), ("copy", rest)
+        )  # fmt: skip
+        for kind, copies in groups:
+            if copies:
+                findings.append((HEADINGS[kind], f"{_copied(copies)}{_listed(map(_equation, copies))}"))
+        for leaks, heading in {True: "near-duplicates between splits", False: "near-duplicates"}.items():
+            if pairs := [pair for pair in self.near if pair.leaks == leaks]:
+                findings.append((heading, f"{count(len(pairs), 'pair')}{_listed(map(_resemblance, pairs))}"))
+        for kind, number in Counter(one.kind for one in self.unusual).items():
+            lines = (f"{one.place.name}: {one.why}" for one in self.unusual if one.kind == kind)
+            findings.append((HEADINGS[kind], f"{count(number, 'image')}{_listed(lines)}"))
+        return findings + self._class_findings() + [("source", note) for note in self.notes]
+
+    def _class_findings(self) -> list[tuple[str, str]]:
+        findings = []
         if len(self.classes) < 2:
             sentence = f"every image is {some(self.classes)}: a classifier needs at least two classes"
             findings.append(("one class", sentence))
@@ -160,13 +205,7 @@ class DataCheck:
         if self.imbalance is not None and self.imbalance >= IMBALANCE:
             sentence = f"the largest class has {self.imbalance:.0f} times the images of the smallest"
             findings.append(("imbalance", sentence))
-        return findings + [("source", note) for note in self.notes]
-
-    def _near_findings(self) -> Iterator[tuple[str, str]]:
-        headings = {True: "near-duplicates between splits", False: "near-duplicates"}
-        for leaks, heading in headings.items():
-            if pairs := [pair for pair in self.near if pair.leaks == leaks]:
-                yield heading, f"{count(len(pairs), 'pair')}, as {some(map(_resemblance, pairs))}"
+        return findings
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON types."""
@@ -178,7 +217,9 @@ class DataCheck:
         return {
             "data": self.source,
             "name": self.name,
-            "sound": self.is_sound,
+            "invalidates_results": self.invalidates,
+            "checked": list(self.checked),
+            "found": dict(Counter(one.kind for one in self.found())),
             "images": self.images,
             "classes": list(self.classes),
             "counts": counts,
@@ -191,6 +232,7 @@ class DataCheck:
             "conflicts": groups(self.conflicts),
             "near_duplicates": [asdict(pair) for pair in self.near],
             "near_note": self.near_note,
+            "unusual": [asdict(one) for one in self.unusual],
             "absent_classes": {split: list(names) for split, names in self.absent().items()},
             "small_classes": self.small(),
             "imbalance": self.imbalance,
@@ -214,11 +256,14 @@ class DataCheck:
             rows.add_row("near-duplicates", self.near_note)
         for heading, sentence in self.findings():
             rows.add_row(Text(heading, style="yellow"), Text(sentence))
-        if self.is_sound and not any(pair.leaks for pair in self.near):
-            equal = " with equal pixels" if self.near else ""
-            sentence = f"every image is readable, none{equal} is in two splits or classes"
-            rows.add_row(Text("sound", style="green"), sentence)
+        rows.add_row("checked", Text(", ".join(self.checked)))
+        rows.add_row("found", Text(self.summary))
         console.print(rows)
+
+    @property
+    def summary(self) -> str:
+        """Counts of what was found, on one line."""
+        return counted(self.found()) or "nothing"
 
     def _counts_table(self, most_classes: int) -> Table:
         rows = table()
@@ -242,11 +287,46 @@ def _copied(groups: Sequence[Sequence[Place]]) -> str:
     return f"{count(len(groups), 'image')} in {sum(map(len, groups)):,} files"
 
 
+def _listed(lines: Iterable[str]) -> str:
+    """Format the first findings of a kind, one per line."""
+    texts = [shown(line) for line in lines]
+    rest = len(texts) - MOST_LISTED
+    more = [f"and {rest:,} more: --write findings.csv lists all"] if rest > 0 else []
+    return "".join(f"\n{line}" for line in [*texts[:MOST_LISTED], *more])
+
+
 def _equation(group: Sequence[Place]) -> str:
-    """Two of the files: of different splits, or else of different labels, if there are such."""
-    first = group[0]
-    other = max(group[1:], key=lambda place: (place.split != first.split, place.label != first.label))
-    return " = ".join(f"{place.name} [{place.label}]" for place in (first, other))
+    """All files with the same pixels."""
+    return " = ".join(f"{place.name} [{place.label}]" for place in group)
+
+
+def counted(found: Iterable[Found], most: int | None = None) -> str:
+    """Count findings by kind, worst first, at most so many kinds: "copies (5), blurred (3)"."""
+    order = get_args(Kind)
+    numbers = Counter(one.kind for one in found)
+    kinds = sorted(numbers, key=order.index)[:most]
+    return ", ".join(f"{HEADINGS[kind]} ({numbers[kind]:,})" for kind in kinds)
+
+
+def _worth(place: Place) -> tuple[int, int]:
+    """Sort key of copies: the one to keep is first. A held-out image stays, and its copy in train goes."""
+    return ("test", "val", "train").index(place.split), place.index
+
+
+def spare_copies(group: Sequence[Place]) -> list[Found]:
+    """Findings about copies without the one to keep; all of them, if their labels contradict each other."""
+    first, *others = sorted(group, key=_worth)
+    if len({place.label for place in group}) > 1:
+        why = f"the same pixels with the labels {some(sorted({place.label for place in group}))}"
+        return [Found("contradiction", first, why, others[0].name)] + [
+            Found("contradiction", place, why, first.name) for place in others
+        ]
+    return [
+        Found("leak", place, f"the same pixels in {first.split}", first.name)
+        if place.split != first.split
+        else Found("copy", place, "the same pixels", first.name)
+        for place in others
+    ]
 
 
 def _resemblance(pair: NearPair) -> str:

@@ -19,7 +19,9 @@ import numpy as np
 from vitral import errors
 from vitral.console import counting, stderr
 from vitral.containers import cores
-from vitral.data.checks.findings import DataCheck, NearPair, Place, Sizes, Unreadable
+from vitral.data.checks.findings import DataCheck, Found, NearPair, Place, Sizes, Unreadable, spare_copies
+from vitral.data.checks.looks import LEAST_SIDE as LEAST_FOR_BLUR
+from vitral.data.checks.looks import SIDE, Look, look, unusual
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, Split, relative_names
 from vitral.data.files import UNOPENED
@@ -50,6 +52,7 @@ class _Scan(NamedTuple):
     height: int = 0
     width: int = 0
     header: Probe = Probe(0, 0, "", 0, "")
+    look: Look = Look(0.0, 0.0)
     reason: str = ""
 
 
@@ -59,8 +62,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
 
     `progress` is called as images are done; None shows a bar on standard error if that is a terminal. Duplicates are
     found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
-    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. `levels` are those
-    of `vitral.train`. Defects never raise.
+    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred images, images of one
+    color, and unusual sizes are judged by the set itself. `levels` are those of `vitral.train`. Defects never raise.
     """
     depth = depth_of(next(iter(dataset.splits.values())))
     check_levels(levels)
@@ -96,6 +99,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
         duplicates=_duplicates(dataset, scans),
         near=near,
         near_note=near_note,
+        unusual=_unusual(dataset, scans),
+        checked=_checks(good, near_note),
         notes=(*dataset.notes, *notes, *_color_notes(good), *_page_notes(good)),
         unused=dataset.unused,
     )
@@ -124,7 +129,26 @@ def _scan(split: Split, index: int) -> _Scan:
         header = probe(raw)
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(pixels.data)
-    return _Scan(digest.digest(), thumbnail(pixels), height, width, header)
+    return _Scan(digest.digest(), thumbnail(pixels), height, width, header, look(pixels))
+
+
+def _unusual(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[Found, ...]:
+    """Images that look unlike the others."""
+    places, read = list[Place](), list[_Scan]()
+    for name, ones in scans.items():
+        split = dataset.splits[name]
+        for i, one in enumerate(ones):
+            if not one.reason:
+                places.append(Place(name, i, split.names[i], dataset.classes[split.labels[i]]))
+                read.append(one)
+    return tuple(unusual(places, [one.look for one in read], [(one.height, one.width) for one in read]))
+
+
+def _checks(scans: Sequence[_Scan], near_note: str) -> tuple[str, ...]:
+    """Names of the checks that were made."""
+    near = [] if near_note else ["near-duplicates"]
+    large = any(min(one.height, one.width) >= LEAST_FOR_BLUR for one in scans)
+    return ("readable files", "copies", *near, *(["blur"] if large else []), "single colors", "sizes", "classes")
 
 
 def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
@@ -208,6 +232,46 @@ def _bar(progress: OnProgress | None, title: str = "reading images") -> Iterator
         return
     with counting(stderr(), title) as bar:
         yield bar.reach
+
+
+GLANCE = 2.0
+"""Seconds that a glance at all images may take."""
+
+
+def glance(dataset: DataSet) -> list[Found]:
+    """Look at all images at a reduced size, and return copies, blurred images, images of one color and unusual sizes.
+
+    Returns nothing if that takes longer than `GLANCE` seconds, and for images that are not in files.
+    """
+    end = time.monotonic() + GLANCE
+    numbered = [(name, split, i) for name, split in dataset.splits.items() for i in range(len(split))]
+    if not numbered or len(numbered) > 1000 * GLANCE:
+        return []
+
+    def one(place: tuple[str, Split, int]) -> _Scan | None:
+        _, split, i = place
+        if time.monotonic() > end:
+            return None
+        try:
+            raw = split.raw(i)
+            if isinstance(raw, np.ndarray):
+                return None
+            pixels = read_image(raw, name=split.names[i], at_least=(SIDE, SIDE), levels=split.levels)
+        except ImageError as error:
+            return _Scan(reason=error.why or "unreadable")
+        header = probe(raw)
+        digest = hashlib.blake2b(raw, digest_size=16).digest()
+        return _Scan(digest, height=header.height, width=header.width, header=header, look=look(pixels))
+
+    with pool(min(cores(), 16)) as threads:
+        seen = list(threads.map(one, numbered))
+    if any(scan is None for scan in seen):
+        return []
+    scans: dict[str, list[_Scan]] = {name: [] for name in dataset.splits}
+    for (name, _, _), scan in zip(numbered, seen, strict=True):
+        scans[name].append(scan or _Scan())
+    copies = [found for group in _duplicates(dataset, scans) for found in spare_copies(group)]
+    return [*copies, *_unusual(dataset, scans)]
 
 
 def sample_unreadable(dataset: DataSet, seconds: float = 1.0) -> list[Unreadable]:

@@ -1,8 +1,8 @@
-"""Find wrong labels of a data set: `vitral data check DATA --labels`.
+"""Rank the labels of a data set by doubt: `vitral data check DATA --labels`.
 
 A logistic regression on features of a network, fitted without the images that it then predicts (k folds), gives each
-image the probabilities of the classes; `vitral.evaluation.label_errors` ranks the labels by them. Features that hardly
-tell the classes apart are no evidence: then nothing is called wrong.
+image the probabilities of the classes; `vitral.evaluation.label_errors` ranks the labels by them. The ranking is always
+shown. Calling labels wrong is a separate claim: features that hardly tell the classes apart support none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +23,36 @@ from rich.text import Text
 from vitral.atomic import write_text
 from vitral.console import table
 from vitral.data import DataSet
-from vitral.data.checks.findings import Place
+from vitral.data.checks.findings import Found, Place
 from vitral.data.checks.groups import folds_of, joined, near_sets
+from vitral.data.checks.validate import left_out
 from vitral.data.loader import Progress
-from vitral.device import choose
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.label_errors import Estimate, estimate
 from vitral.filesystem import relative
 from vitral.folders import is_run
 from vitral.inference.options import AUTO, InferenceOptions
-from vitral.recipes.stats import dataset_stats
 from vitral.training.run_folder import RunFolder
-from vitral.weights.read.references import BACKBONE, is_included
+from vitral.weights.read.references import BACKBONE
 from vitral.workflows.checks.contact_sheet import contact_sheet
-from vitral.workflows.planning.run_data import is_data_of
-from vitral.workflows.tables.features import FeatureCache, features_of
+from vitral.workflows.checks.set_features import set_features
+from vitral.workflows.checks.strangers import least_alike
+from vitral.workflows.planning.run_data import is_data_of, seen_as
+from vitral.workflows.tables.features import FeatureCache
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse strengths of the regularization, of which the lowest out-of-fold loss chooses."""
 _MOST_STEPS = 300
+DOUBTFUL = 24
+"""Labels that are shown, also if none of them is called wrong."""
+LEAST_ALIKE = 12
+"""Images that are shown because they resemble the others least."""
 _ON_SHEET = 60
-_SHARP = 224
-"""Side of images for the features of the built-in model, which tell large photographs apart better there."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image whose label is likely wrong."""
+    """An image with a doubtful label."""
 
     place: Place
     suggested: str
@@ -57,6 +60,10 @@ class Suspect:
     """Out-of-fold probability of the label."""
     probability: float
     """Out-of-fold probability of the suggested class."""
+    doubt: float
+    """Probability that the label is wrong."""
+    likely_wrong: bool
+    """True if the label is called wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +74,7 @@ class LabelCheck:
     weights: str
     classes: tuple[str, ...]
     places: tuple[Place, ...]
-    """Every image, split after split."""
+    """Every readable image, split after split."""
     estimate: Estimate
     probabilities: np.ndarray
     """(n, K), out of fold."""
@@ -76,6 +83,8 @@ class LabelCheck:
     folds: int
     strength: float
     notes: tuple[str, ...]
+    least_alike: tuple[Found, ...]
+    """Images that resemble the others least, the farthest first; perhaps of none of the classes."""
 
     @property
     def is_weak(self) -> bool:
@@ -88,85 +97,105 @@ class LabelCheck:
         return self.estimate.wrong & (not self.is_weak)
 
     def ranked(self, count: int | None = None) -> list[Suspect]:
-        """The first images of the ranking; by default those whose label is likely wrong."""
-        order = self.estimate.order
-        order = order[self.wrong[order]] if count is None else order[:count]
-        return [self._suspect(int(index)) for index in order]
+        """The most doubtful labels, worst first; by default 24, or all that are called wrong if these are more."""
+        count = max(DOUBTFUL, int(self.wrong.sum())) if count is None else count
+        return [self._suspect(int(index)) for index in self.estimate.order[:count]]
 
     def _suspect(self, index: int) -> Suspect:
-        other = int(self.estimate.suggested[index])
-        own = float(self.estimate.confidence[index])
-        return Suspect(self.places[index], self.classes[other], own, float(self.probabilities[index, other]))
+        other, wrong = int(self.estimate.suggested[index]), bool(self.wrong[index])
+        own, doubt = float(self.estimate.confidence[index]), float(self.estimate.doubt[index])
+        return Suspect(
+            self.places[index], self.classes[other], own, float(self.probabilities[index, other]), doubt, wrong
+        )
+
+    @property
+    def claim(self) -> str:
+        """A sentence on how many of the shown labels are wrong."""
+        found = self.ranked()
+        wrong = int(self.wrong.sum())
+        expected = round(sum(one.doubt for one in found))
+        if self.is_weak:
+            return (
+                "None can be called wrong: the features hardly tell these classes apart; --init timm:NAME uses others"
+            )
+        if wrong:
+            called = f"{wrong:,} of {len(self.places):,} labels are likely wrong"
+            in_all = f"and about {self.estimate.errors:,} in all"
+            return f"{called}; about {expected:,} of the {len(found):,} shown are, {in_all}"
+        if expected:
+            return f"None is certain; about {expected:,} of the {len(found):,} shown are wrong"
+        return "None is certain: each may be a hard image with the right label"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the likely errors in order."""
-        suspects = [asdict(one) for one in self.ranked()]
+        """Plain data, with the most doubtful labels in order."""
         return {
             "data": self.source, "weights": self.weights, "images": len(self.places), "classes": list(self.classes),
-            "agreement": self.agreement, "weak": self.is_weak, "estimated_errors": self.estimate.errors,
-            "expected_precision": self.estimate.precision if suspects else None, "folds": self.folds,
-            "C": self.strength, "suspects": suspects, "notes": list(self.notes),
+            "agreement": self.agreement, "weak": self.is_weak, "likely_wrong": int(self.wrong.sum()),
+            "estimated_errors": self.estimate.errors,
+            "expected_precision": self.estimate.precision if self.wrong.any() else None, "folds": self.folds,
+            "C": self.strength, "claim": self.claim, "doubtful": [asdict(one) for one in self.ranked()],
+            "least_alike": [asdict(one) for one in self.least_alike],
+            "notes": list(self.notes),
         }  # fmt: skip
 
-    def print_table(self, console: Console, most: int = 20) -> None:
-        """Print the figures and the first of the likely errors."""
+    def print_table(self, console: Console) -> None:
+        """Print the claim, the figures and the most doubtful labels."""
         found = self.ranked()
-        title = f"{self.source}: {len(found):,} of {len(self.places):,} labels are likely wrong"
-        if self.is_weak:
-            title = f"{self.source}: no evidence on {len(self.places):,} labels"
+        shown = found[:DOUBTFUL]
+        title = f"{self.source}: the {len(shown):,} most doubtful of {len(self.places):,} labels"
         console.print(Text(title, style="bold"))
-        agree = f"{self.agreement:.1%} of the labels agree with predictions of {self.folds} folds"
-        if self.is_weak:
-            agree += ": the features hardly tell these classes apart; --init timm:NAME takes others"
-        console.print(agree)
-        if found:
-            expected = f"about {self.estimate.precision:.0%} of these are wrong"
-            console.print(f"{expected}, and about {self.estimate.errors:,} labels in all, called so or not")
+        console.print(Text(self.claim))
+        console.print(f"{self.agreement:.1%} of the labels agree with predictions of {self.folds} folds")
         rows = table()
-        for name in ("image", "label", "suggested", "probability"):
-            rows.add_column(name, justify="right" if name == "probability" else "left", overflow="fold")
-        for one in found[:most]:
+        for name in ("image", "label", "suggested", "probability", "wrong"):
+            right = name in ("probability", "wrong")
+            rows.add_column(name, justify="right" if right else "left", overflow="fold")
+        for one in shown:
             name = f"{one.place.split}: {one.place.name}"
-            rows.add_row(Text(name), Text(one.place.label), Text(one.suggested), f"{one.probability:.1%}")
-        if found:
-            console.print(rows)
-        if rest := len(found[most:]):
-            console.print(f"… {rest:,} more; --write fixed.csv has all, in this order")
+            doubt = "?" if self.is_weak else f"{one.doubt:.0%}"
+            rows.add_row(Text(name), Text(one.place.label), Text(one.suggested), f"{one.probability:.0%}", doubt)
+        console.print(rows)
+        if rest := len(found) - len(shown):
+            console.print(f"… {rest:,} more that are likely wrong; --write fixed.csv has all images, in this order")
+        if self.least_alike:
+            console.print(Text("Images that resemble the others least, perhaps of none of the classes", style="bold"))
+        far = table(header=False)
+        for place in (one.place for one in self.least_alike):
+            far.add_row(Text(f"{place.split}: {place.name}", overflow="fold"), Text(place.label))
+        console.print(far)
 
     def draw(self, dataset: DataSet, path: Path) -> int:
-        """Draw the first of the likely errors. Returns how many are on the sheet."""
-        found = self.ranked()[:_ON_SHEET]
+        """Draw the most doubtful labels, worst first, then the images that resemble the others least. Returns how many
+        images are on the sheet.
+        """
         cells = [
             (
                 dataset[one.place.split].image(one.place.index),
                 f"{one.place.label} → {one.suggested} {one.probability:.0%}\n{one.place.name}",
             )
-            for one in found
+            for one in self.ranked()[:_ON_SHEET]
         ]
-        if cells:
-            contact_sheet(cells, path)
+        cells += [
+            (dataset[place.split].image(place.index), f"{place.label}: least alike\n{place.name}")
+            for place in (one.place for one in self.least_alike)
+        ]
+        contact_sheet(cells, path)
         return len(cells)
 
     def write(self, path: Path) -> None:
-        """Write a table of all images, the most likely errors first, with the suggested classes as labels of those.
+        """Write a table of all images, the most doubtful labels first, with the suggested class of those called wrong.
 
-        Its files are relative to the table, so that it can be trained on; `given` has the labels of the data. Raises
-        `DataError` for weak features.
+        Its files are relative to the table, so that it can be trained on; `given` has the labels of the data.
         """
-        if self.is_weak:
-            why = (
-                f"{self.agreement:.1%} of the labels agree with predictions: the features hardly tell the classes apart"
-            )
-            raise DataError("no labels are suggested", where=self.source, why=why, hint="--init timm:NAME, or a run")
         text, folder = io.StringIO(), path.absolute().parent
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "label", "split", "given", "suggested", "confidence"])
-        for index in self.estimate.order.tolist():
-            place, suggested = self.places[index], self.classes[int(self.estimate.suggested[index])]
-            label = suggested if self.wrong[index] else place.label
+        writer.writerow(["file", "label", "split", "given", "suggested", "confidence", "doubt"])
+        for one in self.ranked(len(self.places)):
+            place = one.place
+            label = one.suggested if one.likely_wrong else place.label
             file = (relative(place.name, folder) if os.path.exists(place.name) else None) or place.name
-            confidence = f"{self.estimate.confidence[index]:.6f}"
-            writer.writerow([file, label, place.split, place.label, suggested, confidence])
+            values = [one.suggested, f"{one.confidence:.6f}", f"{one.doubt:.6f}"]
+            writer.writerow([file, label, place.split, place.label, *values])
         write_text(path, text.getvalue())
 
 
@@ -176,13 +205,15 @@ def check_labels(
     options: InferenceOptions = AUTO,
     *,
     folds: int = 5,
+    skip: bool = False,
     cache: FeatureCache | None = None,
     progress: Progress | None = None,
 ) -> LabelCheck:
     """Rank the labels of all splits by out-of-fold predictions on features of `weights`.
 
-    Near-duplicates (of sets in which a plan searches them) and the groups of a table are in one fold. Raises
-    `UsageError` for fewer than two folds or more than images, `DataError` for a single class or unreadable images.
+    Near-duplicates (of sets in which a plan searches them) and the groups of a table are in one fold. `skip` leaves out
+    unreadable images, which `notes` then name. Raises `UsageError` for fewer than two folds or more than images,
+    `DataError` for a single class, and for unreadable images without `skip`.
     """
     dataset.targets.check(dataset.classes, dataset.source)
     if not dataset.targets.one_class:
@@ -192,36 +223,28 @@ def check_labels(
     total = sum(map(len, dataset.splits.values()))
     if not 2 <= folds <= total:
         raise UsageError(f"--folds must be from 2 to the number of images, not {folds}", hint="--folds 5")
-    large = "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * _SHARP
-    adapted = {"image_size": _SHARP} if weights == BACKBONE and is_included(weights) and large else {}
-    predictor = replace(options, precision="fp32").load(weights, **adapted)
-    machine = choose(options.device, options.precision, dim=predictor.network.config.dim)
-    try:
-        features = [
-            features_of(predictor.network, images, predictor.preprocessing, machine, cache=cache, progress=progress)
-            for images in dataset.splits.values()
-        ]
-    except DataError as error:
-        hint = f"remove them, or name them all: vitral data check {dataset.source}"
-        raise DataError(str(error.what), where=dataset.source, why=error.why, hint=hint) from error
-    labels = np.concatenate([images.labels for images in dataset.splits.values()])
-    values = np.concatenate([part.numpy() for part in features]).astype(np.float64)
-    probabilities, strength = out_of_fold(
-        values, labels, len(dataset.classes), folds_of(labels, _groups(dataset), folds)
-    )
-    places = tuple(
-        Place(name, index, images.names[index], dataset.classes[label])
-        for name, images in dataset.splits.items()
-        for index, label in enumerate(images.labels.tolist())
-    )
+    found = set_features(dataset, weights, options, skip=skip, cache=cache, progress=progress)
+    kept, labels = found.dataset, found.labels
+    folded = folds_of(labels, _groups(kept), folds)
+    probabilities, strength = out_of_fold(found.values, labels, len(kept.classes), folded)
     agreement = float((probabilities.argmax(1) == labels).mean())
-    notes: tuple[str, ...] = ()
-    if is_run(Path(weights)) and is_data_of(RunFolder(weights).read_plan(), dataset):
-        notes = ("the network was trained on these labels: errors that it has memorized are not found",)
+    notes = [left_out(kept.left_out), _memorized(weights, kept)]
     return LabelCheck(
-        dataset.source, weights, dataset.classes, places, estimate(labels, probabilities), probabilities, agreement,
-        folds, strength, notes,
+        kept.source, weights, kept.classes, found.places, estimate(labels, probabilities), probabilities,
+        agreement, folds, strength, tuple(filter(None, notes)), tuple(least_alike(found, LEAST_ALIKE)),
     )  # fmt: skip
+
+
+def _memorized(weights: str, dataset: DataSet) -> str:
+    """Return a note if the network is a run that was trained on some of these labels; else ""."""
+    if not is_run(Path(weights)):
+        return ""
+    plan = RunFolder(weights).read_plan()
+    what = "the network was trained on {} of these labels: errors that it has memorized are not found"
+    if is_data_of(plan, dataset):
+        return what.format("all")
+    seen = any(seen_as(plan, images) for images in dataset.splits.values())
+    return what.format("some") if seen else ""
 
 
 def out_of_fold(

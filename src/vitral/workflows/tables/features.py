@@ -289,8 +289,8 @@ def evaluate_features(
     dataset, measured, cut_notes = _two_sides(dataset, data.split)
     changed = own.check_split(measured) if own and not cut_notes else ""
     skip = data.skip or (own is not None and left_out_bad(predictor))
-    train, support = _side(predictor, machine, dataset["train"], feature_cache, skip, progress)
-    test, images = _side(predictor, machine, dataset[measured], feature_cache, skip, progress)
+    train, support, _ = readable_features(predictor, machine, dataset["train"], feature_cache, skip, progress)
+    test, images, _ = readable_features(predictor, machine, dataset[measured], feature_cache, skip, progress)
     train_labels, test_labels = np.asarray(support.labels), np.asarray(images.labels)
     groups = with_copies(images).groups
     trained = own is not None and RunFolder(predictor.source).read_plan().run.recipe != "linear-probe"
@@ -327,19 +327,19 @@ def _two_sides(dataset: DataSet, split: str | None) -> tuple[DataSet, str, list[
     return dataset, "val", [f"{cut:,} images were cut from train for evaluation, about the same share of each class"]
 
 
-def _side(
+def readable_features(
     predictor: Predictor,
     machine: Machine,
     images: Split,
-    cache: FeatureCache,
+    cache: FeatureCache | None,
     skip: bool,
     progress: Progress | None,
-) -> tuple[Tensor, Split]:
-    """Return the features of a split, and its readable images.
+) -> tuple[Tensor, Split, np.ndarray]:
+    """Return the features of a split's readable images, these images, and their numbers in the split.
 
     To skip bad images, all are decoded even if features are cached.
     """
-    batches = None
+    batches, kept = None, np.arange(len(images))
     if skip:
         on = predictor.machine.device
         count = eval_batch_size(predictor.network.config, on)
@@ -347,9 +347,10 @@ def _side(
         if bad := [index for index, _ in batches.unreadable]:
             if len(bad) == len(images):
                 raise none_readable(f"{error.name} ({error.why})" for _, error in batches.unreadable)
-            images, batches = images.select(np.setdiff1d(np.arange(len(images)), bad)), None
+            kept = np.setdiff1d(kept, bad)
+            images, batches = images.select(kept), None
     preprocessing = predictor.preprocessing
     values = features_of(
         predictor.network, images, preprocessing, machine, cache=cache, batches=batches, progress=progress
     )
-    return values, images
+    return values, images, kept
