@@ -93,8 +93,10 @@ def _with_strangers(dataset: DataSet, report: DataCheck, init: str, device: str)
 
     with counting(stderr(), "comparing the images") as done:
         found = set_features(dataset, init, InferenceOptions(device), skip=True, cache=FeatureCache(), progress=done)
+    known = {one.place for one in report.unusual}
+    more = [one for one in strangers(found) if one.place not in known]
     return dataclasses.replace(
-        report, unusual=(*report.unusual, *strangers(found)), checked=(*report.checked, f"features of {init}")
+        report, unusual=(*report.unusual, *more), checked=(*report.checked, f"features of {init}")
     )
 
 

@@ -159,7 +159,7 @@ def render(content: ReportContent, run: str) -> str:
         environment=_reproduction(result),
         version=(result.get("versions") or {}).get("vitral", ""),
         run=shlex.quote(run),
-        labeled=shlex.quote(str(result["data"])) if evaluation and evaluation.one_class and "data" in result else "",
+        labeled=shlex.quote(str(result["data"])) if evaluation and "data" in result else "",
     )
     return finished(text)
 

@@ -14,7 +14,7 @@ from vitral.workflows.checks.set_features import SetFeatures
 
 NEIGHBORS = 2
 """Number of the nearest image whose distance counts."""
-FAR = 6.0
+FAR = 8.0
 """Robust standard deviations above the median distance, from which an image is unlike all others."""
 FEWEST = 30
 """Images from which a set has distances of its own."""
