@@ -30,6 +30,7 @@ from browser import Visit, chromium
 from npmpackages import real
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.demo import IMAGES
+from vitral.device import choose
 from vitral.errors import UsageError, WeightsError
 from vitral.export import export_model
 from vitral.export.web import PACKAGE
@@ -322,7 +323,8 @@ def test_a_page_answers_or_is_refused(kind, files, trained, tmp_path):
 def test_a_threshold_of_unknown_images_leaves_or_a_warning_says_so(score, ready, carried, tmp_path):
     kind = KINDS["temperature"]
     statistics = fit_statistics(np.random.default_rng(0).normal(size=(20, 48)), np.arange(20) % len(NAMES))
-    predictor = vitral.Predictor(native.build(kind.weights()), kind.preprocessing, NAMES)
+    exact = choose("cpu", "fp32", dim=48)
+    predictor = vitral.Predictor(native.build(kind.weights()), kind.preprocessing, NAMES, machine=exact)
     detector = Detector(score, 0.25, statistics if score == "distance" else {})
     predictor.output = dataclasses.replace(predictor.output, unknown=detector)
     exported = export_model(predictor, "torch", with_preprocessing=ready, out=tmp_path / "out")
