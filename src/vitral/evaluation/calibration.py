@@ -49,11 +49,15 @@ def conformal_scores(probabilities: np.ndarray, labels: np.ndarray) -> tuple[flo
     return tuple((np.ceil(scores * 1e6) / 1e6).round(6).tolist())
 
 
+_STEP = 1e-3
+"""Share by which each cut promises more than the one before it: at most a thousand are saved with the weights."""
+
+
 def cuts_of(probabilities: np.ndarray, labels: np.ndarray, groups: Groups = None) -> tuple[Cut, ...]:
     """Return the cuts among which `--right` chooses, in descending order of their images.
 
     `probabilities` (n, K), `labels` (n,) and `groups` (n,), equal for images that belong together. A cut that promises
-    no more than one with more images is left out. Among many cuts the best one looks better than it is, so each
+    hardly more than one with more images is left out. Among many cuts the best one looks better than it is, so each
     promises what it would if one more of its images, or a group of mean size, were wrong: without that correction the
     share of correct answers on new images is below the wanted one on average.
     """
@@ -63,7 +67,7 @@ def cuts_of(probabilities: np.ndarray, labels: np.ndarray, groups: Groups = None
     promised = hits / (counts + len(order) / max(count_groups(groups, len(order)), 1))
     cuts: list[Cut] = []
     for last in np.append(np.flatnonzero(np.diff(ranked)), len(order) - 1)[::-1]:
-        if cuts and promised[last] <= cuts[-1].promised:
+        if cuts and promised[last] < cuts[-1].promised + _STEP:
             continue
         inside = order[: last + 1]
         below = ranked[last + 1] if last + 1 < len(order) else ranked[last]  # halfway: engines differ by rounding
