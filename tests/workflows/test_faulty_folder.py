@@ -29,6 +29,7 @@ def proposed(err: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in err.partition("Next:")[2].splitlines() if line.startswith("  ")]
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found_by_the_check_and_the_command_that_it_proposes(
     faulty: tuple[Path, Faults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_planted_faults_are_found_by_the_check_and_the_command_that_it_proposes(
     assert Path("photos-labels.png").is_file()
 
 
+@pytest.mark.slow
 def test_findings_taken_away_are_gone(
     faulty: tuple[Path, Faults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
