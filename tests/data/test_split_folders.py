@@ -90,7 +90,7 @@ def test_a_larger_folder_without_labels_is_named_and_unused(make_images: MakeIma
     assert "20 images without class folders in test/ are not used: test/0.png, test/1.png" in dataset.notes[1]
     assert "1 image outside class folders is not used: docs/0.png" in dataset.notes[0]
     report = check(dataset)
-    assert not report.is_sound
+    assert report.invalidates
     words = ["train", str(data), "--plan-only", "--model", "mu/4", "--image-size", "8"]
     found = as_json(capsys, *words)
     line = next(one for one in found["choices"] if one["name"] == "data")

@@ -140,7 +140,7 @@ def test_rare_classes_can_count_more(colors):
 def test_the_run_is_an_ordinary_one(colors, tmp_path, home, capsys):
     run = vitral.train(str(colors), out=str(tmp_path / "run"), **OPTIONS)
     names = {path.name for path in run.folder.iterdir()}
-    texts = {"config.json", "manifest.json", "metrics.jsonl", "result.json"}
+    texts = {"config.json", "held-out.jsonl", "manifest.json", "metrics.jsonl", "result.json"}
     assert names == {*texts, "model.safetensors", "report.html"}
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["C"] for line in lines] == list(STRENGTHS)

@@ -200,7 +200,7 @@ def test_unknown_images_and_exports_use_the_same_images(photos, tmp_path, capsys
     assert any("3 of the 4 val images" in note for note in found["unknown"]["notes"])
     proof = export_model(run.folder, "torch", out=tmp_path / "export").proof
     assert (proof.labeled, proof.held_out) == (3, True)
-    out, _ = printed(capsys, "verify", str(run.folder))
+    out, _ = printed(capsys, "verify", str(run.folder), "--format", "json")
     assert "held-out.jsonl" in out
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_record_is_an_error_that_verify_names(photos, tmp_path, capsys
     split_of(run.folder, "train")[0].unlink()
     with pytest.raises(RunError, match="cannot read the record of held-out images"):
         evaluated(run.folder)
-    out, _ = printed(capsys, "verify", str(run.folder), code=1)
+    out, _ = printed(capsys, "verify", str(run.folder), "--format", "json", code=1)
     assert "held-out.jsonl" in out
 
 

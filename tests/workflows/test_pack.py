@@ -149,7 +149,7 @@ def test_only_commands_that_support_it_are_proposed(oblong, tmp_path, capsys):
     words = ["--pack", "--image-size", "16", "--pack-min-size", "8", "--model", "mu/4", "--epochs", "1"]
     _, err = printed(capsys, "train", str(oblong), *words, "--out", str(tmp_path / "run"))
     proposed = [line.split()[1] for line in err.partition("Next:")[2].splitlines() if line.strip()]
-    assert proposed == ["predict", "evaluate"]
+    assert proposed == ["predict", "evaluate", "data"]
 
 
 def test_a_recipe_takes_plain_patches(oblong, tmp_path):

@@ -258,6 +258,7 @@ def hub(monkeypatch):
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(Hub, "status", 200)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

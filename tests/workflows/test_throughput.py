@@ -115,7 +115,7 @@ def test_a_trial_uses_the_steps_of_the_run_and_has_no_side_effects(photos, optio
     [
         ({"minutes": 5.0, "epochs": 3}, "--minutes and --epochs are mutually exclusive"),
         ({"minutes": 0.0}, "--minutes must be above 0 and at most 1,000,000"),
-        ({"minutes": 5.0, "recipe": "linear-probe"}, "does not support --minutes"),
+        ({"epochs": 5, "recipe": "linear-probe"}, "does not support --epochs"),
     ],
 )
 def test_invalid_options_are_refused(photos, options, message):
