@@ -136,7 +136,7 @@ def test_every_command_takes_an_address(
         vitral.train(data, out=str(tmp_path / out), quiet=True, **{**TINY, "epochs": 1})
     assert same_bits(weights_of(tmp_path / "here"), weights_of(tmp_path / "there"))
     run = str(tmp_path / "there")
-    assert as_json(capsys, "data", "check", url)["sound"] is True
+    assert as_json(capsys, "data", "check", url)["invalidates_results"] is False
     assert as_json(capsys, "evaluate", run)["accuracy"] == as_json(capsys, "evaluate", run, str(shards))["accuracy"]
     predicted = as_json(capsys, "predict", run, f"{url}val-*.tar")["predictions"]
     assert len(predicted) == 5
