@@ -21,7 +21,7 @@ from vitral.data.loader import Batch
 from vitral.device import choose
 from vitral.distributed.ranks import Ranks, joined
 from vitral.distributed.strategies import STRATEGIES, Strategy
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.step import NoMonitor, Step
 

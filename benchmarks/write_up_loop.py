@@ -34,8 +34,9 @@ from vitral.data.loader import Batch, Batches
 from vitral.device import choose, cpu_threads, seed_everything
 from vitral.inference.logits import logits_of
 from vitral.training.callbacks import Callback, Epoch
-from vitral.training.loop import Averaged, State, fit
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.loop import Averaged, EpochEnd, State, fit
+from vitral.training.optimizer_set import OptimizerSet
+from vitral.training.step import Step
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.plan import plan_run
 from vitral.workflows.running.build import initial_model, objective_of
@@ -207,10 +208,13 @@ def _trained(job: Job, train: Batches, val: Batches, listener: Callback) -> tupl
         state.averaged = Averaged(model, job.run.ema)
     with cpu_threads(job.run.threads):
         fit(
-            state, job.run, job.machine, train, objective_of(job),
-            lambda model: {"val_accuracy": _accuracy(model, val, job)}, save=lambda state, best, must: None,
+            state,
+            job.run,
+            train,
+            Step(model, state.optimizer, objective_of(job), job.machine, job.run),
+            EpochEnd(validate=lambda model: {"val_accuracy": _accuracy(model, val, job)}),
             listener=listener,
-        )  # fmt: skip
+        )
     return state, [len(train) * train.batch_size / line["images_per_second"] for line in state.history]
 
 

@@ -20,9 +20,10 @@ from vitral.data.splits import with_validation
 from vitral.device import choose, seed_everything
 from vitral.inference.logits import logits_of
 from vitral.training.callbacks import Callback
-from vitral.training.loop import State, fit
+from vitral.training.loop import EpochEnd, State, fit
 from vitral.training.objectives.objective import augmented
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
+from vitral.training.step import Step
 from vitral.weights import native
 
 
@@ -68,7 +69,8 @@ def main(data: str = "digits", out: str = "focal.safetensors", epochs: int = 10)
         return {"val_loss": float((~right).float().mean()), "val_accuracy": float(right.float().mean())}
 
     state = State(model, OptimizerSet(model, run))
-    fit(state, run, machine, train, objective, validate, save=lambda *_: None, listener=Report())
+    step = Step(model, state.optimizer, objective, machine, run)
+    fit(state, run, train, step, EpochEnd(validate=validate), listener=Report())
     weights = native.Weights(model.config, model.state_dict(), preprocessing, dataset.classes, {"loss": "focal"})
     native.save(Path(out), weights)
     return float(state.history[-1]["val_accuracy"])

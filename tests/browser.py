@@ -124,4 +124,4 @@ class Visit:
 
 def percent(share: float) -> str:
     """A share as the page shows it."""
-    return f"{100 * share:.1f}\u202f%"
+    return f"{100 * share:.1f}%"

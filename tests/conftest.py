@@ -23,6 +23,7 @@ import vitral
 from images import MakeImages, noise
 from running import TINY, rotated
 from vitral.folders import cache_folder
+from vitral.spoken import shell
 from vitral.workflows.running import execute
 
 # Networks this small lose many times more to waiting for a second thread than it does for them.
@@ -69,6 +70,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def seeded() -> None:
     """Networks that a test draws without a word of seeds are the same each time it runs."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def words_of_the_shell(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Messages are quoted as the command line prints them, `--lr`, except in tests marked `python`."""
+    marked = request.node.get_closest_marker("python")
+    with contextlib.nullcontext() if marked else shell():
+        yield
 
 
 @pytest.fixture(autouse=True)

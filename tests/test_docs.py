@@ -63,6 +63,7 @@ RUN = {"console", "sh", "bash", "python"}
 SLOW = [
     "bench", "compare", "demo", "elsewhere", "explain", "export", "inference", "labels", "recipes", "serve", "shards",
     "study", "text", "use", "weights", "README", "index", "pack", "pretrain", "scale", "tracking",
+    "getting-started", "troubleshooting",
 ]  # fmt: skip
 """Pages with commands that take more than a few seconds together."""
 MARKS = dict.fromkeys(SLOW, pytest.mark.slow)
@@ -264,6 +265,7 @@ def type_in(command: str) -> None:
     ids=_named,
 )
 def test_commands_of_a_page_run(page, capsys):
+    reader = {"__name__": "reader"}  # types in the blocks of a page one after the other
     for kind, text in blocks(page):
         if kind in ("console", "sh", "bash"):
             outputs = [output for _, output in shown_outputs(text)] if kind == "console" else []
@@ -276,7 +278,7 @@ def test_commands_of_a_page_run(page, capsys):
             if "vitral.train(" in text:  # a run that the page made before would be in the way
                 shutil.rmtree("runs/photos", ignore_errors=True)
             with contextlib.redirect_stdout(None):
-                exec(compile(text, f"{page.name}", "exec"), {"__name__": "reader"})  # noqa: S102 - our own pages
+                exec(compile(text, f"{page.name}", "exec"), reader)  # noqa: S102 - our own pages
 
 
 def test_functions_of_the_tour_exist():
@@ -349,10 +351,23 @@ def test_every_name_of_the_reference_exists():
 
 def test_the_readme_lists_every_command():
     section = (ROOT / "README.md").read_text("utf-8").split("\n## Commands\n")[1].split("\n## ")[0]
-    listed = re.findall(r"^\| `vitral ([^`]+)`", section, re.MULTILINE)
-    assert len(listed) == len(COMMANDS)
-    for name in COMMANDS:
-        assert sum(f"{row} ".startswith(f"{name} ") for row in listed) == 1, name
+    groups = re.findall(r"^- (.*(?:\n  .*)*)", section, re.MULTILINE)
+    assert len(groups) == 5
+    assert sorted(re.findall(r"`([^`]+)`", "".join(groups))) == sorted(COMMANDS)
+
+
+def test_the_readme_cites_the_version_and_authors_of_the_citation_file():
+    readme, citation = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CITATION.cff"))
+    entry = dict(re.findall(r"^  (\w+) = \{+(.*?)\}+,?$", readme.split("```bibtex")[1], re.MULTILINE))
+    assert f'title: "{entry["title"]}"' in citation
+    assert f'name: "{entry["author"]}"' in citation
+    assert f"version: {entry['version']}" in citation
+
+
+def test_the_first_hour_is_linked_from_the_readme():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert "](docs/getting-started.md)" in text
+    assert "](docs/troubleshooting.md)" in text
 
 
 def test_blocks_are_found():
@@ -365,4 +380,6 @@ def test_blocks_are_found():
     assert list(commands(*found[0])) == ["vitral models", "vitral train a    --epochs 3"]
     kinds = {kind for page in PAGES for kind, _ in blocks(page)}
     assert "console" in kinds
-    assert kinds <= RUN | {"", "text", "json", "toml", "yaml", "make"}, "a language that is neither run nor known"
+    assert kinds <= RUN | {"", "text", "json", "toml", "yaml", "make", "bibtex"}, (
+        "a language that is neither run nor known"
+    )

@@ -28,7 +28,7 @@ from vitral.model.variants import config
 from vitral.training.compiling import CompiledObjective
 from vitral.training.loop import Averaged
 from vitral.training.objectives.classification import Classification
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.step import CapturedStep, NoMonitor, Step
 

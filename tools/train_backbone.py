@@ -37,7 +37,7 @@ from vitral.data.sources import load
 from vitral.device import Machine, choose, seed_everything, synchronize
 from vitral.evaluation.intervals import wilson_interval
 from vitral.training.loop import Averaged
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.step import CapturedStep, NoMonitor, Step
 from vitral.weights import class_names as names

@@ -6,35 +6,14 @@
     predictor("cat.jpg").top(5)
     vitral.explain(predictor, "cat.jpg")[0].save("why.png")
 
-Names are imported on first use: `import vitral` alone does not import torch.
+Names are imported on first use: `import vitral` alone does not import torch. Type checkers and editors read their
+signatures in `__init__.pyi`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from vitral.data import DataSet
-    from vitral.data import load as load_data
-    from vitral.data.checks.validate import check as check_data
-    from vitral.data.images.preprocessing import Preprocessing
-    from vitral.errors import VitralError
-    from vitral.evaluation.metrics import Evaluation
-    from vitral.explanation.explain import explain
-    from vitral.explanation.heatmap import Heatmap
-    from vitral.inference.loading import load
-    from vitral.inference.predictions import Prediction
-    from vitral.inference.predictor import Predictor
-    from vitral.model import BiT, BiTConfig, ViT, ViTConfig, create, summarize
-    from vitral.training.options import Run
-    from vitral.weights.convert import convert
-    from vitral.workflows.evaluate import evaluate
-    from vitral.workflows.inspection import inspect
-    from vitral.workflows.pretrain import pretrain
-    from vitral.workflows.running.execute import TrainedRun
-    from vitral.workflows.train import train
-    from vitral.workflows.verify import verify
+from typing import Any
 
 from vitral._version import __version__ as __version__
 
@@ -53,6 +32,7 @@ __all__ = [
     "ViTConfig",
     "VitralError",
     "check_data",
+    "compare",
     "convert",
     "create",
     "evaluate",
@@ -61,6 +41,8 @@ __all__ = [
     "load",
     "load_data",
     "pretrain",
+    "runs",
+    "save",
     "summarize",
     "train",
     "verify",
@@ -76,11 +58,12 @@ _HOME = {
     "Predictor": "vitral.inference.predictor",
     "Preprocessing": "vitral.data.images.preprocessing",
     "Run": "vitral.training.options",
-    "TrainedRun": "vitral.workflows.running.execute",
+    "TrainedRun": "vitral.workflows.running.trained",
     "ViT": "vitral.model",
     "ViTConfig": "vitral.model",
     "VitralError": "vitral.errors",
     "check_data": "vitral.data.checks.validate:check",
+    "compare": "vitral.studies.comparison",
     "convert": "vitral.weights.convert",
     "create": "vitral.model",
     "evaluate": "vitral.workflows.evaluate",
@@ -89,6 +72,8 @@ _HOME = {
     "load": "vitral.inference.loading",
     "load_data": "vitral.data:load",
     "pretrain": "vitral.workflows.pretrain",
+    "runs": "vitral.workflows.running.trained",
+    "save": "vitral.weights.convert",
     "summarize": "vitral.model",
     "train": "vitral.workflows.train",
     "verify": "vitral.workflows.verify",
@@ -113,4 +98,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

@@ -23,6 +23,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 
+from vitral.spoken import spoken
 from vitral.wording import count, flag, some
 
 
@@ -41,6 +42,11 @@ class VitralError(Exception):
         lines = [what, *(f"  {label}: {part}" for label, part in parts if part is not None)]
         super().__init__("\n".join(" ".join(line.splitlines()) for line in lines))
 
+    def __str__(self) -> str:
+        """Return the message with its options as the caller types them: `--lr` in a shell, `lr` in Python."""
+        lines = super().__str__().split("\n")
+        return "\n".join(spoken(line, hint=line.startswith("  try: ")) for line in lines)
+
 
 class UsageError(VitralError, ValueError):
     """The request is invalid."""
@@ -58,7 +64,7 @@ class ImageError(DataError):
         super().__init__("cannot read image", where=where or name, why=why, hint=hint)
 
 
-SKIP_HINT = "--bad-images skip leaves them out"
+SKIP_HINT = "leave them out with --bad-images skip"
 
 
 def unreadable(names: Iterable[str], *, where: object = None, hint: str = SKIP_HINT) -> DataError:
@@ -138,7 +144,7 @@ def warn(message: str) -> None:
     inside = {"vitral", "contextlib"}  # decorators of vitral are contextlib's
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, VitralWarning, stacklevel=level)
+    warnings.warn(spoken(message), VitralWarning, stacklevel=level)
 
 
 def unknown(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 
 def terms_in(text: str) -> list[tuple[str, str]]:
     """Return the terms of the glossary that a text uses, each with its meaning."""
     return [(term, meaning) for term, meaning, pattern in _glossary() if pattern.search(text)]
+
+
+def explained(terms: Iterable[str]) -> list[tuple[str, str]]:
+    """Return terms of the glossary with their meanings. Raises `KeyError` for one that it does not have."""
+    meanings = {term: meaning for term, meaning, _ in _glossary()}
+    return [(term, meanings[term]) for term in terms]
 
 
 @functools.cache

@@ -10,12 +10,14 @@ import inspect
 import numbers
 import os
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitral.errors import UsageError, type_of, unknown
+from vitral.spoken import Choices, learn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,26 +73,109 @@ def wrong_kind(title: str, value: object, kind: str, hint: str | None = None) ->
     return UsageError(f"{title} cannot be {shown}", why=f"it is {kind}", hint=hint)
 
 
-def checked(function: Callable[P, T], *, but: tuple[str, ...] = ()) -> Callable[P, T]:
+def checked(
+    function: Callable[P, T],
+    *,
+    but: tuple[str, ...] = (),
+    options: Mapping[str, Parameter] = MappingProxyType({}),
+    others: bool = False,
+) -> Callable[P, T]:
     """Check the arguments of a public function by its annotations, except those in `but`, which it checks itself.
 
-    Raises `UsageError` for a value of another type, and for an unknown keyword, with the nearest parameters. A text
-    that is none of the choices is left to the function, too.
+    `options` are the keywords that its `**options` stand for: `inspect.signature` and `help` list them. Raises
+    `UsageError` for a value of another type, and for an unknown keyword, with the nearest parameters. A text that is
+    none of the choices is left to the function, and so are the values of `options` and, with `others`, unknown
+    keywords.
     """
     signature = inspect.signature(function)
     names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    any_keyword = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    any_keyword = others or (not options and any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()))
+    known = [name for name in (*names, *options) if name != "self"]
+    learn(lambda: {name: choices_of(kinds_of(function).get(name)) for name in known if name not in options})
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not any_keyword and (bad := [name for name in kwargs if name not in names]):
-            raise unknown("argument", bad[0], [name for name in names if name != "self"])
+        if not any_keyword and (bad := [name for name in kwargs if name not in known]):
+            raise unknown_keyword("option" if options else "argument", bad[0], known)
         given = dict(zip(names, args, strict=False)) | kwargs
         for name in (name for name in names if name in given and name not in but):
             _check(function, name, given[name])
         return function(*args, **kwargs)
 
+    if options:
+        call.__signature__ = _with_options(signature, options)  # type: ignore[attr-defined]
     return call
+
+
+def _with_options(signature: Signature, options: Mapping[str, Parameter]) -> Signature:
+    """Replace `**options` by the keywords that it stands for."""
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    return signature.replace(
+        parameters=[*own, *(one for name, one in options.items() if name not in signature.parameters)]
+    )
+
+
+class _Chosen:
+    """The default of an option whose value depends on another one, such as the name of the network."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+CHOSEN = _Chosen()
+
+
+def keywords(kinds: Mapping[str, Any], default: Any = CHOSEN) -> dict[str, Parameter]:
+    """Return a keyword parameter for each name and type, for `checked`."""
+    learn(lambda: {name: choices_of(kind) for name, kind in kinds.items()})
+    return {
+        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, kind in kinds.items()
+    }
+
+
+def keywords_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the keyword parameters of a function, with its types themselves instead of their names."""
+    kinds, named = kinds_of(function), inspect.signature(function).parameters.values()
+    return {one.name: one.replace(annotation=kinds[one.name]) for one in named if one.kind is one.KEYWORD_ONLY}
+
+
+def choices_of(kind: Any) -> Choices:
+    """Return the texts among which an annotated type lets choose; None for a switch."""
+    inner = [
+        one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one is not NoneType
+    ]
+    if inner == [bool]:
+        return None
+    return frozenset(value for one in inner if get_origin(one) is Literal for value in get_args(one))
+
+
+def source_of(kind: Any) -> str:
+    """Write an annotated type as source code, with classes by their bare names."""
+    inner, origin = get_args(kind), get_origin(kind)
+    if kind is NoneType:
+        return "None"
+    if kind is Ellipsis:
+        return "..."
+    if origin in (Union, UnionType):
+        return " | ".join(map(source_of, sorted(inner, key=lambda one: one is NoneType)))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(_quoted, inner))}]"
+    if origin is abc.Callable:
+        takes = "..." if inner[0] is Ellipsis else f"[{', '.join(map(source_of, inner[0]))}]"
+        return f"Callable[{takes}, {source_of(inner[1])}]"
+    name = getattr(origin or kind, "__name__", str(kind))
+    return f"{name}[{', '.join(map(source_of, inner))}]" if inner else name
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def unknown_keyword(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for an unknown keyword, with the nearest known ones, also by its name in other programs."""
+    known = list(known)
+    others = {other: own for other, own in NAMES_ELSEWHERE.items() if own in known}
+    return unknown(kind, name, known, elsewhere=others)
 
 
 def _of_python(value: object) -> object:
@@ -109,14 +194,32 @@ def _check(function: Callable[..., Any], name: str, value: object) -> None:
 
 def named_fields(config: type[T]) -> type[T]:
     """Let a dataclass raise `UsageError` for an unknown field, with the nearest ones, instead of a bare `TypeError`."""
+    annotated: Any = config
     original: Any = config.__init__
     fields = list(inspect.signature(original).parameters)[1:]
+    learn(lambda: {name: choices_of(kinds_of(annotated).get(name)) for name in fields})
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the method of this name
         if bad := [name for name in kwargs if name not in fields]:
-            raise unknown("option", bad[0], fields)
+            raise unknown_keyword("option", bad[0], fields)
         original(self, *args, **kwargs)
 
     config.__init__ = __init__  # type: ignore[method-assign]
     return config
+
+
+NAMES_ELSEWHERE = {
+    "learning_rate": "lr", "batch": "batch_size", "bs": "batch_size", "wd": "weight_decay", "opt": "optimizer",
+    "optim": "optimizer", "img_size": "image_size", "input_size": "image_size", "size": "image_size",
+    "num_epochs": "epochs", "sched": "schedule", "scheduler": "schedule", "lr_scheduler": "schedule",
+    "warmup_epochs": "warmup", "clip_grad": "clip", "grad_clip": "clip", "grad_accum_steps": "accumulate",
+    "smoothing": "label_smoothing", "reprob": "erase", "random_erasing": "erase", "model_ema": "ema",
+    "num_workers": "workers", "transform": "augment",
+    "transforms": "augment", "criterion": "loss", "loss_fn": "loss",
+    "pretrained": "init", "checkpoint": "init", "weights": "init", "output": "out",
+    "output_dir": "out", "save_dir": "out", "val_split": "val_fraction", "patience": "early_stop",
+    "random_seed": "seed", "dtype": "precision", "amp": "precision", "arch": "model",
+    "recipe": "method", "topk": "top", "k": "top",
+}  # fmt: skip
+"""Names of these options in other programs or functions, suggested in error messages but not accepted."""

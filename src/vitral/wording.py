@@ -44,6 +44,12 @@ def some(items: Iterable[object], limit: int = 3) -> str:
     return ", ".join(texts[:limit]) + rest
 
 
+def either(items: Iterable[str]) -> str:
+    """List alternatives: "a, b or c"."""
+    *others, last = items
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def natural(text: str) -> tuple[object, ...]:
     """Sort key that puts "2" before "10" and ignores case."""
     # Digits compare by length, then as text: int() refuses more than 4,300 of them, and a name may hold more.

@@ -446,9 +446,9 @@ def test_formats_that_are_not_on_the_list_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (b"Not found\n", "a text"),
-        ("Grün 緑\n".encode() * 999, "a text"),  # a sample of it ends within a character
-        (b"MZ is no program here", "a text"),
+        (b"Not found\n", "a text file"),
+        ("Grün 緑\n".encode() * 999, "a text file"),  # a sample of it ends within a character
+        (b"MZ is no program here", "a text file"),
         (b"#!/bin/sh\nexit 1\n", "a script"),
         (b"\x7fELF\x02\x01\x01" + bytes(40), r"a program \(ELF\)"),
         (b"MZ\x90\0\x03" + bytes(40), r"a program \(Windows\)"),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from faults import drawn
+from faults import drawn, stranger
 from images import scene
 from vitral.data import load
 from vitral.data.checks.findings import Found
@@ -84,3 +84,41 @@ def test_a_set_of_many_sizes_has_no_unusual_one(tmp_path: Path) -> None:
         side = int(16 * 2 ** (number % 6))
         scene(number, (side, side)).save(path)
     assert unusual(tmp_path / "photos", "size") == {}
+
+
+def screen(number: int) -> Image.Image:
+    """Draw a dark window with a bar, a button and lines of text."""
+    image = Image.new("RGB", (400, 640), (24, 26, 33))
+    pen = ImageDraw.Draw(image)
+    pen.rectangle((0, 0, 400, 50), fill=(60, 90, 200))
+    pen.rectangle((250, 560, 380, 610), fill=(230, 230, 230))
+    for line in range(14):
+        pen.text((16, 70 + 34 * line), f"{number} of {line} messages", "white", ImageFont.load_default(18))
+    return image
+
+
+def test_text_and_screenshots_among_photographs_are_listed(photos: Path) -> None:
+    stranger(1).save(photos / "a/page.png")
+    screen(1).save(photos / "b/screen.jpg", quality=80)
+    found = unusual(photos, "graphic")
+    assert set(found) == {"page.png", "screen.jpg"}
+    assert "one color" in found["page.png"].why
+
+
+def test_text_is_not_listed_where_it_belongs(photos: Path) -> None:
+    (photos / "pages").mkdir()
+    for number in range(2):
+        stranger(number).save(photos / f"pages/{number}.png")
+    assert unusual(photos, "graphic") == {}
+    screen(1).save(photos / "a/screen.png")
+    for number in range(6):
+        stranger(number).save(photos / f"b/page{number}.png")
+    assert unusual(photos, "graphic") == {}
+
+
+def test_objects_on_white_are_photographs(photos: Path) -> None:
+    for number in range(2):
+        white = Image.new("RGB", (400, 400), "white")
+        white.paste(drawn(number, 40 + number, (150, 200)).filter(ImageFilter.GaussianBlur(1)), (100, 120))
+        white.save(photos / "a" / f"product{number}.jpg", quality=90)
+    assert unusual(photos, "graphic") == {}

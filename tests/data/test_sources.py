@@ -515,7 +515,7 @@ def test_digits_are_embedded_with_a_fair_test_split() -> None:
 
 def test_unknown_names() -> None:
     assert "nearest: cifar10, cifar100" in refusal("cifar11")
-    with pytest.raises(UsageError, match="sets have the names digits, planted, mnist"):
+    with pytest.raises(UsageError, match="data sets with a name are digits, planted, mnist"):
         load("qqq")
 
 

@@ -179,7 +179,7 @@ def test_a_class_that_no_group_brings_into_validation_is_named() -> None:
     dataset = grouped([*range(10), *[99] * 10])
     cut, choices = split_for(Run(val_fraction=0.2), dataset)
     assert per_class(cut["val"], 2)[1] == 0
-    assert "none of '1'" in next(one.reason for one in choices if one.name == "validation")
+    assert "no image of '1'" in next(one.reason for one in choices if one.name == "validation")
 
 
 def test_groups_that_are_too_large_are_named_as_the_cause() -> None:

@@ -20,6 +20,7 @@ def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]], toleranc
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=tolerance)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=10 * tolerance)
         assert a["val_loss"] == pytest.approx(b["val_loss"], rel=tolerance)
         assert a["train_accuracy"] == pytest.approx(b["train_accuracy"], rel=1e-6)
         for name in ("val_accuracy", "images_seen", "step", "lr"):

@@ -17,7 +17,7 @@ from vitral.distributed.ranks import current, joined
 from vitral.distributed.strategies import STRATEGIES, Offloaded, Strategy, strategy_of
 from vitral.distributed.tensors import is_sharded, like, whole
 from vitral.training.loop import Averaged
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.workflows.planning import ranks as plan_ranks
 from vitral.workflows.planning import throughput
@@ -110,7 +110,7 @@ def test_averaged_weights_are_in_parts_after_validation():
 
 def test_muon_of_parts_is_that_of_whole_matrices(monkeypatch):
     """Also of kernels, and of rows that three ranks cannot share out equally."""
-    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: False)  # exact enough to be compared
+    monkeypatch.setattr("vitral.training.optimizers.muon.has_bf16", lambda device: False)  # exact enough to be compared
 
     def made() -> torch.nn.Module:
         torch.manual_seed(0)

@@ -18,7 +18,8 @@ from images import MakeImages
 from running import as_json, printed, train
 from vitral.cli.main import main
 from vitral.errors import UsageError, WeightsError
-from vitral.evaluation.calibration import FEWEST, conformal_scores, cuts_of, fit_temperature
+from vitral.evaluation.calibration import conformal_scores, cuts_of, fit_temperature
+from vitral.evaluation.enough import FOR_A_FIT
 from vitral.evaluation.metrics import Evaluation
 from vitral.inference.outputs import output_of
 from vitral.inference.outputs.classes import Classes
@@ -50,7 +51,7 @@ def test_the_temperature_that_was_drawn_is_found(temperature: float) -> None:
 
 
 def test_no_temperature_of_few_or_perfect_predictions() -> None:
-    logits, labels = drawn(FEWEST - 1, 3.0)
+    logits, labels = drawn(FOR_A_FIT - 1, 3.0)
     assert fit_temperature(logits.numpy(), labels) == 1
     assert fit_temperature(10 * np.eye(5)[np.arange(100) % 5], np.arange(100) % 5) == 1
 

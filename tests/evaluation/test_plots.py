@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from plots import faults
+from vitral.epoch_metrics import of_training
 from vitral.evaluation import figures
 from vitral.evaluation.metrics import CalibrationBin
 from vitral.evaluation.numbers import measure_numbers
@@ -26,6 +27,7 @@ def drawn(monkeypatch) -> list[Figure]:
     return found
 
 
+METRICS = of_training([("accuracy", "accuracy", "{:.2%}")])
 HISTORIES = {
     "two epochs": 2 * [(1.0, 0.5)],
     "a thousand epochs": [(2.3 / (1 + k / 50), 1 - 0.9 / (1 + k / 80)) for k in range(1000)],
@@ -39,16 +41,16 @@ HISTORIES = {
 def test_curves(drawn, name):
     history = [
         {"epoch": k + 1, "train_loss": loss, "val_loss": 1.1 * loss, "train_accuracy": accuracy,
-         "val_accuracy": 0.98 * accuracy, "lr": 1e-3 * (1 - k / 2000)}
+         "val_accuracy": 0.98 * accuracy, "lr": 1e-3 * (1 - k / 2000), "gradient_norm": loss}
         for k, (loss, accuracy) in enumerate(HISTORIES[name])
     ]  # fmt: skip
-    plots = figures.curves(history, len(history))
-    assert len(plots) == len(drawn) == 3
-    assert [faults(figure) for figure in drawn] == [[], [], []]
+    plots = figures.curves(history, len(history), METRICS)
+    assert len(plots) == len(drawn) == 4
+    assert [faults(figure) for figure in drawn] == [[], [], [], []]
 
 
 def test_a_single_epoch_draws_no_curve(drawn):
-    assert figures.curves([{"epoch": 1, "train_loss": 1.0, "val_loss": 2.0, "lr": 1e-3}], 1) == []
+    assert figures.curves([{"epoch": 1, "train_loss": 1.0, "val_loss": 2.0, "lr": 1e-3}], 1, METRICS) == []
 
 
 @pytest.mark.parametrize("filled", [[9], [0], range(10), [3, 4]])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import vitral
 from images import noise
-from vitral.errors import UsageError
+from vitral.errors import UsageError, WeightsError
 from vitral.explanation.methods import METHODS
 from vitral.explanation.methods.any_network import to_grid
 
@@ -275,8 +275,10 @@ def test_images_without_known_preprocessing(resnet: nn.Module, tmp_path: Path):
 
 
 def test_no_network():
-    error = _refusal(lambda: vitral.explain("runs/photos", IMAGES))  # type: ignore[arg-type]
-    assert (error.what, "vitral.load" in str(error.hint)) == ("cannot explain a str, only a network", True)
+    error = _refusal(lambda: vitral.explain(IMAGES, IMAGES))  # type: ignore[arg-type]
+    assert (error.what, "vitral.load" in str(error.hint)) == ("cannot explain a Tensor, only a network", True)
+    with pytest.raises(WeightsError, match="no such run or weights"):
+        vitral.explain("runs/photos", IMAGES)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning")

@@ -319,7 +319,7 @@ class TestPage:
     def test_opened_as_a_file_it_says_what_it_needs(self, browser, site):
         page = browser.new_page()
         page.goto((site / "index.html").as_uri())
-        assert page.locator("#about").inner_text().startswith("Opened as a file, this page does not work")
+        assert page.locator("#about").inner_text().startswith("This page does not work as a file")
         assert "python -m http.server" in page.locator("#about").inner_text()
         page.close()
 

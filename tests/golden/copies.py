@@ -34,7 +34,7 @@ _EXACT = "--device cpu --precision fp32"
 def _help() -> str:
     overview = command("--help")
     names = re.findall(r"^  (\w+(?: \w+)?)  ", overview, flags=re.MULTILINE)
-    pages = [f"$ vitral {name} --help\n{command(f'{name} --help')}" for name in names]
+    pages = [f"$ vitral {name} --help-all\n{command(f'{name} --help-all')}" for name in names]
     return as_text("\n".join([f"$ vitral --help\n{overview}", *pages]))
 
 

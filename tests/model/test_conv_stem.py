@@ -21,7 +21,7 @@ from vitral.errors import UsageError, WeightsError
 from vitral.explanation.inspect.filters import patch_filters
 from vitral.model import ViT, ViTConfig, config, create, summarize
 from vitral.model.conv_stem import ConvStem, conv_layers, deep_layers, whiten
-from vitral.training.optimizers import OptimizerSet, parameter_groups
+from vitral.training.optimizer_set import OptimizerSet, parameter_groups
 from vitral.training.options import Run
 from vitral.weights import native
 from vitral.weights.convert import convert
@@ -164,7 +164,8 @@ class _Dense(nn.Module):
 
 
 def test_muon_takes_a_kernel_for_the_matrix_of_its_numbers(monkeypatch):
-    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: True)  # torch's own computes in it everywhere
+    # torch's own computes in bf16 everywhere
+    monkeypatch.setattr("vitral.training.optimizers.muon.has_bf16", lambda device: True)
     model = network(SHAPE).float().train()
     run = Run(optimizer="muon", lr=0.02, weight_decay=0.1, momentum=0.9)
     groups = parameter_groups(model, run)

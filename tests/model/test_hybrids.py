@@ -20,7 +20,7 @@ from vitral.errors import UsageError
 from vitral.model import HYBRIDS, ViT, ViTConfig, config, create, summarize
 from vitral.model.resnet import pad_same, stem_stride, stem_width
 from vitral.model.variants import STEMS
-from vitral.training.optimizers import freeze, parameter_groups
+from vitral.training.optimizer_set import freeze, parameter_groups
 from vitral.training.options import Run
 from vitral.weights import native
 

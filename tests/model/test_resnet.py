@@ -19,7 +19,8 @@ from vitral.model import BITS, BiT, BiTConfig, config, create, summarize
 from vitral.model.registry import config_from_json, config_to_json
 from vitral.model.resnet import BIT_NUMERICS, HYBRID_NUMERICS, HybridStem, StdConv2d
 from vitral.model.variants import RESNETS
-from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
+from vitral.training.optimizer_set import OptimizerSet, freeze, parameter_groups
+from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import Run
 from vitral.weights import native
 

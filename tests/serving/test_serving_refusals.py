@@ -205,7 +205,7 @@ def test_types_models_methods_and_paths_that_are_not_there(server, drawings):
     refused(post("/v1/predict?explain=rise", content=image, headers=PNG), "no-explanation")
     problem = refused(post("/v1/predict?explain=legrad&target=dya", content=image, headers=PNG), "no-explanation")
     assert "day" in problem["detail"]
-    assert problem["try"] == "GET /v1/models lists the methods and the classes"
+    assert problem["try"] == "list the methods and classes with GET /v1/models"
     for path in (
         "/nothing",
         "/v1/predict/",

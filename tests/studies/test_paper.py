@@ -14,7 +14,7 @@ from vitral.errors import UsageError
 from vitral.evaluation import report
 from vitral.studies.conclusions import conclusions
 from vitral.studies.paper import names, paper_study
-from vitral.studies.results import Outcome, Results, in_words
+from vitral.studies.results import Outcome, Results
 from vitral.studies.study import Study
 
 SCALES = ("laptop", "full")
@@ -44,7 +44,7 @@ def test_what_a_claim_expects_is_what_its_study_compares(name, scale):
     assert study.claim.endswith("of the paper)")
     assert study.expects
     for one in study.expects:
-        where = "" if one.where is None else in_words(study.kind, one.where)
+        where = "" if one.where is None else study.design.in_words(one.where)
         assert any(pair == {one.first, one.second} and where in (at, "") for at, pair in pairs), one
     assert Study.from_json(study.to_json()) == study
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from vitral.training.callbacks import Callback, Callbacks, RunStart
 
 
@@ -38,7 +40,7 @@ def test_an_edit_stays_with_the_callback_that_made_it(tmp_path: Path) -> None:
     sees = Sees()
     callbacks = Callbacks([Edits(), sees])
     line, options, result = {"val_accuracy": 0.5}, {"lr": 0.1}, {"test": {"accuracy": 0.6}}
-    callbacks.on_run_start(RunStart(tmp_path, options, (line,), lambda count: []))
+    callbacks.on_run_start(RunStart(tmp_path, options, (line,), lambda count: [], nn.Identity()))
     callbacks.on_epoch_end(line, True)
     callbacks.on_run_end(result)
     assert sees.seen == [0.5, 0.1, 0.5, 0.6]

@@ -23,16 +23,18 @@ from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch, Batches
 from vitral.device import choose, seed_everything
+from vitral.distributed.ranks import ALONE
 from vitral.errors import TrainingError
 from vitral.model import ViT, ViTConfig
 from vitral.stopping import STOPS, stop_requested
 from vitral.training import loop
 from vitral.training.callbacks import Callback
-from vitral.training.loop import Averaged, State, fit
+from vitral.training.loop import Averaged, EpochEnd, State, fit
 from vitral.training.objectives.classification import Classification
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.progress import ConsoleListener
+from vitral.training.step import Step
 from vitral.workflows.tasks import TASKS, task_of
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, depth=2, heads=2, mlp_dim=8)
@@ -69,9 +71,11 @@ def trained(run: Run, state: State | None = None, **parts: Any) -> State:
     state = state or state_of(run)
     given: dict[str, Any] = {
         "train": batches(run), "objective": Classification(PREPROCESSING, run.augmentation, 3),
-        "validate": lambda model: {}, "save": lambda state, best, must: None, "listener": Callback(), **parts,
+        "listener": Callback(), "ranks": ALONE, **parts,
     }  # fmt: skip
-    fit(state, run, choose("cpu", "fp32"), given.pop("train"), given.pop("objective"), given.pop("validate"), **given)
+    step = Step(state.model, state.optimizer, given.pop("objective"), choose("cpu", "fp32"), run)
+    images, listener, ranks = (given.pop(name) for name in ("train", "listener", "ranks"))
+    fit(state, run, images, step, EpochEnd(**given), listener=listener, ranks=ranks)
     return state
 
 
@@ -225,10 +229,8 @@ def test_the_line_of_an_epoch():
     run = run_of(epochs=2, accumulate=2, schedule="cosine", lr=0.02)
     state = trained(run, validate=lambda model: {"val_loss": 0.25, "val_accuracy": 0.75})
     line = state.history[1]
-    assert set(line) == {
-        "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
-        "images_per_second", "waited", "seconds",
-    }  # fmt: skip
+    learned = ["epoch", "step", "images_seen", "train_loss", "train_accuracy", "gradient_norm", "lr"]
+    assert set(line) == {*learned, "val_loss", "val_accuracy", "images_per_second", "waited", "seconds"}
     assert (line["epoch"], line["step"], line["images_seen"]) == (2, 4, 48)
     assert (line["val_loss"], line["val_accuracy"]) == (0.25, 0.75)
     assert 0 < line["lr"] < state.history[0]["lr"] < 0.02

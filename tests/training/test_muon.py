@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitral.training.muon import Muon, newton_schulz
+from vitral.training.optimizers.muon import Muon, newton_schulz
 
 SMALL = ((16, 48), (48, 16), (16, 16), (16, 48), (48, 16), (24, 8), (1, 8))
 REAL = ((1152, 384), (384, 384), (1152, 384), (1536, 384), (384, 1536), (256, 2304), (64, 288))
@@ -23,7 +23,7 @@ def test_it_equals_torchs_up_to_rounding(
     shapes: tuple[tuple[int, int], ...], steps: int, kind: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch computes directions in bf16 on every device."""
-    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: kind == torch.bfloat16)
+    monkeypatch.setattr("vitral.training.optimizers.muon.has_bf16", lambda device: kind == torch.bfloat16)
     ours, theirs = matrices(shapes), matrices(shapes)
     optimizers = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS, adjust_lr_fn="match_rms_adamw")
     for step in range(steps):
@@ -60,7 +60,7 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
 def test_the_dtype_of_directions_depends_on_the_cpu(flags, kind, monkeypatch) -> None:
     monkeypatch.setattr("vitral.device.cpu_flags", lambda: frozenset(flags))
     seen = []
-    monkeypatch.setattr("vitral.training.muon.newton_schulz", lambda x, *rest: seen.append(x.dtype) or x)
+    monkeypatch.setattr("vitral.training.optimizers.muon.newton_schulz", lambda x, *rest: seen.append(x.dtype) or x)
     moving = torch.nn.Parameter(torch.ones(4, 4))
     moving.grad = torch.ones(4, 4)
     Muon([moving], **OPTIONS).step()

@@ -7,8 +7,9 @@ import torch
 
 from vitral.errors import UsageError
 from vitral.model import ViT, ViTConfig
-from vitral.training.muon import Muon
-from vitral.training.optimizers import OPTIMIZERS, OptimizerSet, freeze, parameter_groups
+from vitral.training.optimizer_set import OptimizerSet, freeze, parameter_groups
+from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers.muon import Muon
 from vitral.training.options import Run
 
 CONFIG = ViTConfig(

@@ -33,12 +33,13 @@ from vitral.distributed.ranks import ALONE, Stopping
 from vitral.errors import TrainingError
 from vitral.model import network
 from vitral.model.variants import config
-from vitral.training import loop, optimizers
+from vitral.training import loop
 from vitral.training.callbacks import Callback
 from vitral.training.distillation import Teacher
 from vitral.training.loop import Averaged, State
 from vitral.training.objectives.classification import Classification
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
+from vitral.training.optimizers import adam, sgd
 from vitral.training.options import Run
 from vitral.training.step import Step
 from vitral.weights.native import Weights
@@ -119,7 +120,8 @@ def waits() -> Iterator[Waits]:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_recorded_event", lambda device: _Event())
-    monkeypatch.setattr(optimizers, "_fused", lambda groups: True)
+    for module in (adam, sgd):
+        monkeypatch.setattr(module, "fused", lambda groups: True)
     fused = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(fused, "_get_fused_kernels_supported_devices", lambda: ["meta", "cpu"])
 
@@ -154,7 +156,7 @@ def epoch_of(run: Run, residency: Residency, name: str = "mu/4", **more: Any) ->
     machine = Machine(GPU, "fp32", "simulated")
     with waits() as found:
         step = Step(model, state.optimizer, objective, machine, run)
-        loop._epoch(state, run, machine, batches, step, Callback(), Stopping(threading.Event()), ALONE)
+        loop._epoch(state, run, batches, step, Callback(), Stopping(threading.Event()), ALONE)
     assert state.step == 3
     return found.found
 
@@ -244,14 +246,14 @@ def test_nonfinite_values_are_reported_a_batch_later(monkeypatch, what):
     step = Step(model, state.optimizer, objective, machine, run)
     named = f"p{batches.order(0)[4]}.png"
     with pytest.raises(TrainingError, match=f"the {what} is nan in epoch 1; stopped a batch later") as caught:
-        loop._epoch(state, run, machine, batches, step, Callback(), Stopping(threading.Event()), ALONE)
+        loop._epoch(state, run, batches, step, Callback(), Stopping(threading.Event()), ALONE)
     assert (state.step, len(seen)) == (2, 3)
     assert named in str(caught.value)
 
 
 def test_no_matrix_product_of_a_bf16_step_is_left_in_fp32(monkeypatch):
     """So TF32 has nothing to accelerate, and stays off."""
-    monkeypatch.setattr("vitral.training.muon.has_bf16", lambda device: True)  # as on a GPU
+    monkeypatch.setattr("vitral.training.optimizers.muon.has_bf16", lambda device: True)  # as on a GPU
     run = Run(batch_size=4, optimizer="muon", clip=1.0)
     model = network(config("mu/4", image_size=8, classes=3, dim=16, depth=2, heads=2, mlp_dim=16))
     optimizer = OptimizerSet(model, run)

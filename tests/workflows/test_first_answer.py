@@ -68,7 +68,10 @@ def test_it_is_there_before_the_first_epoch(colors: Path, tmp_path: Path, monkey
     call_at_batch(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         vitral.train(str(colors), out=str(tmp_path / "run"), **OPTIONS)
-    assert "100.0% of 100 held-out images are right by a linear probe of the initial weights" in capsys.readouterr().err
+    assert (
+        "a linear probe of the initial weights classifies 100.0% of 100 held-out images correctly"
+        in capsys.readouterr().err
+    )
     predictor = vitral.load(str(tmp_path / "run"), device="cpu")
     image = np.zeros((32, 32, 3), np.uint8)
     image[:, :, 2] = 180

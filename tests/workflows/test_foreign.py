@@ -24,7 +24,7 @@ from running import TINY, as_json, in_child, printed, same_bits, weights_of
 from vitral.errors import UsageError, VitralError, WeightsError
 from vitral.explanation.methods.input_gradient import INPUT_GRADIENT
 from vitral.model import Foreign
-from vitral.model.foreign import TRUST
+from vitral.model.own import TRUST
 from vitral.model.variants import config
 from vitral.training.callbacks import Callback
 from vitral.weights import native
@@ -319,7 +319,7 @@ def test_batch_norms_never_get_one_image(make_images, tmp_path):
 def test_positions_of_the_library_do_not_decay():
     network = Foreign(config("timm:test_vit", classes=2, image_size=32))
     assert "body.pos_embed" in network.no_decay
-    from vitral.training.optimizers import parameter_groups
+    from vitral.training.optimizer_set import parameter_groups
     from vitral.training.options import Run
 
     groups = parameter_groups(network, Run(weight_decay=0.1))

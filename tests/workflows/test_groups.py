@@ -44,7 +44,7 @@ def test_a_run_counts_groups_of_a_table_and_so_do_all_commands(column, tmp_path,
     words = ["--model", "mu/4", "--image-size", "8", "--epochs", "1", "--val-fraction", "0.5", "--device", "cpu"]
     out, message = printed(capsys, "train", str(data), "--init", "none", *words, "--out", str(run))
     text = out + message
-    assert "on 100 validation images in 20 groups, which chose no epoch" in text
+    assert "on 100 validation images in 20 groups, not used in training" in text
     plan = plan_run({"data": str(data), "val_fraction": 0.2, "init": "none", "out": str(tmp_path / "other")})
     reason = next(choice for choice in plan.plan.choices if choice.name == "validation")
     assert reason.value == "40 images in 8 groups"

@@ -159,7 +159,7 @@ def test_checkpointing_is_suggested_if_it_helps(memory):
     options = {"data": "digits", "model": "S/16", "image_size": 2048, "device": "cpu", "precision": "fp32"}
     with pytest.raises(UsageError, match="does not fit") as refused:
         plan_run(options)
-    assert refused.value.hint == "--checkpointing, or --image-size 1024, or a smaller --model"
+    assert refused.value.hint == "use --checkpointing, or --image-size 1024, or choose a smaller --model"
     assert plan_run({**options, "checkpointing": True}).run.checkpointing
 
 
@@ -167,7 +167,7 @@ def test_a_network_larger_than_memory_suggests_a_smaller_one(memory):
     memory(2**30)
     with pytest.raises(UsageError, match="does not fit") as refused:
         plan_run({"data": "digits", "model": "H/14", "device": "cpu"})
-    assert refused.value.hint == "a smaller --model"
+    assert refused.value.hint == "choose a smaller --model"
 
 
 def test_large_images_are_evaluated_in_small_batches(memory):
@@ -242,7 +242,7 @@ def test_out_of_memory_in_a_run_suggests_what_needs_less(error, make_images: Mak
         vitral.train(photos, out=str(out), quiet=True, **TINY)
     assert reported.value.hint is not None
     ways = "--batch-size 2 --accumulate 2, or --checkpointing, or a smaller --image-size, or a smaller --model"
-    assert reported.value.hint == f"a new run (--overwrite, or another --out) with {ways}"
+    assert reported.value.hint == f"start a new run (--overwrite, or choose another --out) with {ways}"
     monkeypatch.undo()
     assert vitral.train(photos, out=str(out), quiet=True, resume=True).result["epochs"] == TINY["epochs"]
 

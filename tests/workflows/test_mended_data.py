@@ -190,6 +190,21 @@ def test_a_batch_is_replayed_without_held_out_images(photos, tmp_path, capsys):
     assert "every training image has to be there" in str(caught.value.hint)
 
 
+def test_missing_training_images_are_named(photos, tmp_path):
+    run = train(photos, tmp_path / "run")
+    gone = split_of(run.folder, "train")[:5]
+    for path in gone[:2]:
+        path.unlink()
+    names = ", ".join(f"{path.parent.name}/{path.name}" for path in gone[:2])
+    with pytest.raises(DataError) as caught:
+        replay(run.folder, step=1)
+    assert str(caught.value.why).endswith(f"missing: {names}")
+    for path in gone[2:]:
+        path.unlink()
+    with pytest.raises(DataError, match=r"missing: \S+, \S+, \S+ and 2 more"):
+        replay(run.folder, step=1)
+
+
 def test_unknown_images_and_exports_use_the_same_images(photos, tmp_path, capsys, make_images):
     run = train(photos, tmp_path / "run")
     split_of(run.folder, "val")[0].unlink()

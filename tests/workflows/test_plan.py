@@ -121,7 +121,7 @@ def test_initial_weights_of_the_same_data_are_a_possible_leak(make_images: MakeI
         found = reasons(plan_run({"data": str(data), **given, **options}))
         return found.get("leak", ("", ""))[1]
 
-    assert leak(seed=1, val_fraction=0.2).endswith("--split-seed 0 --val-fraction 0.2 holds out those that it did")
+    assert leak(seed=1, val_fraction=0.2).endswith("--split-seed 0 --val-fraction 0.2 holds out the same ones")
     assert leak(seed=0, val_fraction=0.3)
     assert not leak(seed=1, split_seed=0, val_fraction=0.2)
     assert not leak(others, seed=1, val_fraction=0.2)
@@ -136,7 +136,7 @@ def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):
         "file,age\n" + "".join(f"{one.name},{n}.5\n" for n, one in enumerate(sorted(folder.glob("*.png"))))
     )
     _, why = reasons(plan_run({"data": str(table), **TINY}))["validation"]
-    assert why.startswith("cut from train, about the same share of low and high values")
+    assert why.startswith("split off from the training images, about the same fraction of low and high values")
 
 
 def test_validation_is_reported(make_images: MakeImages):
@@ -145,12 +145,20 @@ def test_validation_is_reported(make_images: MakeImages):
     tested = make_images({"train/a": 10, "train/b": 10, "test/a": 2, "test/b": 2}, name="tested")
     job = plan_run({"data": str(plain), **TINY})
     count, why = reasons(job)["validation"]
-    assert (count, why.partition(";")[0]) == ("2 images", "cut from train, about the same share of each class")
+    assert (count, why.partition(";")[0]) == (
+        "2 images",
+        "split off from the training images, about the same fraction of each class",
+    )
     assert "--val-fraction 0.3" in why, "two images tell nothing"
     wider = plan_run({"data": str(plain), "val_fraction": 0.3, **TINY})
-    assert reasons(wider)["validation"] == ("6 images", "cut from train, about the same share of each class")
-    assert "the val split of the data" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
-    assert "test is reserved for the end" in reasons(plan_run({"data": str(tested), **TINY}))["validation"][1]
+    assert reasons(wider)["validation"] == (
+        "6 images",
+        "split off from the training images, about the same fraction of each class",
+    )
+    assert "the images of the val split" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
+    assert (
+        "the test images are used once, at the end" in reasons(plan_run({"data": str(tested), **TINY}))["validation"][1]
+    )
     job = plan_run({"data": str(tested), "val_fraction": 0.0, **TINY})
     assert "the test split" in reasons(job)["validation"][1]
     assert {name: len(split) for name, split in job.dataset.splits.items()} == {"train": 20, "val": 4}

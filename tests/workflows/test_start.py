@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import socket
@@ -192,7 +193,7 @@ def test_a_run_on_a_cpu_takes_them_from_a_real_hub_and_again_without_it(
         server.commits[f"timm/{SMALL.reference.removeprefix('timm:')}"] = {FIRST: files_of_small_network()}
         online, plan = trained("online")
     assert "88 MB from the hub (Apache-2.0)" in plan
-    assert "the features of 32 images take about" in plan
+    assert "computing the features of 32 images takes about" in plan
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     offline, plan = trained("offline")
     assert "in the cache already (Apache-2.0)" in plan
@@ -345,6 +346,30 @@ def test_download_and_features_fit_the_minutes(monkeypatch, minutes, rate, small
         assert f"{TINY.reference} would take" in choice.reason
     else:
         assert init["init"].startswith(taken.reference)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "rate", "features", "images", "recipe"),
+    [
+        (8.0, 5e6, 27, 1000, "finetune"),  # 18 s of download, then 13 times the features, in 384 s
+        (8.0, 5e6, 29, 1000, "linear-probe"),
+        (8.0, 5e5, 27, 1000, "linear-probe"),
+        (8.0, 5e6, 27, 999, "linear-probe"),
+        (None, 5e6, 1, 1000, "linear-probe"),
+    ],
+)
+def test_a_cpu_trains_all_layers_if_its_minutes_allow_three_epochs(
+    monkeypatch, minutes, rate, features, images, recipe
+) -> None:
+    hub_at(monkeypatch, rate)
+    given = {} if minutes is None else {"minutes": minutes}
+    stats = dataclasses.replace(STATS, images=images)
+    init, choice = choose_start(given, "class", stats, machine(), lambda one: features)
+    assert choice is not None
+    assert init["recipe"] == recipe
+    assert ("all layers are trained" in choice.reason) == (recipe == "finetune")
+    given = {**given, "recipe": "linear-probe"}
+    assert choose_start(given, "class", stats, machine(), lambda one: features)[0]["recipe"] == "linear-probe"
 
 
 def test_copies_in_the_cache_that_take_too_long_are_left_out(monkeypatch, tmp_path) -> None:

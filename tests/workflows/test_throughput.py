@@ -29,7 +29,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
-    ("minutes", "epochs", "why"), [(0.01, 3, "an epoch takes 0.168 s"), (1e-4, 1, "even one takes")]
+    ("minutes", "epochs", "why"), [(0.01, 3, "an epoch takes 0.168 s"), (1e-4, 1, "even one epoch takes")]
 )
 def test_as_many_epochs_as_fit_with_a_reason(photos, minutes, epochs, why):
     job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": minutes})
@@ -48,7 +48,7 @@ def test_the_time_since_the_command_began_and_the_report_are_part_of_it(photos, 
     assert job.plan.training_seconds == pytest.approx(left, abs=0.1)  # a report takes five
     assert job.run.epochs == int(job.plan.training_seconds * 0.95 / 0.168)
     (reported,) = [choice for choice in job.plan.choices if choice.name == "epochs"]
-    assert f"; {60 - left:.0f} s of 1 min are for planning, measuring and the report" in reported.reason
+    assert f"; {60 - left:.0f} s of 1 min are reserved for planning, evaluation, and the report" in reported.reason
 
 
 def test_the_seconds_for_training_are_kept(photos, tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_the_seconds_for_training_are_kept(photos, tmp_path, monkeypatch):
 def test_the_recipe_limits_the_epochs(photos):
     job = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 10_000.0})
     assert job.run.epochs == 200
-    assert "limits them to 200" in {choice.name: choice.reason for choice in job.plan.choices}["epochs"]
+    assert "allows at most 200 epochs" in {choice.name: choice.reason for choice in job.plan.choices}["epochs"]
     paper = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 1.0, "recipe": "paper"})
     assert paper.run.epochs == 300
     shorter = plan_run({**TIMED, "data": str(photos), "val_fraction": 0.2, "minutes": 0.5, "recipe": "paper"})

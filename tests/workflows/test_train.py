@@ -52,7 +52,7 @@ def test_the_run_folder(trained):
     for line in history:
         assert set(line) == {
             "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
-            "images_per_second", "waited", "seconds",
+            "gradient_norm", "images_per_second", "waited", "seconds",
         }  # fmt: skip
     config = json.loads((folder / "config.json").read_text("utf-8"))
     assert set(config) == {"command", "run", "plan", "paths", "versions", "data"}
@@ -184,7 +184,7 @@ def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatc
     assert ("too few to choose an epoch" in reasons.get("keep", "")) == (keep == "last")
     page = (run.folder / "report.html").read_text("utf-8")
     for text, there in (
-        ("Those of the last epoch", keep == "last"), ("best epoch", keep == "best"),
+        ("The weights of the last epoch were kept", keep == "last"), ("best epoch", keep == "best"),
         ("The weights were selected on these images", keep == "best"),
     ):  # fmt: skip
         assert (text in page) == there
@@ -193,7 +193,7 @@ def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatc
 
 
 def test_many_validation_images_choose_the_epoch(make_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "CHOOSING", 2)
+    monkeypatch.setattr(planning, "TO_CHOOSE_AN_EPOCH", 2)
     run = train(make_images({"a": 8, "b": 8}), tmp_path / "run", ema=0.5)
     assert run.result["keep"] == "best"
 

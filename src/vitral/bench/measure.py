@@ -35,7 +35,7 @@ from vitral.model import summarize
 from vitral.system import memory_bytes
 from vitral.training import compiling
 from vitral.training.objectives.classification import Classification
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.step import WARM_UP, NoMonitor, can_capture, step_of
 

@@ -54,7 +54,7 @@ def check_images(
 
     report = check(dataset, levels=levels)
     if near or (report.images <= MOST_COMPARED and _photographs(report)):
-        report = _with_strangers(dataset, report, init, device)
+        report = _by_features(dataset, report, init, device)
     by_features = _near(dataset, report, init, device) if near else None
     if by_features is not None:
         report = dataclasses.replace(report, near=(*report.near, *by_features.pairs))
@@ -84,9 +84,10 @@ def _photographs(report: DataCheck) -> bool:
     return large and 2 * colored > report.images
 
 
-def _with_strangers(dataset: DataSet, report: DataCheck, init: str, device: str) -> DataCheck:
-    """Add images that are unlike all others, by features of a network."""
+def _by_features(dataset: DataSet, report: DataCheck, init: str, device: str) -> DataCheck:
+    """Add images that are unlike all others, and classes that look like one, by features of a network."""
     from vitral.inference.options import InferenceOptions
+    from vitral.workflows.checks.classes import alike_classes
     from vitral.workflows.checks.set_features import set_features
     from vitral.workflows.checks.strangers import strangers
     from vitral.workflows.tables.features import FeatureCache
@@ -95,8 +96,9 @@ def _with_strangers(dataset: DataSet, report: DataCheck, init: str, device: str)
         found = set_features(dataset, init, InferenceOptions(device), skip=True, cache=FeatureCache(), progress=done)
     known = {one.place for one in report.unusual}
     more = [one for one in strangers(found) if one.place not in known]
+    checked = (*report.checked, f"features of {init}")
     return dataclasses.replace(
-        report, unusual=(*report.unusual, *more), checked=(*report.checked, f"features of {init}")
+        report, unusual=(*report.unusual, *more), alike=tuple(alike_classes(found)), checked=checked
     )
 
 

@@ -43,31 +43,37 @@ def evaluate(
     run: Annotated[str, Help("run folder or weights file", "RUN")],
     data: Annotated[str | None, Help("labeled images (default: the run's own held-out images)", "[DATA]")] = None,
     *,
-    split: Annotated[str | None, Help("train, val or test (default: test, else val, else all images)")] = None,
+    split: Annotated[
+        str | None, Help("images to use: train, val or test (default: test if it exists, otherwise val, otherwise all)")
+    ] = None,
     data_root: DataRoot = "data",
     bad_images: BadImages = "error",
     label_separator: Annotated[
-        str | None, Help("separator of the labels in a column of a table (default: the run's, else | or ;)")
+        str | None, Help("character between the labels in a table (default: as in the run, otherwise | or ;)")
     ] = None,
     class_folders: ClassFolders = None,
-    report: Annotated[
-        str | None, Help("also write an HTML report, with confusion matrix and errors, to this file")
-    ] = None,
+    report: Annotated[str | None, Help("also write an HTML report with the confusion matrix and the errors")] = None,
     corruptions: Annotated[
-        bool, Help("also evaluate on corrupted images: noise, blur, weather, compression, light, five strengths each")
+        bool,
+        Help("also evaluate on corrupted images: noise, blur, weather, compression and light, in five strengths each"),
     ] = False,
     unknown: Annotated[
         str | None,
-        Help("also measure how well images of this folder are detected as unknown, and save a threshold for predict"),
+        Help(
+            "also measure how well the images in this folder are detected as unknown, and save a threshold for predict"
+        ),
     ] = None,
     known_share: Annotated[
-        float, Help("with --unknown: share of the validation images that stay known at the threshold")
+        float, Help("with --unknown: fraction of the validation images that the threshold accepts as known")
     ] = 0.95,
     few_shot: Annotated[
-        str | None, Help("instead of the head: least squares on the features of so many images per class, as 1,5,10,25")
+        str | None,
+        Help("replace the head by least squares on the features of this many images per class, such as 1,5,10,25"),
     ] = None,
-    knn: Annotated[int | None, Help("instead of the head: so many nearest neighbors by features; 20 is usual")] = None,
-    cache: Annotated[str | None, Help("folder for cached features (default: in the user's cache)")] = None,
+    knn: Annotated[
+        int | None, Help("replace the head by this many nearest neighbors of the features; 20 is usual")
+    ] = None,
+    cache: Annotated[str | None, Help("folder for cached features (default: in ~/.cache/vitral)")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",

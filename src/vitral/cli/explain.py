@@ -19,21 +19,27 @@ def explain(
     run: Annotated[str, Help("run folder or weights file", "RUN")],
     inputs: Annotated[tuple[str, ...], Help("image files or folders of images", "IMAGE …")] = (),
     *,
-    target: Annotated[tuple[str, ...], Help("classes by name or number (default: the predicted class)")] = (),
-    method: Annotated[str | None, Help("attribution method (default: the best one in vitral's comparison)")] = None,
+    target: Annotated[
+        tuple[str, ...], Help("classes to explain, by name or number (default: the predicted class)")
+    ] = (),
+    method: Annotated[
+        str | None, Help("attribution method (default: the one that did best in vitral's comparison)")
+    ] = None,
     compare: Annotated[bool, Help("draw all methods that support the network, side by side")] = False,
     check: Annotated[
         bool,
-        Help("measure the faithfulness of each map (SRG: symmetric relevance gain); draw unfaithful maps in gray"),
+        Help("measure how faithful each map is, as its symmetric relevance gain (SRG); draw unfaithful maps in gray"),
     ] = False,
-    layer: Annotated[int | None, Help("layer, for methods that use a single one: from 0; -1 is the last")] = None,
-    out: Annotated[str | None, Help("folder, or a file for one image (default: RUN/explained or ./explained)")] = None,
-    benchmark: Annotated[str | None, Help("compare the methods on labeled images of this data instead")] = None,
-    images: Annotated[int, Help("number of images for --benchmark; more take longer, and are more reliable")] = 20,
-    masks: Annotated[str | None, Help("for --benchmark: folder of masks, or .csv of boxes, of its images")] = None,
+    layer: Annotated[int | None, Help("layer for methods that use a single one: 0 is the first, -1 the last")] = None,
+    out: Annotated[
+        str | None, Help("folder for the maps, or a file for one image (default: RUN/explained or ./explained)")
+    ] = None,
+    benchmark: Annotated[str | None, Help("compare the methods on labeled images instead of explaining images")] = None,
+    images: Annotated[int, Help("with --benchmark: number of images; more take longer, but are more reliable")] = 20,
+    masks: Annotated[str | None, Help("with --benchmark: folder of masks, or .csv of boxes, for its images")] = None,
     data_root: DataRoot = "data",
     device: Device = "auto",
-    precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
+    precision: Annotated[str, Help("number format: auto, bf16 or fp32")] = "fp32",
     class_order: ClassOrder = None,
     levels: Levels = None,
     format: Format = "text",
@@ -181,7 +187,7 @@ def inspect(
     out: Annotated[str | None, Help("folder (default: RUN/inspect or ./inspect/NAME)")] = None,
     data_root: DataRoot = "data",
     device: Device = "auto",
-    precision: Annotated[str, Help("auto, bf16 or fp32")] = "fp32",
+    precision: Annotated[str, Help("number format: auto, bf16 or fp32")] = "fp32",
     format: Format = "text",
 ) -> int:
     """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the paper)."""

@@ -11,24 +11,40 @@ from typing import Any, get_args
 from rich.text import Text
 
 from vitral.cli.options import Option
+from vitral.cli.placeholders import placeholder
+from vitral.cli.terms import terms_of
 from vitral.glossary import terms_in
 
+HELP_ALL = "--help-all"
+"""Flag that lists the options of all groups."""
 _COLUMN = 24
 """Column at which the descriptions begin."""
 _WIDTH = 100
 
 
-def help_page(name: str, command: Callable[..., Any], options: Sequence[Option]) -> Text:
-    """Return the usage with all that is required, the docstring, and the description of each argument and option."""
+def help_page(name: str, command: Callable[..., Any], options: Sequence[Option], whole: bool = False) -> Text:
+    """Return the usage with all that is required, the docstring, and the description of each argument and option.
+
+    Options of a group are left out, with a line that says how to list them, unless the page is to be `whole`.
+    """
     positional = [option for option in options if option.is_positional]
     needed = [_syntax(option) for option in options if option.required and not option.is_positional]
     usage = " ".join(["usage: vitral", name, *(str(option.usage) for option in positional), *needed, "[OPTIONS]"])
     lines = [Text(usage), Text(), *map(Text, inspect.cleandoc(command.__doc__ or "").splitlines())]
     if positional:
         lines += [Text(), Text("arguments:", "bold"), *_rows((str(one.usage), _description(one)) for one in positional)]
-    named = [(_syntax(option), _description(option)) for option in options if not option.is_positional]
-    lines += [Text(), Text("options:", "bold"), *_rows([("-h, --help", "show this help and exit"), *named])]
-    if terms := terms_in("\n".join(map(str, lines))):
+    groups: dict[str, list[tuple[str, str]]] = {"": [("-h, --help", "show this help and exit")]}
+    for option in options:
+        if not option.is_positional:
+            groups.setdefault(option.group, []).append((_syntax(option), _description(option)))
+    further = sum(len(rows) for group, rows in groups.items() if group)
+    if further:
+        groups[""].insert(1, (HELP_ALL, f"list all options, {further} more"))
+    for group, rows in groups.items():
+        if whole or not group:
+            lines += [Text(), Text(f"{group.lower() or 'options'}:", "bold"), *_rows(rows)]
+    used = {term for term, _ in terms_in("\n".join(map(str, lines)))}
+    if terms := [(term, meaning) for term, meaning in terms_of(name) if term in used]:
         lines += [Text(), Text("words:", "bold"), *_rows(terms)]
     return Text("\n").join(lines)
 
@@ -45,17 +61,17 @@ def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
 
 
 def _syntax(option: Option) -> str:
-    """Return the syntax of an option: `--lr FLOAT`, `--image-size INT [INT]`, `--flip, --no-flip`."""
+    """Return the syntax of an option: `--lr RATE`, `--image-size PIXELS [PIXELS]`, `--flip, --no-flip`."""
     values = option.values
     if option.is_switch:  # the negation of a switch that is off by default is not shown
         return option.title if option.default is False else f"{option.title}, {option.negation}"
     choices = get_args(values.element)
-    kind = f"{{{','.join(choices)}}}" if choices else values.element.__name__.upper()
+    kind = f"{{{','.join(choices)}}}" if choices else placeholder(option)
     if values.most > 2:
-        placeholder = f"{kind} [{kind} …]" if values.least else f"[{kind} …]"
+        values_shown = f"{kind} [{kind} …]" if values.least else f"[{kind} …]"
     else:
-        placeholder = " ".join([kind] * values.least + [f"[{kind}]"] * (values.most - values.least))
-    return f"{option.title} {placeholder}"
+        values_shown = " ".join([kind] * values.least + [f"[{kind}]"] * (values.most - values.least))
+    return f"{option.title} {values_shown}"
 
 
 def _description(option: Option) -> str:

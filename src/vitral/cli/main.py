@@ -25,7 +25,7 @@ from vitral.cli.embed import embed, similar
 from vitral.cli.evaluate import evaluate
 from vitral.cli.explain import explain, inspect
 from vitral.cli.export import export
-from vitral.cli.help import first_line, help_page, overview
+from vitral.cli.help import HELP_ALL, first_line, help_page, overview
 from vitral.cli.options import Help, Option, options_of
 from vitral.cli.output import program, say
 from vitral.cli.parsing import parse
@@ -44,6 +44,7 @@ from vitral.errors import Elsewhere, Interrupted, RankError, VitralError, Vitral
 from vitral.filesystem import is_write_error, refused
 from vitral.folders import settle_caches
 from vitral.imports import import_failure
+from vitral.spoken import shell
 from vitral.stopping import stop_raises
 
 
@@ -127,6 +128,7 @@ def _usable_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+@shell()
 def main(argv: Sequence[str] | None = None, *, logged: bool = False) -> int:
     """Run one command and return its exit code; no traceback without `--debug`. If `logged`, long commands say what
     they are doing also where standard error is no terminal.
@@ -187,17 +189,18 @@ def _dispatch(words: list[str], debug: bool, logged: bool) -> int:
     if name not in COMMANDS:
         raise _unknown_command(words)
     command = COMMANDS[name]
-    if not (is_follower() or name in _SILENT or {"--quiet", "-h", "--help"} & {*rest}):
+    if not (is_follower() or name in _SILENT or {"--quiet", *_HELP} & {*rest}):
         activity.begin(f"vitral {name}: starting", logged=logged and (words[0] not in _AT_ONCE or "--out" in rest))
     if (note := settle_caches()) and not (is_follower() or "--quiet" in rest):
         say(f"note: {note}")
     options = _options(command)
-    if not {"-h", "--help"}.isdisjoint(rest):
-        stdout().print(help_page(name, command, options), soft_wrap=True, highlight=False)
+    if not {*_HELP}.isdisjoint(rest):
+        stdout().print(help_page(name, command, options, whole=HELP_ALL in rest), soft_wrap=True, highlight=False)
         return 0
     return ranks.run(name, options, parse(name, options, rest), command, debug)
 
 
+_HELP = ("-h", "--help", HELP_ALL)
 _SILENT = ("completion", "serve")
 """Commands that say by themselves what they do."""
 

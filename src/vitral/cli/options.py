@@ -60,6 +60,10 @@ class Option:
     usage: str | None = None
     """Placeholder of a positional argument; None for an option."""
     required: bool = False
+    group: str = ""
+    """Heading under which `--help-all` lists it; empty for an option that `--help` lists, too."""
+    own: bool = False
+    """True if it may name code of the user, `MODULE:FUNCTION`, besides its choices."""
 
     @property
     def is_positional(self) -> bool:
@@ -97,29 +101,36 @@ def options_of(command: Callable[..., Any]) -> list[Option]:
 
 
 Format = Annotated[Literal["text", "json"], Help("output format")]
-Device = Annotated[str, Help("auto, cpu, cuda or mps")]
-DataRoot = Annotated[str, Help("folder of the named data sets")]
-BadImages = Annotated[Literal["error", "skip"], Help("unreadable images: stop, or leave them out")]
+Device = Annotated[str, Help("device to compute on: auto, cpu, cuda or mps")]
+DataRoot = Annotated[str, Help("folder of the data sets that have a name")]
+BadImages = Annotated[Literal["error", "skip"], Help("what to do about unreadable images: stop, or skip them")]
 ClassFolders = Annotated[
     Literal["auto", "top", "leaf"] | None,
-    Help("folders that are classes: the topmost below the splits, or the innermost (default: the run's, else refuse)"),
+    Help(
+        "which folders are classes: those directly below the splits (top), or the innermost (leaf) (default: the run's)"
+    ),
 ]
 
 # For every command that predicts.
-Precision = Annotated[str, Help("auto, bf16, fp32, or int8 after vitral quantize")]
-Engine = Annotated[str, Help("auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino")]
+Precision = Annotated[str, Help("number format: auto, bf16, fp32, or int8 after vitral quantize")]
+Engine = Annotated[
+    str, Help("what computes: auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino")
+]
 PatchSize = Annotated[
-    int | None, Help("patch size in pixels, of those that the run was trained for (default: the network's own)")
+    int | None, Help("one of the patch sizes that the run was trained for (default: the network's own)")
 ]
 Tta = Annotated[
-    str, Help("average over views of each image: mirror (2 views), shifts (3) or both (6); more reliable, slower")
+    str,
+    Help("average over views of each image: none, mirror (2 views), shifts (3) or both (6); more reliable, but slower"),
 ]
 ClassOrder = Annotated[
     str | None,
-    Help("order of classes whose names the weights do not state: natural (2 before 10), text (torchvision), or a file"),
+    Help("order of the classes if the weights do not name them: natural (2 before 10), text (torchvision), or a file"),
 ]
 Levels = Annotated[
     tuple[int, int] | None,
-    Help("black and white of floats and of gray images with 16 bits and more (default: those of the weights)"),
+    Help("values of black and white in images of floats, or of gray with 16 bits or more (default: as in the weights)"),
 ]
-Beams = Annotated[int, Help("for a network that reads text: texts that beam search keeps; 1 is greedy search")]
+Beams = Annotated[
+    int, Help("for a network that reads text: number of texts that beam search keeps; 1 is greedy search")
+]

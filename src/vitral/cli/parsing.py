@@ -7,11 +7,14 @@ the option. docs/decisions/0019-the-parser.md explains why no library is used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+from vitral.cli.help import HELP_ALL
 from vitral.cli.options import Option
 from vitral.errors import UsageError, unknown
+from vitral.kinds import NAMES_ELSEWHERE
 from vitral.wording import flag
 
 
@@ -118,10 +121,13 @@ def _convert(option: Option, words: Sequence[str], hint: str) -> Any:
     return converted[0] if values.scalar and len(converted) == 1 else converted
 
 
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
 def _convert_one(option: Option, word: str, hint: str) -> Any:
     kind = option.values.element
     if choices := get_args(kind):
-        if word not in choices:
+        if word not in choices and not (option.own and _OWN.fullmatch(word)):
             raise unknown(f"value of {option.title}:", word, choices, hint=hint)
         return word
     try:
@@ -148,19 +154,6 @@ def _unknown_option(word: str, command: str, options: Iterable[Option]) -> Usage
     if word.startswith("--no-"):
         known, others = [option.negation for option in options if option.is_switch], {}
     else:
-        known = [*(option.title for option in options if not option.is_positional), "--help"]
-        others = {flag(other): flag(own) for other, own in _NAMES_ELSEWHERE.items() if flag(own) in known}
+        known = [*(option.title for option in options if not option.is_positional), "--help", HELP_ALL]
+        others = {flag(other): flag(own) for other, own in NAMES_ELSEWHERE.items() if flag(own) in known}
     return unknown("option", word, known, hint=f"vitral {command} --help", elsewhere=others)
-
-
-_NAMES_ELSEWHERE = {
-    "learning_rate": "lr", "batch": "batch_size", "bs": "batch_size", "wd": "weight_decay", "opt": "optimizer",
-    "optim": "optimizer", "img_size": "image_size", "input_size": "image_size", "size": "image_size",
-    "num_epochs": "epochs", "sched": "schedule", "scheduler": "schedule", "lr_scheduler": "schedule",
-    "warmup_epochs": "warmup", "clip_grad": "clip", "grad_clip": "clip", "grad_accum_steps": "accumulate",
-    "smoothing": "label_smoothing", "reprob": "erase", "random_erasing": "erase", "model_ema": "ema",
-    "num_workers": "workers", "pretrained": "init", "checkpoint": "init", "weights": "init", "output": "out",
-    "output_dir": "out", "save_dir": "out", "val_split": "val_fraction", "patience": "early_stop",
-    "random_seed": "seed", "dtype": "precision", "amp": "precision", "arch": "model", "topk": "top", "k": "top",
-}  # fmt: skip
-"""Names of these options in other programs, suggested in error messages but not accepted."""

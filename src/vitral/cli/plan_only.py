@@ -13,8 +13,8 @@ from vitral.distributed.environment import launched
 from vitral.errors import UsageError
 
 OPTIONS = (
-    Option("plan_only", bool, "train nothing: print the plan", False),
-    Option("report", bool, "plan only: also write plans/NAME.html, which explains each choice", False),
+    Option("plan_only", bool, "train nothing: print the plan and exit", False),
+    Option("report", bool, "with --plan-only: also write plans/NAME.html, which explains each choice", False),
 )
 
 

@@ -19,19 +19,25 @@ def predict(
     ] = (),
     *,
     top: Annotated[int, Help("number of classes to show for each image")] = 3,
-    out: Annotated[str | None, Help("write a table to this file instead: .csv, .jsonl or .parquet")] = None,
+    out: Annotated[
+        str | None, Help("write a table to this file (.csv, .jsonl or .parquet) instead of printing")
+    ] = None,
     coverage: Annotated[
-        float | None, Help("also show the classes that contain the true one in this share of images, as 0.95")
+        float | None,
+        Help("also show a set of classes that contains the true one for this fraction of images, such as 0.95"),
     ] = None,
     right: Annotated[
         float | None,
-        Help('answer "not sure" to so many images that this share of the other answers is correct, as 0.95'),
+        Help(
+            'answer "not sure" for doubtful images, so that this fraction of the other answers is correct, such as 0.95'
+        ),
     ] = None,
     unknown: Annotated[
-        bool, Help('answer "unknown" for images of no known class, if vitral evaluate --unknown has saved a threshold')
+        bool,
+        Help('answer "unknown" for images of no known class (default: if vitral evaluate --unknown saved a threshold)'),
     ] = True,
-    all: Annotated[bool, Help("with --out: a column for each class")] = False,
-    resume: Annotated[bool, Help("with --out: resume the same command after it was stopped or killed")] = False,
+    all: Annotated[bool, Help("with --out: add a column with the probability of each class")] = False,
+    resume: Annotated[bool, Help("with --out: continue the same command after it was stopped or killed")] = False,
     batch_size: Annotated[int, Help("images per forward pass")] = 32,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -43,7 +49,7 @@ def predict(
     levels: Levels = None,
     format: Format = "text",
 ) -> int:
-    """Classify images: single files, or all in folders, archives and lists of paths."""
+    """Predict the class of images, given as files, folders, archives, or lists of paths."""
     from vitral.distributed.ranks import joined
     from vitral.inference.options import InferenceOptions
     from vitral.inference.sources import find, notes

@@ -12,8 +12,9 @@ from vitral.cli import plan_only
 from vitral.cli.options import Option
 from vitral.cli.output import print_json, program, say
 from vitral.cli.ranks import NPROC
-from vitral.cli.train import DIGITS, NOT_IN_RUN, run_options
+from vitral.cli.train import DIGITS, NOT_IN_RUN, grouped, run_options
 from vitral.distributed.environment import is_follower
+from vitral.epoch_metrics import KNN, PROBE
 from vitral.wording import in_groups
 
 
@@ -53,7 +54,7 @@ def pretrain_options() -> list[Option]:
     fields["out"] = dataclasses.replace(fields["out"], default="runs/NAME-pretrain")
     first = [fields.pop(name) for name in (*_FIRST, *PRETRAINING_OPTIONS)]
     method = Option("method", str, "mae, mpp, dino or distill", "mae")
-    return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, plan_only.OPTIONS[0], *fields.values()]
+    return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, plan_only.OPTIONS[0], *grouped(fields)]
 
 
 _FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "seed", "device", "precision",
@@ -65,12 +66,13 @@ def _print_result(folder: Path, result: Any) -> None:
     from vitral.evaluation.intervals import wilson_interval
     from vitral.evaluation.metrics import with_interval
 
-    for name, what in (("knn_accuracy", "k nearest neighbors"), ("probe_accuracy", "linear probe")):
-        if name in result:
+    for metric in (KNN, PROBE):
+        if metric.key in result:
             probed = result["probed"]
-            interval = wilson_interval(result[name] * probed["independent"], probed["independent"])
+            interval = wilson_interval(result[metric.key] * probed["independent"], probed["independent"])
             images = in_groups(probed["images"], probed["groups"], "validation image")
-            say(f"{what}: accuracy {with_interval(result[name], interval)} on {images}, not used in training")
+            accuracy = with_interval(result[metric.key], interval)
+            say(f"{metric.title}: accuracy {accuracy} on {images}, not used in training")
     if (report := folder / "report.html").is_file():
         say(f"Report   {report}")
     say(f"Weights  {folder / 'model.safetensors'}")

@@ -12,7 +12,7 @@ from vitral.containers import limit_threads
 from vitral.distributed.environment import launched
 from vitral.distributed.launch import RESUME, launch
 
-NPROC = Option("nproc", int, "processes on this machine, each with its GPU or its share of the cores", None)
+NPROC = Option("nproc", int, "processes on this machine, each with its own GPU or part of the cores", None)
 
 AGAIN = {
     "train": RESUME,

@@ -202,11 +202,12 @@ def study_resume(
 
 
 def _study(choices: dict[str, Any], out: str | None, format: str) -> int:
-    needed = "vary" if choices["kind"] in ("options", "search") else "models"
-    if not choices[needed]:
-        example = {"vary": "lr=1e-3,3e-4", "models": "S/16 BiT-R50x1"}[needed]
-        command = "options" if choices["kind"] == "search" else choices["kind"]
-        raise UsageError(f"vitral study {command} needs {flag(needed)}", hint=f"{flag(needed)} {example}")
+    from vitral.studies.designs import DESIGNS
+
+    design = DESIGNS[choices["kind"]]
+    if not choices[design.needs]:
+        option = flag(design.needs)
+        raise UsageError(f"vitral study {design.command} needs {option}", hint=f"{option} {design.example}")
     from vitral.studies.study import Study
 
     default = os.path.join("studies", f"{Path(choices['data']).stem or 'data'}-{choices['kind']}")
@@ -227,7 +228,7 @@ def carry_out(study: Study, folder: str, format: str) -> int:
     else:
         _print_study(results)
     say(f"\nReport   {place.page}")
-    if study.kind == "search":
+    if study.design.searches:
         _print_winner(place, results)
     return 0 if results.finished else 1
 
@@ -235,7 +236,7 @@ def carry_out(study: Study, folder: str, format: str) -> int:
 def _print_study(results: Results) -> None:
     from vitral.studies.conclusions import conclusions
 
-    if results.study.kind == "search":
+    if results.study.design.searches:
         _print_trials(results)
     else:
         _print_groups(results)

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -23,9 +23,9 @@ from vitral.wording import flag
 
 
 def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
-    """Train a network on a set of images.
+    """Train a network on your images.
 
-    Options left out are chosen by the plan, which is printed before training.
+    vitral chooses every option that you leave out, and prints its choices with reasons before training.
     """
     began = time.monotonic()
     if (planning := plan_only.take(given)) is not None:
@@ -90,18 +90,31 @@ def train_options() -> list[Option]:
 
     fields = run_options(hidden=[name for name in PRETRAINING_OPTIONS if name not in DECODER_OPTIONS])
     first = [fields.pop(name) for name in _FIRST]
-    return [*first, NPROC, FIND_LR, *NOT_IN_RUN, *plan_only.OPTIONS, *fields.values()]
+    return [*first, NPROC, FIND_LR, *NOT_IN_RUN, *plan_only.OPTIONS, *grouped(fields)]
+
+
+def grouped(fields: Mapping[str, Option]) -> Iterator[Option]:
+    """Yield options of `Run`, each with the heading of its group."""
+    from vitral.training.options import Run
+    from vitral.training.signatures import GROUPS
+
+    titles, title = {first: title for title, first in GROUPS.items()}, ""
+    for name in Run.__dataclass_fields__:
+        title = titles.get(name, title)
+        if name in fields:
+            yield dataclasses.replace(fields[name], group=title)
 
 
 def run_options(hidden: Sequence[str]) -> dict[str, Option]:
     """Return an option for each field of `Run`, without the `hidden` ones."""
+    from vitral.model.own import OWN_PARTS
     from vitral.training.options import Run
 
     kinds = get_type_hints(Run)
     fields = {
-        field.name: Option(field.name, kinds[field.name], field.metadata["help"], _DEFAULTS.get(field.name))
-        for field in dataclasses.fields(Run)
-        if field.name not in hidden
+        name: Option(name, kinds[name], field.metadata["help"], _DEFAULTS.get(name), own=name in OWN_PARTS)
+        for name, field in Run.__dataclass_fields__.items()
+        if name not in hidden
     }
     fields["data"] = dataclasses.replace(fields["data"], usage="[DATA]")
     return fields
@@ -116,11 +129,11 @@ _FIRST = (
 FIND_LR = Option(
     "find_lr",
     bool,
-    "train nothing: test growing learning rates, and print their curve and a suggestion; files in --out",
+    "train nothing: test a range of learning rates and suggest one; write files with --out",
     False,
 )
 NOT_IN_RUN = (
-    Option("resume", bool, "resume the run in --out from where it stopped; bit-identical on a CPU", False),
+    Option("resume", bool, "continue the run in --out where it stopped; bit-identical on a CPU", False),
     Option("overwrite", bool, "replace the run in --out", False),
     Option("quiet", bool, "print only the result", False),
     Option("format", Literal["text", "json"], "output format", "text"),
@@ -128,13 +141,14 @@ NOT_IN_RUN = (
 
 _DEFAULTS = {
     "data": "digits", "data_root": "data", "seed": "0",
-    "recipe": "backbone for color images, else small; finetune with --init WEIGHTS", "out": "runs/NAME",
+    "recipe": "backbone for color images, otherwise small; finetune with --init WEIGHTS", "out": "runs/NAME",
     "device": "auto", "bad_images": "error", "freeze": "nothing", "loss": "mse",
 }  # fmt: skip
 """Defaults that `--help` shows; the plan chooses the values of the other options."""
 
 
 def _print_result(folder: Path, result: Any) -> None:
+    from vitral.evaluation.enough import FOR_ADVICE
     from vitral.evaluation.metrics import GROUPED
     from vitral.workflows.tasks import evaluation_of
 
@@ -143,7 +157,7 @@ def _print_result(folder: Path, result: Any) -> None:
     last = result.get("keep") == "last"
     kind, use = {
         "test": ("test image", "not used in training"),
-        "val": ("validation image", "which chose no epoch" if last else f"also used to choose the {chosen}"),
+        "val": ("validation image", "not used in training" if last else f"also used to choose the {chosen}"),
     }[split]
     if split in result:
         evaluation = evaluation_of(result[split])
@@ -158,7 +172,7 @@ def _print_result(folder: Path, result: Any) -> None:
     best, epochs = result.get("best_epoch"), result["epochs"]
     if best == 0 and epochs:
         say("No epoch was better than the linear probe of the initial weights, which was kept")
-    enough = result.get("val", {}).get("groups", result["images"].get("val", 0)) >= _SURE
+    enough = result.get("val", {}).get("groups", result["images"].get("val", 0)) >= FOR_ADVICE
     if best and enough and not last and epochs - best >= _WASTED_EPOCHS and epochs >= 2 * best:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
 
@@ -182,9 +196,7 @@ _QUICKLY = 500
 """Held-out images up to which two runs are compared at the end of the second."""
 
 _WASTED_EPOCHS = 20
-"""Epochs after the best one at which `--early-stop` is suggested …"""
-_SURE = 30
-"""… if so many groups of validation images chose it."""
+"""Epochs after the best one at which `--early-stop` is suggested."""
 
 
 def _print_worth_a_look(folder: Path) -> None:

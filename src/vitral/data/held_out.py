@@ -26,6 +26,10 @@ MOST = 100_000
 """Held-out images up to which they are recorded, some 15 MB: all of them are read for it, once."""
 
 
+MOST_NAMED = 10_000
+"""Training images up to which their names are recorded, to name those that are missing later."""
+
+
 @dataclass(frozen=True)
 class HeldOutSplit:
     """The images of one split."""
@@ -98,6 +102,8 @@ class HeldOut:
     """Digest of the names and labels of the readable training images."""
     skipped: tuple[str, ...] = ()
     """Class folders and names of the unreadable images that the run left out."""
+    trained: tuple[str, ...] = ()
+    """Class folders and names of the training images; empty above `MOST_NAMED`, and in older records."""
 
     @classmethod
     def of(cls, dataset: DataSet) -> HeldOut | None:
@@ -107,11 +113,14 @@ class HeldOut:
         if not held or in_shards or sum(map(len, held.values())) > MOST:
             return None
         splits = {name: HeldOutSplit.of(split, dataset.targets, dataset.classes) for name, split in held.items()}
-        return cls(splits, digest(dataset["train"], dataset.classes), tuple(map(short_name, dataset.left_out)))
+        train = dataset["train"]
+        trained = _short_names(train) if len(train) <= MOST_NAMED else ()
+        return cls(splits, digest(train, dataset.classes), tuple(map(short_name, dataset.left_out)), trained)
 
     def to_lines(self) -> str:
         """Write as JSON lines, for `from_lines`."""
-        lines: list[dict[str, Any]] = [{"trained_on": self.trained_on, "skipped": list(self.skipped)}]
+        head = {"trained_on": self.trained_on, "skipped": list(self.skipped), "trained": list(self.trained)}
+        lines: list[dict[str, Any]] = [head]
         for name, split in self.splits.items():
             group = {image: number for number, one in enumerate(split.sets) for image in one}
             for number, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
@@ -126,7 +135,8 @@ class HeldOut:
         rows = defaultdict[str, list[Mapping[str, Any]]](list)
         for line in lines:
             rows[str(line["split"])].append(line)
-        return cls({name: _read(ones) for name, ones in rows.items()}, str(head["trained_on"]), tuple(head["skipped"]))
+        splits = {name: _read(ones) for name, ones in rows.items()}
+        return cls(splits, str(head["trained_on"]), tuple(head["skipped"]), tuple(head.get("trained", ())))
 
     def find(self, split: str, data: DataSet, where: str, known: Sequence[str] | None) -> FoundAgain:
         """Find the images of `split` in the split `where` of the data as they are now.
@@ -152,9 +162,18 @@ class HeldOut:
 
     def without_skipped(self, split: Split) -> Split:
         """Return a split without the images that the run left out."""
-        names = map(short_name, relative_names(split.names))
         gone = set(self.skipped)
-        return split.select([number for number, name in enumerate(names) if name not in gone])
+        return split.select([number for number, name in enumerate(_short_names(split)) if name not in gone])
+
+    def missing(self, train: Split) -> list[str]:
+        """Return the names of recorded training images that are not in `train`."""
+        there = set(_short_names(train))
+        return [name for name in self.trained if name not in there]
+
+
+def _short_names(split: Split) -> tuple[str, ...]:
+    """Class folder and name of each image."""
+    return tuple(map(short_name, relative_names(split.names)))
 
 
 def _described(split: Split, targets: Targets, classes: Sequence[str]) -> tuple[str, ...]:

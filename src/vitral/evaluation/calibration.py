@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from vitral.evaluation.enough import FOR_A_FIT
 from vitral.evaluation.intervals import Groups, count_groups, proportion_interval
 from vitral.inference.sure import Cut
 
-FEWEST = 50
-"""Validation images, or groups of them, below which no temperature is fitted: it would be noise."""
 LIMITS = (0.05, 20.0)
 """Lowest and highest temperature."""
 
@@ -24,13 +23,13 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, groups: int | None =
     """Return the temperature T with the lowest cross-entropy of softmax(logits / T).
 
     `logits` (n, K), `labels` (n,), and the number of `groups` of images that belong together, by default n. 1 for fewer
-    than `FEWEST` groups, and if all predictions are right or all wrong: no temperature is best then. The loss is convex
-    in 1/T, so the minimum is unique.
+    than `FOR_A_FIT` groups, and if all predictions are right or all wrong: no temperature is best then. The loss is
+    convex in 1/T, so the minimum is unique.
     """
     from scipy.optimize import minimize_scalar  # takes a moment to import
 
     right = (logits.argmax(1) == labels).mean()
-    if (len(labels) if groups is None else groups) < FEWEST or right in (0.0, 1.0) or logits.shape[1] < 2:
+    if (len(labels) if groups is None else groups) < FOR_A_FIT or right in (0.0, 1.0) or logits.shape[1] < 2:
         return 1.0
     logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]

@@ -23,6 +23,7 @@ from PIL import Image
 
 from vitral.data.dataset import spread
 from vitral.drawing import FONT, dress, svg
+from vitral.epoch_metrics import Curve, Metric
 from vitral.evaluation.metrics import CalibrationBin
 from vitral.evaluation.numbers import NumberScore
 
@@ -55,38 +56,18 @@ class EmbeddedImage:
     pixelated: bool
 
 
-Spec = tuple[str, list[tuple[str, str]], str]
-"""Title of a plot, label and key of each of its lines, and the format of a value."""
-
-SPECS: list[Spec] = [
-    ("Loss", [("train", "train_loss"), ("validation", "val_loss")], "{:.4g}"),
-    ("Accuracy", [("train", "train_accuracy"), ("validation", "val_accuracy")], "{:.2%}"),
-    ("Learning rate", [("learning rate", "lr")], "{:.3g}"),
-]
-
-
-def specs_of(measured: Sequence[tuple[str, str, str]]) -> list[Spec]:
-    """Return the curves of a task by its metrics: key without `train_` or `val_`, title, format."""
-    own = [
-        (
-            title if any(map(str.isupper, title)) else title.capitalize(),
-            [("train", f"train_{key}"), ("validation", f"val_{key}")],
-            form,
-        )
-        for key, title, form in measured
-    ]
-    return [SPECS[0], *own, SPECS[-1]]
+def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
+    """Plot the curves of these metrics over the epochs, each only if it has at least two finite values."""
+    lines: dict[Curve, list[Series]] = {}
+    for metric in metrics:
+        points = series_of(history, metric.key)
+        if metric.curve and len(points) > 1:
+            lines.setdefault(metric.curve, []).append((metric.label, points))
+    return [_curve(curve, series, best_epoch) for curve, series in lines.items()]
 
 
-def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, specs: Sequence[Spec] = SPECS) -> list[Plot]:
-    """Plot loss, accuracy and learning rate over the epochs, each only if it has at least two finite values."""
-    plots = []
-    for title, names, number_format in specs:
-        series = [(label, series_of(history, key)) for label, key in names]
-        series = [(label, points) for label, points in series if len(points) > 1]
-        if series:
-            plots.append(_curve(title, series, best_epoch, number_format))
-    return plots
+Series = tuple[str, list[tuple[float, float]]]
+"""Label of a line, and its (epoch, value)."""
 
 
 def series_of(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
@@ -166,9 +147,7 @@ def _embed(image: Image.Image, pixelated: bool) -> EmbeddedImage:
     return EmbeddedImage(uri, *image.size, pixelated)
 
 
-def _curve(
-    title: str, series: Sequence[tuple[str, list[tuple[float, float]]]], best_epoch: int | None, number_format: str
-) -> Plot:
+def _curve(curve: Curve, series: Sequence[Series], best_epoch: int | None) -> Plot:
     figure = Figure(figsize=_SIZE_INCHES)
     axes = figure.subplots()
     words = []
@@ -178,27 +157,27 @@ def _curve(
         color, style = (SECOND, (0, (3, 1.5))) if label == "train" else (FIRST, "solid")
         marker = "o" if len(points) <= _FEW_POINTS else ""
         axes.plot(x, y, color=color, linestyle=style, linewidth=2, marker=marker, markersize=3.5, label=label)
-        words.append(f"{label} from {number_format.format(y[0])} to {number_format.format(y[-1])}")
+        words.append(f"{label} from {curve.form.format(y[0])} to {curve.form.format(y[-1])}")
     first, last = (limit([x for _, points in series for x, _ in points]) for limit in (min, max))
-    if best_epoch is not None and first <= best_epoch <= last and title != "Learning rate":
+    if best_epoch is not None and first <= best_epoch <= last and not curve.of_steps:
         line = axes.axvline(best_epoch, color=INK, linewidth=1.2, zorder=0, label=f"best epoch, {best_epoch}")
         line.set_linestyle((0, (1, 2)))
         if (value := dict(series[-1][1]).get(float(best_epoch))) is not None:
             (ring,) = axes.plot([best_epoch], [value], linestyle="", marker="o", markersize=9, color=INK)
             ring.set(markerfacecolor="none", markeredgewidth=1.5)
         words.append(f"best epoch {best_epoch}")
-    _dress(axes, title.lower())
+    _dress(axes, curve.title.lower())
     axes.set_xlabel("epoch", fontfamily=FONT, fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    if number_format.endswith("%}"):
+    if curve.form.endswith("%}"):
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-    if title == "Learning rate":
+    if curve.of_steps:
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     else:
         _legend(axes, "best")
-    alt = f"{title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
-    return Plot(title, inline(figure, title.split()[0].lower()), alt)
+    alt = f"{curve.title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
+    return Plot(curve.title, inline(figure, curve.title.split()[0].lower()), alt)
 
 
 def _dress(axes: Axes, ylabel: str) -> None:

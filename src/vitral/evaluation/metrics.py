@@ -13,6 +13,7 @@ from rich.text import Text
 
 from vitral.console import Described, table
 from vitral.errors import DataError, UsageError
+from vitral.evaluation.enough import FOR_RATES
 from vitral.evaluation.intervals import (
     Groups,
     Interval,
@@ -148,11 +149,11 @@ class Evaluation(Measured):
 
     def of_ten_new(self) -> str:
         """Return a line on how many of ten new images will be right; "" if many images were measured."""
-        if self.groups >= ENOUGH_IMAGES:
+        if self.groups >= FOR_RATES:
             return ""
         low, high = expected_right(self.accuracy, self.groups)
         right = f"{low} to {high}" if low < high else f"{low}"
-        return f"10 new photographs: expect {right} right (four times in five)"
+        return f"Expect {right} of 10 new photographs to be correct (80% interval)"
 
     def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
         """Return the most frequent errors as (true class, predicted class, times), most frequent first."""
@@ -358,12 +359,6 @@ def _confusion_from(plain: Mapping[str, Any], count: int) -> np.ndarray:
     return confusion
 
 
-ENOUGH_IMAGES = 100
-"""Number of images, or of groups, for reliable rates: with fewer, an accuracy may be off by ten percent, and even a
-calibrated network may have an ECE as large.
-"""
-
-
 def _headline(evaluation: Evaluation) -> Table:
     low, high = evaluation.accuracy_interval
     rows = table(header=False)
@@ -380,7 +375,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("balanced", f"{evaluation.balanced_accuracy:.2%}", "mean recall, each class counts the same")
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
-    few = f"; unreliable with only {evaluation.counted()}" if evaluation.groups < ENOUGH_IMAGES else ""
+    few = f"; unreliable with only {evaluation.counted()}" if evaluation.groups < FOR_RATES else ""
     rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean gap of confidence and accuracy, bin by bin (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")

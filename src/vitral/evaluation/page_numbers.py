@@ -8,7 +8,7 @@ from vitral import wording
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    return f"{100 * fraction:.{digits}f}\u202f%"
+    return f"{100 * fraction:.{digits}f}%"
 
 
 def amount(value: object) -> str:

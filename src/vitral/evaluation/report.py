@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vitral.epoch_metrics import Metric, TaskMetric, in_table, of_training
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import ENOUGH_IMAGES, GROUPED, ClassScore, Evaluation
+from vitral.evaluation.enough import FOR_RATES
+from vitral.evaluation.metrics import GROUPED, ClassScore, Evaluation
 from vitral.evaluation.page_numbers import compact, duration, percent
 from vitral.evaluation.pages import environment, finished, write_page
 from vitral.evaluation.sections import Headline, Section
@@ -87,7 +89,7 @@ class ReportContent:
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
     """Metrics of one class an image; other tasks have `headline` and `sections`."""
-    measured: Sequence[tuple[str, str, str]] = (("accuracy", "accuracy", "{:.2%}"),)
+    measured: Sequence[TaskMetric] = (("accuracy", "accuracy", "{:.2%}"),)
     """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format."""
     headline: Headline | None = None
     sections: Sequence[Section] = ()
@@ -121,7 +123,7 @@ def render(content: ReportContent, run: str) -> str:
     result = content.result or {}
     evaluation = content.evaluation
     split = _SPLITS.get(content.evaluated_on, content.evaluated_on)
-    best_epoch = result.get("best_epoch")
+    metrics, best_epoch = of_training(content.measured), result.get("best_epoch")
     best_epoch = int(best_epoch) if isinstance(best_epoch, int | float) else None
     last_kept = result.get("keep") == "last"
     if last_kept:  # no epoch is marked as the best one
@@ -136,8 +138,8 @@ def render(content: ReportContent, run: str) -> str:
         facts=_facts(evaluation, result, content.evaluated_on),
         caution=content.caution,
         findings=[*content.findings, *_findings(evaluation, content.history, best_epoch), *[_LAST] * last_kept],
-        plots=figures.curves(content.history, best_epoch, figures.specs_of(content.measured)),
-        history=_history_table(content.history, best_epoch, content.measured),
+        plots=figures.curves(content.history, best_epoch, metrics),
+        history=_history_table(content.history, best_epoch, in_table(metrics)),
         result_of=content.headline,
         sections=[_section(one) for one in content.sections],
         matrix=_matrix(evaluation),
@@ -181,6 +183,7 @@ def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: s
             "of": evaluation.counted(" ".join(filter(None, (split, "image")))),
             "alike": GROUPED if evaluation.widened else "",
             "right": int(np.trace(evaluation.confusion)),
+            "of_ten": evaluation.of_ten_new(),
             "guess": None if evaluation.one_class else max(per_class) / evaluation.images,
             "guess_class": evaluation.classes[int(np.argmax(per_class))],
             "digits": 2 if evaluation.images >= 10_000 else 1,
@@ -199,16 +202,16 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         return figures.is_finite(result.get(key))
 
     if known("test_accuracy") and evaluation and split != "test":
-        facts.append(("test accuracy", percent(result["test_accuracy"]), "images not used for any choice"))
+        facts.append(("test accuracy", percent(result["test_accuracy"]), "on images that were not used for any choice"))
     if known("val_accuracy") and (split == "test" if evaluation else known("test_accuracy")):
         facts.append(("validation accuracy", percent(result["val_accuracy"]), "used to select the weights"))
     if evaluation:
         if evaluation.top5 is not None:
-            facts.append(("top-5", percent(evaluation.top5), "label among the five most probable classes"))
+            facts.append(("top-5", percent(evaluation.top5), "the label is among the five most probable classes"))
         if not evaluation.one_class:
-            facts.append(("macro F1", percent(evaluation.macro_f1), "mean over classes, each with the same weight"))
+            facts.append(("macro F1", percent(evaluation.macro_f1), "mean over the classes, each with the same weight"))
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
-        few = evaluation.groups < ENOUGH_IMAGES
+        few = evaluation.groups < FOR_RATES
         unreliable = f"; unreliable with only {evaluation.counted()}" if few else ""
         gap = "mean gap between confidence and accuracy, bin by bin"
         facts.append(("calibration error", percent(evaluation.ece), f"{gap}{unreliable}"))
@@ -263,14 +266,14 @@ def _findings(
     return findings
 
 
-_LAST = ("Weights", "Those of the last epoch: no epoch was chosen by the validation images.")
+_LAST = ("Weights", "The weights of the last epoch were kept: the validation images did not choose an epoch.")
 
 
 def _confidence_in_words(evaluation: Evaluation) -> str:
     confidence = sum(bin_.images * bin_.confidence for bin_ in evaluation.calibration) / evaluation.images
     low, high = evaluation.accuracy_interval
     means = f"mean confidence {percent(confidence)}, accuracy {percent(evaluation.accuracy)}"
-    if evaluation.groups < ENOUGH_IMAGES:
+    if evaluation.groups < FOR_RATES:
         of = "images" if evaluation.groups == evaluation.images else "groups of images"
         return f"Too few {of} to judge calibration: {means}."
     if confidence > high:
@@ -281,17 +284,12 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
 
 
 def _history_table(
-    history: Sequence[Mapping[str, Any]], best_epoch: int | None, measured: Sequence[tuple[str, str, str]]
+    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
 ) -> dict[str, Any] | None:
     """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [
         ("epoch", "epoch", "{:g}"),
-        *((f"val_{key}", f"validation {title}", form) for key, title, form in measured),
-        ("val_loss", "validation loss", "{:.4f}"),
-        *((f"train_{key}", f"train {title}", form) for key, title, form in measured),
-        ("train_loss", "train loss", "{:.4f}"),
-        ("lr", "learning rate", "{:.3g}"),
-        ("images_per_second", "images/s", "{:,.0f}"),
+        *((metric.key, metric.title, metric.form) for metric in metrics),
     ]
     columns = [column for column in columns if any(figures.is_finite(line.get(column[0])) for line in history)]
     lines = [line for line in history if figures.is_finite(line.get("epoch"))]

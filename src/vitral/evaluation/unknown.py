@@ -49,8 +49,8 @@ def separate(
 
     truth = np.repeat([0, 1], [len(known), len(unknown)])
     auroc = float(roc_auc_score(truth, np.concatenate([known, unknown])))
-    effect = design_effect(_placements(known, unknown), groups[0])
-    other = design_effect(_placements(unknown, known), groups[1])
+    effect = design_effect(placements(known, unknown), groups[0])
+    other = design_effect(placements(unknown, known), groups[1])
     interval = auroc_interval(auroc, len(known) / effect, len(unknown) / other)
     if threshold is None:
         return Separation(auroc, interval)
@@ -58,7 +58,7 @@ def separate(
     return Separation(auroc, interval, threshold, found, kept)
 
 
-def _placements(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
+def placements(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Share of the others below each score, of which equal ones count half."""
     ranked = np.sort(others)
     below, up_to = (np.searchsorted(ranked, scores, side) for side in ("left", "right"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vitral.explanation.faithfulness import check_faithfulness
 from vitral.explanation.heatmap import Heatmap
 from vitral.explanation.methods.method import quiet
 from vitral.explanation.methods.select import (
+    METHOD_OPTIONS,
     Target,
     check_method,
     check_options,
@@ -25,15 +27,16 @@ from vitral.explanation.methods.select import (
 )
 from vitral.explanation.subject import subject_of
 from vitral.explanation.texts import explain_texts, refuse_for_text
+from vitral.inference.loading import load
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
 
 
-@partial(checked, but=("model", "images"))  # which `subject_of` and `expand` check
+@partial(checked, but=("model", "images"), options=METHOD_OPTIONS, others=True)  # `subject_of` and `expand` check
 @plain_modes()
 def explain(
-    model: Predictor | nn.Module,
+    model: str | Path | Predictor | nn.Module,
     images: Any,
     target: Target | Sequence[Target] = None,
     *,
@@ -44,8 +47,9 @@ def explain(
 ) -> list[Heatmap]:
     """Attribution maps of a prediction: one for each image and each target, in that order.
 
-    With a `Predictor`, `images` are anything that it predicts: paths, encoded files, PIL images, uint8 pixels, one or
-    many. With a module they are standardized tensors (B, C, H, W) or (C, H, W). `target` is a class by name or number,
+    `model` is a run folder or other weights, as `vitral.load` reads them, a `Predictor`, or a module. With the first
+    two, `images` are anything that a predictor predicts: paths, encoded files, PIL images, uint8 pixels, one or many.
+    With a module they are standardized tensors (B, C, H, W) or (C, H, W). `target` is a class by name or number,
     several of them, or None for the predicted class. Without `method`, the best one for the network is used. `options`
     are those of the method (`layer`, `discard`, …). With `check`, each map gets `checks` of its faithfulness, for some
     hundred forward passes per image.
@@ -61,6 +65,7 @@ def explain(
     Raises `UsageError` for an unknown class, method, option or layer and for an unsupported method, `ImageError` for an
     unreadable image.
     """
+    model = load(model) if isinstance(model, str | Path) else model
     targets = [target] if target is None or isinstance(target, int | str) else list(target)
     if isinstance(model, Predictor) and model.output.sequence:
         refuse_for_text(targets, check=check)

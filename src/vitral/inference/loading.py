@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from vitral.inference.generation import search_by
 from vitral.inference.outputs import output_of
 from vitral.inference.predictor import Engine, Predictor, int8_engine
 from vitral.inference.tta import Views
-from vitral.kinds import checked
+from vitral.kinds import checked, keywords_of
 from vitral.weights.fitted import check_ranges
 from vitral.weights.load import locate, read
 from vitral.weights.notes import Alarm, LeftOut
 
 
-@checked
+@partial(checked, options=keywords_of(read))
 @plain_modes()
 def load(
     source: str | Path | nn.Module | Predictor,

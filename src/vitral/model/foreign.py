@@ -2,17 +2,14 @@
 Installed packages add further libraries (`vitral.plugins`).
 
 A weights file states the source of its network. timm and torchvision build theirs from a name, with random weights and
-without a download. `MODULE:FUNCTION` is code of the user, so a file alone must not run it: a function is called only if
-it was named on this machine before (`trusted`).
+without a download. `MODULE:FUNCTION` is code of the user (`vitral.model.own`).
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
-import os
-import re
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,15 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral import bounded
 from vitral.errors import MissingExtraError, UsageError, VitralError, type_of, unknown
-from vitral.folders import cache_folder
 from vitral.model.config_base import ConfigBase, pair
+from vitral.model.own import is_own, own_part
 from vitral.plugins import Extensible
-
-TRUST = "VITRAL_TRUST"
-"""Environment variable: functions that may be called, as `MODULE:FUNCTION`, separated by commas."""
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ class Foreign(nn.Module):
 
 def is_foreign(name: str) -> bool:
     """True for the name of a network of another library, `SOURCE:NAME`."""
-    return _FUNCTION.fullmatch(name) is not None or name.partition(":")[0] in _LIBRARIES
+    return is_own(name) or name.partition(":")[0] in _LIBRARIES
 
 
 def is_function(source: str) -> bool:
@@ -136,11 +128,6 @@ def version_of(source: str) -> str:
         return f"{library} {version(library)}" if library in _LIBRARIES else ""
     except PackageNotFoundError:  # a plugin may have another name than its package
         return ""
-
-
-def trusted() -> Path:
-    """The file of functions that were named on this machine: `MODULE:FUNCTION` → the folder it was named in."""
-    return cache_folder("functions") / "trusted.json"
 
 
 def _built(config: ForeignConfig) -> nn.Module:
@@ -216,45 +203,16 @@ def _from_torchvision(name: str, config: ForeignConfig) -> nn.Module:
 
 
 def _from_function(name: str, config: ForeignConfig) -> nn.Module:
-    """Call the user's function with those of `classes`, `image_size` and `channels` that it takes."""
-    module = config.source.partition(":")[0]
-    imported = _module(module, _folder_of(config.source))
-    function = getattr(imported, name, None)
-    if not callable(function):
-        known = [key for key, one in vars(imported).items() if callable(one) and not key.startswith("_")]
-        raise unknown(f"function of {module}", name, known, hint="--model MODULE:FUNCTION")
+    """Call the user's function with those of `classes`, `image_size` and `channels` that it takes; copy a module."""
+    part = own_part("model", config.source)
+    if isinstance(part, nn.Module):
+        return copy.deepcopy(part)
     given = {"classes": config.classes, "image_size": config.image, "channels": config.channels}
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(part).parameters.values()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
         given = {key: value for key, value in given.items() if key in {one.name for one in parameters}}
-    built: nn.Module = function(**given)
+    built: nn.Module = part(**given)
     return built
-
-
-def _folder_of(source: str) -> str:
-    """Folder to import the module from. Raises `UsageError` for a function that was never named on this machine."""
-    try:
-        record: Mapping[str, str] = bounded.read(trusted())
-    except (OSError, ValueError):
-        record = {}
-    if source in record:
-        return str(record[source])
-    if source in os.environ.get(TRUST, "").split(","):
-        return os.getcwd()
-    why = "a file alone must not run code"
-    hint = f"if you trust it: {TRUST}={source} vitral …, in the folder of its module"
-    raise UsageError(f"the network is made by {source}, which was never named here", why=why, hint=hint)
-
-
-def _module(name: str, folder: str) -> Any:
-    """Import a module, from `folder` too."""
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(f"cannot import '{name}'", where=folder, why=_reason(error)) from error
-    finally:
-        sys.path.remove(folder)
 
 
 _BUILT_IN = {"timm": _from_timm, "torchvision": _from_torchvision}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from vitral.errors import UsageError, unknown
-from vitral.kinds import checked
+from vitral.kinds import checked, keywords, kinds_of, unknown_keyword
 from vitral.model.config import ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.conv_stem import conv_layers, deep_layers
@@ -111,7 +112,7 @@ def config(name: str, **changes: Any) -> ModelConfig:
     if bad := [field for field in changes if field not in known]:
         if any(bad[0] in other.__dataclass_fields__ for other in (ViTConfig, BiTConfig)):
             raise UsageError(f"{name} has no {bad[0]}", why=f"it has {', '.join(known)}", hint="leave it out")
-        raise unknown("model option", bad[0], known)
+        raise unknown_keyword("model option", bad[0], known)
     return kind(**{**own, **changes})
 
 
@@ -172,7 +173,7 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
     raise unknown("model", name, known, hint="vitral models")
 
 
-@checked
+@partial(checked, options=keywords({**kinds_of(BiTConfig), **kinds_of(ViTConfig)}))
 def create(name: str, **changes: Any) -> Network:
     """Build a newly initialized network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
     return network(config(name, **changes))

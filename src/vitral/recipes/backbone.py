@@ -38,8 +38,8 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )  # fmt: skip
-    small = f"images are {stats.size[0]}×{stats.size[1]}; the built-in model was trained at 64 to 160"
-    total = f"about {epochs * stats.images / 1e6:.2g} million images in total; --minutes limits the time instead"
+    small = f"your images have {stats.size[0]}×{stats.size[1]} pixels; the built-in model was trained at 64 to 160"
+    total = f"each image is used {epochs} times, varied at random; --minutes sets a time limit instead"
     return Plan(
         run,
         (
@@ -47,10 +47,10 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("probe", "first", PROBE),
             Choice("epochs", str(epochs), total),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 64 else "usual"),
-            Choice("optimizer", f"muon, {run.lr:g}", "lower than from scratch, for all layers alike"),
+            Choice("optimizer", f"muon, {run.lr:g}", "one learning rate for all layers, lower than for random weights"),
             Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
             Choice("mirror", "yes", MIRRORED),
             augmentation(run),
-            Choice("smoothing", "0.1, weights averaged", "both regularize a network that sees each image often"),
+            Choice("smoothing", "0.1, weights averaged", "both reduce overfitting to images that are seen often"),
         ),
     )

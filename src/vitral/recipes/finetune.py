@@ -33,19 +33,23 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
         run,
         (
             Choice("probe", "first", PROBE),
-            Choice("epochs", str(epochs), "about 120,000 images in total (× 20 on a GPU), at most 50 epochs"),
+            Choice(
+                "epochs",
+                str(epochs),
+                "training on about 120,000 images in all (20 times as many on a GPU), for at most 50 epochs",
+            ),
             Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 32 else "usual"),
-            Choice("optimizer", "adamw, 0.001", "rate of the head; lower for the blocks below it"),
+            Choice("optimizer", "adamw, 0.001", "the learning rate of the head; the blocks below it have lower ones"),
             Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
             Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
             Choice("mirror", "yes" if color else "no", MIRRORED if color else NOT_MIRRORED),
-            Choice("smoothing", "0.1", "regularizes a network that sees each image often"),
+            Choice("smoothing", "0.1", "reduces overfitting to images that are seen often"),
         ),
     )
 
 
 def geometry(crop: str) -> str:
-    return "crops of 30 to 100 %" if crop == "random-resized" else "shifts by up to 1/8"
+    return "random crops of 30% to 100% of the area" if crop == "random-resized" else "shifts by up to 1/8"
 
 
 def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:

@@ -53,10 +53,10 @@ def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dic
 def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
     """Explain the choices about the network and its input."""
     height, width = stats.size
-    same = "" if stats.uniform else f" (median of {stats.sampled} samples)"
-    color = "images have color" if stats.channels == 3 else "all sampled images are grayscale"
+    same = "" if stats.uniform else f" (the median of {stats.sampled} images)"
+    color = "your images have color" if stats.channels == 3 else "all sampled images are grayscale"
     return (
-        Choice("image size", "×".join(map(str, shape.image_size)), f"images are {height}×{width}{same}"),
+        Choice("image size", "×".join(map(str, shape.image_size)), f"your images have {height}×{width} pixels{same}"),
         Choice("channels", str(stats.channels), color),
         Choice("model", shape.model, shape.why),
         Choice("pooling", "mean", "over patches: trains faster on little data than a class token (arXiv 2205.01580)"),
@@ -66,20 +66,20 @@ def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
 def _training_choices(run: Run, why_epochs: str) -> tuple[Choice, ...]:
     """Explain the choices about training."""
     few = run.batch_size <= 64
-    often = run.epochs >= 5
     if run.crop == "random-resized":
-        geometry = "crops of 30 to 100 %", "the object may be anywhere in a photograph"
+        geometry = "random crops of 30% to 100% of the area", "the object may be anywhere in a photograph"
     else:
         geometry = f"shifts by up to 1/{1 / run.shift:.0f}", "the object fills a small image"
     smoothing = f"{run.label_smoothing:g}, weights averaged"
+    why_smoothing = f"both reduce overfitting{' to images that are seen often' if run.epochs >= 5 else ''}"
     return (
         Choice("epochs", str(run.epochs), why_epochs),
-        Choice("batch", str(run.batch_size), "small, for a small data set" if few else "uses the hardware well"),
+        Choice("batch", str(run.batch_size), "small, for a small data set" if few else "keeps the hardware busy"),
         Choice("optimizer", f"muon, {run.lr:g}", "needs fewer epochs than AdamW (docs/log/accuracy.md)"),
         Choice("geometry", *geometry),
         Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
         augmentation(run),
-        Choice("smoothing", smoothing, "both regularize a network" + " that sees each image often" * often),
+        Choice("smoothing", smoothing, why_smoothing),
     )
 
 
@@ -143,8 +143,8 @@ def _epochs(stats: DatasetStats, gpu: bool) -> tuple[int, str]:
         return min(most, stats.epochs), ""  # the plan adds the reason
     epochs = max(5, min(most, round(images / stats.images)))
     why = (
-        f"{stats.images:,} images, seen often but augmented differently each time"
+        f"each of {stats.images:,} images is used {most} times, varied at random"
         if epochs == most
-        else f"about {epochs * stats.images / 1e6:.1f} million images in total; --minutes limits the time instead"
+        else f"each image is used {epochs} times, varied at random; --minutes sets a time limit instead"
     )
     return epochs, why

@@ -44,10 +44,10 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
         run,
         (
             Choice("image size", f"{_HEIGHT}×{wide}", f"lines are {height}×{width}{same}; {tokens} tokens"),
-            Choice("channels", str(stats.channels), "that of the sampled images"),
+            Choice("channels", str(stats.channels), "as in the sampled images"),
             Choice("model", run.model, "convolutions before the tokens train faster than patches"),
             Choice("decoder", f"{run.decoder_depth} blocks", "as wide as the encoder; --decoder-depth, --decoder-dim"),
-            Choice("epochs", str(run.epochs), "--minutes limits the time instead"),
+            Choice("epochs", str(run.epochs), "--minutes sets a time limit instead"),
             Choice("batch", str(run.batch_size), "lines per step" if gpu else "small: minutes are for many steps"),
             Choice("optimizer", f"muon, {run.lr:g}", "for the blocks of both networks, AdamW for the rest"),
             Choice("mirror", "no", _MIRRORED),

@@ -28,11 +28,11 @@ class Kind:
 PROBLEMS: Mapping[str, Kind] = {
     "bad-request": Kind(400, "The request cannot be understood", "compare the request with /docs"),
     "unknown-parameter": Kind(400, "The request has a parameter that does not exist", "compare the request with /docs"),
-    "unauthorized": Kind(401, "A token is needed", "send the header Authorization: Bearer TOKEN"),
+    "unauthorized": Kind(401, "An access token is required", "send the header Authorization: Bearer TOKEN"),
     "cross-site": Kind(403, "Requests from other sites are refused", "send the request from a program or this page"),
-    "not-found": Kind(404, "There is no such address", "see /docs for all addresses"),
-    "unknown-model": Kind(404, "There is no such model", "GET /v1/models lists the models"),
-    "method-not-allowed": Kind(405, "The address does not take this method", "see /docs for all addresses"),
+    "not-found": Kind(404, "There is no such endpoint", "see /docs for all endpoints"),
+    "unknown-model": Kind(404, "There is no such model", "list the models with GET /v1/models"),
+    "method-not-allowed": Kind(405, "The endpoint does not support this method", "see /docs for all endpoints"),
     "slow-body": Kind(408, "The body did not arrive in time", "send fewer or smaller images, or send them faster"),
     "body-too-large": Kind(413, "The body is too large", "send fewer or smaller images in one request"),
     "too-many-images": Kind(413, "The request has too many images", "send them in several requests"),
@@ -46,11 +46,11 @@ PROBLEMS: Mapping[str, Kind] = {
         422, "An image cannot be read", "send a whole JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF or PPM"
     ),
     "no-explanation": Kind(
-        422, "The answer cannot be explained in this way", "GET /v1/models lists the methods and the classes"
+        422, "The answer cannot be explained in this way", "list the methods and classes with GET /v1/models"
     ),
-    "no-embedding": Kind(422, "The model has no features", "GET /v1/models lists the models with their task"),
+    "no-embedding": Kind(422, "The model has no features", "list the models and their tasks with GET /v1/models"),
     "headers-too-large": Kind(431, "The header is too large", "send fewer or shorter header fields"),
-    "internal": Kind(500, "The server failed", "try again; the server's log has the reason under this request id"),
+    "internal": Kind(500, "The server failed", "try again, or look up this request id in the server's log"),
     "queue-full": Kind(503, "The server is busy", "try again after the seconds in Retry-After"),
     "not-ready": Kind(503, "The server is not ready", "try another server, or again later"),
     "deadline": Kind(504, "The answer was not ready in time", "send fewer images, or allow more time"),

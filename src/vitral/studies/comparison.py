@@ -260,7 +260,7 @@ def _training(source: str) -> tuple[str, str, Mapping[str, Any]]:
     if not is_run(Path(source)):
         return "", "", {}
     folder = RunFolder(source)
-    epochs, run = folder.epochs(), folder.read_plan().run
+    epochs, run = len(folder.read_history()), folder.read_plan().run
     return run.init or "random weights", count(epochs, "epoch") if epochs else "", run.to_json()
 
 

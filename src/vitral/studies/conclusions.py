@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from vitral.studies.results import Group, Results, in_words, listed
+from vitral.studies.results import Group, Results, listed
 from vitral.studies.seeds import SeedDifference, paired_difference
 from vitral.studies.study import Expectation, shown
 from vitral.wording import count
@@ -14,9 +14,10 @@ def conclusions(results: Results) -> list[str]:
     """Return the sentences, the answer to the study's question first."""
     if not any(group.done for group in results.groups):
         return ["No run is finished."]
-    if results.study.kind == "search":
-        return [*_of_search(results), *_limits(results)]
-    sentences = [*_verdict(results), *_of_kind(results), *_limits(results)]
+    sentences = [*_verdict(results), *_one_seed(results)]
+    for of_kind in SENTENCES[results.study.kind]:
+        sentences += of_kind(results)
+    sentences += _limits(results)
     return list(dict.fromkeys(sentences))
 
 
@@ -37,13 +38,13 @@ def _verdict(results: Results) -> Iterator[str]:
     else:
         yield "The claim is borne out here."
     for found in against:
-        where = f" with {found.where}" if results.study.kind == "data" else ""
+        where = results.study.design.addition(found.where)
         yield f"Contrary to it, {found.first} is more accurate than {found.second}{where}."
 
 
 def _found(results: Results, expected: Expectation) -> SeedDifference | None:
     """The difference that an expectation is about; None if it has not been measured."""
-    where = None if expected.where is None else in_words(results.study.kind, expected.where)
+    where = None if expected.where is None else results.study.design.in_words(expected.where)
     return next(
         (
             one
@@ -54,21 +55,12 @@ def _found(results: Results, expected: Expectation) -> SeedDifference | None:
     )
 
 
-def _of_kind(results: Results) -> Iterator[str]:
-    if results.study.seeds == 1:
+def _one_seed(results: Results) -> Iterator[str]:
+    if results.study.seeds == 1 and not results.study.design.searches:
         yield (
             "Each recipe was trained with one seed. Runs that differ by their seed alone differ in accuracy too, by an "
             "amount that one seed does not show: no difference is claimed."
         )
-    if results.study.kind == "data":
-        yield from _at_each(results)
-        yield from _crossings(results)
-        yield from _gains(results)
-    elif results.study.kind == "compute":
-        yield from _at_each(results)
-        yield from _front(results)
-    else:
-        yield from _best(results)
 
 
 def _points(one: SeedDifference) -> str:
@@ -86,7 +78,7 @@ def _at_each(results: Results) -> Iterator[str]:
     for where in dict.fromkeys(one.where for one in results.differences):
         here = [one for one in results.differences if one.where == where]
         claimed = [one for one in here if one.claimed]
-        start = f"With {where}" if results.study.kind == "data" else f"After {where}"
+        start = results.study.design.start_of(where)
         for one in claimed:
             yield f"{start} {one.first} is more accurate than {one.second} by {_points(one)}."
         if not claimed:
@@ -127,7 +119,7 @@ def _gains(results: Results) -> Iterator[str]:
         if len(seeds) > 1 and gain.interval[0] <= 0 <= gain.interval[1]:
             interval += "; no difference can be claimed"
         levels = " to ".join(f"{100 * sum(one) / len(one):.1f} %" for one in (less, more))
-        start, end = in_words("data", fractions[0]), in_words("data", fractions[-1])
+        start, end = (results.study.design.in_words(fractions[place]) for place in (0, -1))
         yield f"From {start} to {end} {name} goes from {levels}: {interval}."
 
 
@@ -140,7 +132,10 @@ def _group(results: Results, name: str, fraction: float) -> Group | None:
 def _front(results: Results) -> Iterator[str]:
     for cost, title in (("flops", "FLOPs"), ("seconds", "seconds")):
         front = results.front(cost)
-        names = [f"{group.label(('epochs',))} for {in_words('compute', group.factors['epochs'])}" for group in front]
+        names = [
+            f"{group.label(('epochs',))} for {results.study.design.in_words(group.factors['epochs'])}"
+            for group in front
+        ]
         if names:
             yield f"By mean accuracy, the front of best over {title} of training is {listed(names)}."
 
@@ -214,7 +209,7 @@ def _limits(results: Results) -> Iterator[str]:
     if pruned := [one for one in results.outcomes if one.status == "pruned"]:
         is_ = "was" if len(pruned) == 1 else "were"
         yield f"{count(len(pruned), 'trial')} {is_} stopped early, below the median of those that ran to their end."
-    if results.study.kind == "search":
+    if results.study.design.searches:
         yield from _of_time(results)
         return
     if weak := [one.cell.name for one in results.outcomes if one.at_chance]:
@@ -237,3 +232,12 @@ def _limits(results: Results) -> Iterator[str]:
             f"The {results.counted('held-out image')} also chose the best epoch of each run, so that all accuracies "
             "are slightly too high."
         )
+
+
+SENTENCES: dict[str, tuple[Callable[[Results], Iterator[str]], ...]] = {
+    "data": (_at_each, _crossings, _gains),
+    "compute": (_at_each, _front),
+    "options": (_best,),
+    "search": (_of_search,),
+}
+"""Kind of a study → the sentences of its own, in their order."""

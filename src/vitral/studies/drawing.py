@@ -62,21 +62,23 @@ def in_print(results: Results) -> tuple[bytes, bytes] | None:
 
 
 def _draw(results: Results, color: Callable[[str], str] = lambda name: name) -> Figure:
-    if results.study.kind == "options":
-        return _draw_options(results, color)
-    if results.study.kind == "search":
-        return _draw_search(results, color)
-    if results.study.kind == "data":
-        drawn = Figure(figsize=(7.6, 4.4))
-        _draw_over(drawn.subplots(), results, "train_images", "training images", color)
-    else:
-        drawn = Figure(figsize=(10.4, 4.4))
-        for axes, cost, title in zip(
-            drawn.subplots(1, 2), ("flops", "seconds"), ("FLOPs of training", "seconds of training"), strict=True
-        ):
-            _draw_over(axes, results, cost, title, color)
-            _draw_front(axes, results, cost, color)
-            _legend(axes, color)
+    return DRAWINGS[results.study.kind](results, color)
+
+
+def _draw_data(results: Results, color: Callable[[str], str]) -> Figure:
+    drawn = Figure(figsize=(7.6, 4.4))
+    _draw_over(drawn.subplots(), results, "train_images", "training images", color)
+    return drawn
+
+
+def _draw_compute(results: Results, color: Callable[[str], str]) -> Figure:
+    drawn = Figure(figsize=(10.4, 4.4))
+    for axes, cost, title in zip(
+        drawn.subplots(1, 2), ("flops", "seconds"), ("FLOPs of training", "seconds of training"), strict=True
+    ):
+        _draw_over(axes, results, cost, title, color)
+        _draw_front(axes, results, cost, color)
+        _legend(axes, color)
     return drawn
 
 
@@ -208,7 +210,7 @@ def _legend(axes: Axes, color: Callable[[str], str]) -> None:
 
 
 def _in_words(results: Results) -> str:
-    if results.study.kind == "search":
+    if results.study.design.searches:
         each = [f"{one.cell.name}: {one.accuracy:.1%}" for one in results.ranked if one.accuracy is not None]
         return f"Validation accuracy. {'; '.join(each)}."
     groups: Sequence[Group] = [group for group in results.groups if group.accuracy]
@@ -220,3 +222,12 @@ def _in_words(results: Results) -> str:
         interval = f" ({low:.1%} to {high:.1%})" if accuracy.seeds > 1 else ""
         parts.append(f"{group.label()}: {accuracy.value:.1%}{interval}")
     return f"Mean accuracy. {'; '.join(parts)}."
+
+
+DRAWINGS: dict[str, Callable[[Results, Callable[[str], str]], Figure]] = {
+    "data": _draw_data,
+    "compute": _draw_compute,
+    "options": _draw_options,
+    "search": _draw_search,
+}
+"""Kind of a study → its figure."""

@@ -40,32 +40,16 @@ def write_study(place: StudyFolder, results: Results) -> None:
     """Write the page of a study and its figure for a paper; atomically."""
     study = results.study
     text = _template("study.html.jinja").render(
-        study=study, results=results, title=study.title or _TITLES[study.kind], sentences=conclusions(results),
-        plots=on_page(results), figure_title=_FIGURES[study.kind][0], figure_note=_FIGURES[study.kind][1],
+        study=study, results=results, title=study.title or study.design.title, sentences=conclusions(results),
+        plots=on_page(results), figure_title=study.design.figure[0], figure_note=study.design.figure[1],
         scale=_scale(results.differences), command=f"{study.command} --out {shlex.quote(str(place.path))}",
-        winner=command(results.best.cell.options) if study.kind == "search" and results.best else "",
+        winner=command(results.best.cell.options) if study.design.searches and results.best else "",
     )  # fmt: skip
     _write(place.page, text)
     if drawn := in_print(results):
         for path, content in zip((place.png, place.svg), drawn, strict=True):
             with replacing(path) as temporary:
                 temporary.write_bytes(content)
-
-
-_TITLES = {"data": "Accuracy by amount of data", "compute": "Accuracy by compute", "options": "Accuracy by options",
-           "search": "Search for options"}  # fmt: skip
-_FIGURES = {
-    "data": (
-        "Accuracy over training images",
-        "Shares of the same seed are nested, with the same share of every class.",
-    ),
-    "compute": ("Accuracy over compute", "The dotted steps are the front: nothing cheaper is more accurate."),
-    "search": (
-        "Validation accuracy of trials",
-        "The line is the best so far; hollow points were stopped early, at the accuracy that they had reached.",
-    ),
-    "options": ("Options in order of mean accuracy", "A diamond is the mean, a line its interval, a dot a seed."),
-}
 
 
 def _template(name: str) -> Template:

@@ -173,7 +173,7 @@ class Results:
     def finished(self) -> bool:
         """True if no run is left to train."""
         ended = all(one.ended for one in self.outcomes)
-        if self.study.kind != "search":
+        if not self.study.design.searches:
             return ended
         return ended and (len(self.outcomes) >= self.study.trials or self.out_of_time)
 
@@ -222,17 +222,17 @@ class Results:
         Networks are compared at the same amount of data or length of training. In a grid, values of an option are
         compared over all values of the others: pairs of runs that differ in this option alone.
         """
-        if self.study.kind == "search":
+        if self.study.design.searches:
             return ()
-        same = {"data": "fraction", "compute": "epochs"}.get(self.study.kind)
-        compared = self._at_the_same(same) if same else self._values_of_options()
+        factor = self.study.design.factor
+        compared = self._at_the_same(factor) if factor else self._values_of_options()
         found = [one for one in itertools.starmap(self._difference, compared) if one is not None]
         adjusted = holm([one.p_value for one in found])
         return tuple(dataclasses.replace(one, p_adjusted=p) for one, p in zip(found, adjusted, strict=True))
 
     def _at_the_same(self, factor: str) -> Iterator[tuple[str, _Runs, _Runs]]:
         for value in dict.fromkeys(group.factors[factor] for group in self.groups):
-            where = in_words(self.study.kind, value)
+            where = self.study.design.in_words(value)
             here = [
                 _Runs(group.label((factor,)), {(o.cell.seed,): o.accuracy or 0.0 for o in group.done if o.compared})
                 for group in self.groups
@@ -298,7 +298,7 @@ class Results:
     def _winner(self) -> dict[str, Any]:
         """The winner of a search with its figure on the test split, the only one that is stated."""
         best = self.best
-        if self.study.kind != "search" or best is None:
+        if not self.study.design.searches or best is None:
             return {}
         test = best.test and {"accuracy": best.test.accuracy, "interval": list(best.test.accuracy_interval),
                               "images": best.test.images, "groups": best.test.groups}  # fmt: skip
@@ -315,18 +315,11 @@ def _as_json(one: Outcome) -> dict[str, Any]:
 _OF_TRIALS = ("curve", "planned_epochs", "test")
 
 
-def in_words(kind: str, value: float) -> str:
-    """The amount of data, or the length of training: "10 % of the images", "3 epochs"."""
-    if kind == "compute":
-        return f"{value:g} {'epoch' if value == 1 else 'epochs'}"
-    return "all images" if value == 1 else f"{100 * value:g} % of the images"
-
-
 @checked
 def read_results(study: Study, folder: StudyFolder, progress: Progress | None = None) -> Results:
     """Read the outcome of every cell from its run folder."""
     outcomes = list[Outcome]()
-    searched = study.kind == "search"
+    searched = study.design.searches
     for cell in folder.read_trials(study) if searched else study.cells:
         outcomes.append(read_outcome(cell, folder, ON_VALIDATION if searched else MEASURED_ON))
         if progress:
@@ -380,8 +373,7 @@ def _at_chance(measured: Mapping[str, Any]) -> bool:
 
 
 def _curve(run: RunFolder) -> tuple[float, ...]:
-    lines = map(bounded.parse, run.manifest.read(run.metrics).splitlines())
-    return tuple(line["val_accuracy"] for line in lines if "val_accuracy" in line)
+    return tuple(line["val_accuracy"] for line in run.read_history() if "val_accuracy" in line)
 
 
 def _ended(cell: Cell, file: Path) -> Outcome:

@@ -43,7 +43,7 @@ def run_study(study: Study, folder: str | Path, *, tell: Tell = lambda line: Non
     place = StudyFolder(folder)
     _check_images(study, place)
     place.open(study)
-    if study.kind == "search":
+    if study.design.searches:
         return _search(study, place, tell)
     outcomes = {cell.name: read_outcome(cell, place) for cell in study.cells}
     left = [cell for cell in study.cells if outcomes[cell.name].status in ("open", "begun")]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,12 @@ class Span:
 def corners(vary: Mapping[str, tuple[Any, ...] | Span]) -> dict[str, tuple[Any, ...]]:
     """Replace each range by its bounds."""
     return {name: (values.low, values.high) if isinstance(values, Span) else values for name, values in vary.items()}
+
+
+def combinations(vary: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Return every combination of values, the last option changing first."""
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
 
 
 def in_range(vary: Mapping[str, tuple[Any, ...] | Span], factors: Mapping[str, Any]) -> bool:

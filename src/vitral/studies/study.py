@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from vitral.atomic import write_text
 from vitral.console import command_line
@@ -18,17 +18,14 @@ from vitral.digest import KEY, read_json, sealed_json
 from vitral.errors import RunError, UsageError, unknown
 from vitral.folders import same_path
 from vitral.kinds import named_fields
-from vitral.studies.spans import Span, corners, in_range
+from vitral.studies.designs import DESIGNS, Design
+from vitral.studies.spans import Span, combinations, corners, in_range
 from vitral.training.options import Run, checked_options
 from vitral.wording import flag
 from vitral.workflows.planning.start import NONE, OTHER
 
-Kind = Literal["data", "compute", "options", "search"]
-
 OWN = ("data", "out", "seed", "split_seed", "val_share", "minutes", "bad_images")
 """Options of a run that a study sets itself, or that all cells share."""
-OF_DATA = ("train_share", "stratified")
-"""Those that a study of the amount of data sets, too."""
 MOST_CELLS = 1000
 """Most cells of a study; a larger grid is a slip of the hand."""
 _FORMAT = 1
@@ -63,7 +60,8 @@ class Expectation:
 class Study:
     """All choices of a study, as in its study.json. Raises `UsageError` for a grid that asks nothing."""
 
-    kind: Kind
+    kind: str
+    """A name of `DESIGNS`."""
     data: str
     models: tuple[str, ...] = ()
     """Names of networks; empty for that of the recipe."""
@@ -91,8 +89,8 @@ class Study:
     """Differences of the study from the source of its claim."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise unknown("kind of study", self.kind, get_args(Kind))
+        if self.kind not in DESIGNS:
+            raise unknown("kind of study", self.kind, DESIGNS)
         if self.seeds < 1:
             raise UsageError("a study has at least one seed", hint="--seeds 3")
         for title, values in (("models", self.models), ("fractions", self.fractions), ("epochs", self.epochs)):
@@ -111,26 +109,24 @@ class Study:
 
     def _check_options(self) -> None:
         for name in (*self.options, *self.vary):
-            own = (*OWN, *(OF_DATA if self.kind == "data" else ()), *(() if self.kind in _OF_OPTIONS else ("model",)))
-            if name in own:
+            if name in (*OWN, *self.design.sets):
                 why = "the study sets it for every run"
                 raise UsageError(f"{flag(name)} cannot be set for single runs", why=why, hint=f"leave {name} out")
         if both := [name for name in self.vary if name in self.options]:
             raise UsageError(f"{both[0]} is both varied and set", hint="one of the two")
-        epochs = self.kind != "search" and "epochs" in (*self.options, *self.vary)
-        if self.minutes is not None and (epochs or self.kind == "compute"):
+        if self.minutes is not None and self.design.fixes_epochs((*self.options, *self.vary)):
             raise UsageError("--minutes and epochs are mutually exclusive", hint="leave one out")
         for name, values in self.vary.items():
             if isinstance(values, tuple) and (twice := _repeated(values)):
                 raise UsageError(f"--vary gives {name} the value {twice} twice", hint="name each once")
-            if isinstance(values, Span) and self.kind != "search":
+            if isinstance(values, Span) and not self.design.searches:
                 why = f"{name} has infinitely many values"
                 raise UsageError("a grid has no ranges", why=why, hint="--trials 20 searches them")
-        for options in _combinations(corners(self.vary)):
+        for options in combinations(corners(self.vary)):
             Run(**checked_options({**self.options, **options}))  # refuse a bad value before the first run
 
     def _check_trials(self) -> None:
-        if self.kind != "search":
+        if not self.design.searches:
             return
         if not 1 <= self.trials <= MOST_CELLS:
             raise UsageError(f"a search has 1 to {MOST_CELLS:,} trials, not {self.trials}", hint="--trials 20")
@@ -147,6 +143,11 @@ class Study:
             )
 
     @property
+    def design(self) -> Design:
+        """Its grid, its words, and its refusals."""
+        return DESIGNS[self.kind]
+
+    @property
     def start(self) -> dict[str, str]:
         """Random weights for every run of a study of networks, since the built-in weights fit only one of them.
 
@@ -158,7 +159,7 @@ class Study:
     @property
     def factors(self) -> tuple[str, ...]:
         """Names of the factors, in the order of the table."""
-        return tuple(self.vary) if self.kind == "search" else tuple(self.cells[0].factors)
+        return tuple(self.vary) if self.design.searches else tuple(self.cells[0].factors)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -166,14 +167,14 @@ class Study:
 
         None of a search, whose `trial` depends on the results of the ones before.
         """
-        if self.kind == "search":
+        if self.design.searches:
             return ()
-        grid = list(self._grid())
+        grid = list(self.design.grid(self))
         share = {} if self.minutes is None else {"minutes": self.minutes / (len(grid) * self.seeds)}
         cells = list[Cell]()
         for seed, factors in itertools.product(range(self.seeds), grid):
             seeds = {"seed": seed, "split_seed": 0}
-            options = {**self.start, **self.options, **self._options_of(factors), **share, **seeds}
+            options = {**self.start, **self.options, **self.design.options_of(factors), **share, **seeds}
             parts = [re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-.") or "none" for value in factors.values()]
             cells.append(Cell("_".join([*parts, f"seed{seed}"]), factors, seed, {"data": self.data, **options}))
         return tuple(cells)
@@ -184,21 +185,6 @@ class Study:
         share = {"minutes": self.minutes / self.trials} if timed and self.minutes else {}
         options = {**self.start, **self.options, **factors, **share, "seed": 0, "split_seed": 0}
         return Cell(f"trial-{number:03}", dict(factors), 0, {"data": self.data, **options})
-
-    def _grid(self) -> Iterator[dict[str, Any]]:
-        models = [{"model": one} for one in self.models] or [{}]
-        if self.kind == "data":
-            yield from ({**model, "fraction": one} for model in models for one in self.fractions)
-        elif self.kind == "compute":
-            yield from ({**model, "epochs": one} for model in models for one in self.epochs)
-        else:
-            yield from _combinations(corners(self.vary))
-
-    def _options_of(self, factors: Mapping[str, Any]) -> dict[str, Any]:
-        if self.kind != "data":
-            return dict(factors)
-        model = {name: value for name, value in factors.items() if name == "model"}
-        return {**model, "train_share": factors["fraction"], "stratified": True}
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -234,7 +220,7 @@ class Study:
             given["minutes"] = f"{self.minutes:g}"
         if self.options:
             given["set"] = [f"{name}={shown(value)}" for name, value in self.options.items()]
-        name = "tune" if self.first else f"study {'options' if self.kind == 'search' else self.kind}"
+        name = "tune" if self.first else f"study {self.design.command}"
         return command_line(name, [self.data], given).replace(f"'{name}'", name)
 
 
@@ -248,16 +234,8 @@ def _differing(old: Cell, new: Cell) -> str:
     return "; ".join(f"{name} {value(old, name)} there, {value(new, name)} now" for name in differing)
 
 
-_OF_OPTIONS = ("options", "search")
-
-
 def _as_typed(values: tuple[Any, ...] | Span) -> str:
     return str(values) if isinstance(values, Span) else ",".join(map(shown, values))
-
-
-def _combinations(vary: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*vary.values()):
-        yield dict(zip(vary, values, strict=True))
 
 
 def _repeated(values: tuple[Any, ...]) -> str:
@@ -350,7 +328,7 @@ class StudyFolder:
         """
         hint = f"vitral study resume {self.path}, or another --out"
         new = dataclasses.replace(new, data=old.data) if same_path(old.data, new.data) else new
-        if "search" in (old.kind, new.kind):
+        if old.design.searches or new.design.searches:
             if dataclasses.replace(old, trials=new.trials, minutes=new.minutes, title=new.title) != new:
                 why = "only the number of trials and the minutes of a search may change"
                 raise RunError("this folder is another study", where=self.path, why=why, hint=hint)

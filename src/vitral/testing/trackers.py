@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from vitral.bounded import parse
 from vitral.trackers import TRACKERS
@@ -45,7 +46,7 @@ class TrackerContract:
 
     def test_it_continues_a_run_and_ends_with_one_that_failed(self, tmp_path: Path) -> None:
         """A resumed run starts with the epochs that are done; one that was stopped has no result."""
-        line = {
+        line: Epoch = {
             "epoch": 1,
             "step": 3,
             "train_loss": 2.0,
@@ -55,11 +56,11 @@ class TrackerContract:
             "seconds": 0.5,
         }
         history: list[Epoch] = [line]
-        next_epoch = {**history[0], "epoch": 2, "step": 6}
+        next_epoch: Epoch = {**history[0], "epoch": 2, "step": 6}
         before = copy.deepcopy((history, next_epoch))
         for past in ([], history):
             tracker = self.tracker()
-            tracker.on_run_start(RunStart(tmp_path, {"model": "mu/4", "epochs": 2}, past, _samples))
+            tracker.on_run_start(RunStart(tmp_path, {"model": "mu/4", "epochs": 2}, past, _samples, nn.Identity()))
             tracker.on_epoch_start(len(past), 3, 0)
             tracker.on_batch(torch.tensor(1.5))
             tracker.on_epoch_end(next_epoch if past else history[0], best=True)

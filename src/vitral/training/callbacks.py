@@ -6,15 +6,42 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitral.errors import UsageError, type_of
 
-Epoch = dict[str, Any]
-"""One line of metrics.jsonl."""
+
+class Epoch(TypedDict, total=False):
+    """One line of metrics.jsonl: what the code reads of it, beside the metrics of the task (`vitral.epoch_metrics`)."""
+
+    epoch: int
+    """From 1."""
+    step: int
+    """Optimizer steps so far."""
+    images_seen: int
+    train_loss: float
+    gradient_norm: float
+    val_loss: float
+    val_accuracy: float
+    val_cer: float
+    val_map: float
+    lr: float
+    images_per_second: float
+    waited: float
+    """Share of the training time in which steps waited for images."""
+    seconds: float
+    """Training, compiling and validation."""
+    compile_seconds: float
+    residency: str
+    """Place of the images from now on, if that changed."""
+    epochs: int
+    """New total number of epochs, if the run was planned again."""
+    image_size: tuple[int, int]
+    """Of training images that grow."""
+
 
 Samples = Callable[[int], list[tuple[np.ndarray, str]]]
 """Number of images → augmented training images, uint8 (H, W, C), with their class names."""
@@ -30,6 +57,8 @@ class RunStart:
     history: Sequence[Epoch]
     """The epochs that are done: none in a new run."""
     samples: Samples
+    model: nn.Module
+    """The network in training. Freeze a part by `requires_grad_(False)`, and let it train later."""
 
 
 class Callback:

@@ -12,22 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitral.data.loader import Batch, Batches
-from vitral.device import Machine, seed_everything, synchronize, widest
+from vitral.device import seed_everything, synchronize, widest
 from vitral.distributed.ranks import ALONE, Ranks, Stopping
 from vitral.distributed.tensors import all_like, local
+from vitral.epoch_metrics import per_step
 from vitral.errors import TrainingError
 from vitral.kernels import random
 from vitral.stopping import stop_requested
 from vitral.training.callbacks import Callback, Epoch
-from vitral.training.objectives.objective import Objective
-from vitral.training.optimizers import OptimizerSet, train_mode
+from vitral.training.optimizer_set import OptimizerSet, train_mode
 from vitral.training.options import Run
 from vitral.training.schedule import as_planned, learning_rate, planned_epochs
 from vitral.training.step import Step
@@ -104,60 +104,66 @@ def best_accuracy(line: Epoch) -> tuple[float, float]:
     return line.get("val_accuracy", 0.0), -line.get("val_loss", 0.0)
 
 
+@dataclass(frozen=True)
+class EpochEnd:
+    """The work of a run at the end of each epoch."""
+
+    validate: Callable[[nn.Module], Mapping[str, float]] = lambda model: {}
+    """The network to save → metrics of the epoch's line."""
+    save: Callable[[State, bool, bool], None] = lambda state, best, must: None
+    """Called with the state, if the epoch is the best one, and if it must be saved: after a new plan, and at a stop."""
+    score: Score = best_accuracy
+    """Selects the best epoch, unless the run keeps the last one."""
+    plan_again: Callable[[State], int | None] = lambda state: None
+    """May return another total number of epochs, which rank 0 decides. It is a field of the epoch's line, and the
+    schedules follow it from there on.
+    """
+    compiling: Callable[[], float] = lambda: 0.0
+    """Seconds that torch's compiler has taken so far, which `images_per_second` leaves out."""
+
+
 def fit(
     state: State,
     run: Run,
-    machine: Machine,
     train: Batches,
-    objective: Objective,
-    validate: Callable[[nn.Module], dict[str, float]],
+    step: Step,
+    end: EpochEnd,
     *,
-    save: Callable[[State, bool, bool], None],
     listener: Callback,
-    compiling: Callable[[], float] = lambda: 0.0,
-    score: Score = best_accuracy,
-    step: Step | None = None,
     ranks: Ranks = ALONE,
-    plan_again: Callable[[State], int | None] = lambda state: None,
 ) -> None:
-    """Train from `state` until `run.epochs`.
+    """Train from `state` until `run.epochs`, by `step` for each batch and `end` for each epoch.
 
-    After each epoch, `plan_again(state)` may return another total number of epochs, which rank 0 decides. It is a field
-    of the epoch's line, and the schedules follow it from there on.
-
-    `step` replaces the default `Step`, and `score` selects the best epoch, unless the run keeps the last one.
-    `compiling()` returns the seconds that torch's compiler has taken so far, which `images_per_second` leaves out.
     `ranks` train together: each calls this function with its own part of the batches.
 
-    `save(state, best, must)` is called after each epoch, with `must` when its plan changed or the user stops the run,
-    which then raises `KeyboardInterrupt`. Raises `TrainingError` for a loss or gradient that is not finite, before it
-    reaches the weights (on a GPU one step later, before anything is saved), with the names of the batch's files, and
-    for weights that the last steps of an epoch made non-finite.
+    Raises `KeyboardInterrupt` after saving if the user stops the run. Raises `TrainingError` for a loss or gradient
+    that is not finite, before it reaches the weights (on a GPU one step later, before anything is saved), with the
+    names of the batch's files, and for weights that the last steps of an epoch made non-finite.
     """
-    step = step or Step(state.model, state.optimizer, objective, machine, run)
     with stop_requested(listener.on_stop) as requested:
         stopping = ranks.stopping(requested)
-        while state.epoch < planned_epochs(run, state.history) and not _should_stop_early(state, run.early_stop, score):
-            before, now = compiling(), as_planned(run, state.history)
-            waited, stop = _epoch(state, now, machine, train, step, listener, stopping, ranks)
-            state.compile_seconds += compiling() - before
+        while state.epoch < planned_epochs(run, state.history):
+            if _should_stop_early(state, run.early_stop, end.score):
+                break
+            before, now = end.compiling(), as_planned(run, state.history)
+            waited, stop = _epoch(state, now, train, step, listener, stopping, ranks)
+            state.compile_seconds += end.compiling() - before
             _check_weights(state)
             state.sums = ranks.pool(state.sums)
             if stop or stopping.after_epoch():
-                save(state, False, True)
+                end.save(state, False, True)
                 raise KeyboardInterrupt
-            line = _close_epoch(state, now, train, validate, waited, score)
+            line = _close_epoch(state, now, train, end, waited)
             best = state.best is line
-            if (epochs := ranks.share(lambda: plan_again(state))) is not None:
+            if (epochs := ranks.share(lambda: end.plan_again(state))) is not None:
                 line["epochs"] = epochs
-            save(state, best, epochs is not None)
+            end.save(state, best, epochs is not None)
             listener.on_epoch_end(line, best and run.keep == "best")
 
 
 def _epoch(
     state: State,
     run: Run,
-    machine: Machine,
     train: Batches,
     step: Step,
     listener: Callback,
@@ -169,7 +175,7 @@ def _epoch(
     Return the seconds spent waiting for images, and if the run shall stop.
     """
     train_mode(state.model)
-    monitor = _FiniteMonitor(train, machine.device)
+    monitor = _FiniteMonitor(train, step.machine.device)
     steps = math.ceil(len(train) / run.accumulate)
     listener.on_epoch_start(state.epoch, len(train), state.batch)
     started, batches = time.perf_counter(), _TimedBatches(train.epoch(state.epoch, start=state.batch))
@@ -183,7 +189,7 @@ def _epoch(
         lr = learning_rate(run, state.step, steps) if ends else None
         with random.drawing(None if batch.rows is None else batch.rows.own):
             loss, metrics = step(batch, monitor, parts=parts, lr=lr)
-        _add(state.sums, {"train_loss": loss, **metrics}, batch)
+        _add(state.sums, {"train_loss": loss, **metrics}, batch, ranks)
         state.batch += 1
         if ends:
             state.step += 1
@@ -194,7 +200,7 @@ def _epoch(
                 break
         listener.on_batch(loss if batch.rows is None else loss / batch.rows.share)
     monitor.close()
-    synchronize(machine.device)  # the last step may still be running
+    synchronize(step.machine.device)  # the last step may still be running
     state.seconds += time.perf_counter() - started
     return batches.seconds, stop
 
@@ -213,32 +219,53 @@ class _TimedBatches(Iterator[Batch]):
             self.seconds += time.perf_counter() - started
 
 
-def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], batch: Batch) -> None:
-    """Add metrics, weighted by the batch's images, and the number of own images."""
+def _add(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], batch: Batch, ranks: Ranks) -> None:
+    """Add metrics, weighted by the batch's images or each step alike, and the number of own images and of steps."""
+    step = 1 / ranks.count  # so that all ranks together count a step once, also if their number changes in an epoch
     own = batch.total if batch.rows is None else len(batch.rows.own)
-    ones = torch.ones((), device=next(iter(metrics.values())).device)
-    for name, value, count in [*((name, value, batch.total) for name, value in metrics.items()), ("count", ones, own)]:
-        sums[name] = sums.get(name, 0) + value.to(widest(value.device)) * count
+    device = metrics["train_loss"].device
+    ones = torch.ones((), device=device)
+    weighted = [(name, value, step if per_step(name) else batch.total) for name, value in metrics.items()]
+    weighted.append(("count", ones, own))
+    if any(map(per_step, metrics)):
+        weighted.append((_STEPS, ones, step))
+    for name, value, weight in weighted:
+        sums[name] = sums.get(name, 0) + value.to(device, widest(device)) * weight
+
+
+_STEPS = "steps"
+"""The number of steps among the sums."""
+
+
+def _means(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the means of an epoch's metrics. Without clipping, the norm of a finite gradient may be infinite: JSON has
+    no such number.
+    """
+    means = {
+        name: float(value / sums[_STEPS if per_step(name) else "count"])
+        for name, value in sums.items()
+        if name not in ("count", _STEPS)
+    }
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def _close_epoch(
     state: State,
     run: Run,
     train: Batches,
-    validate: Callable[[nn.Module], dict[str, float]],
+    end: EpochEnd,
     waited: float,
-    score: Score,
 ) -> Epoch:
     """Validate, append the epoch's line to the history, and advance the state to the next epoch."""
     started = time.perf_counter()
-    means = {name: float(value / state.sums["count"]) for name, value in state.sums.items() if name != "count"}
+    means = _means(state.sums)
     images = int(state.sums["count"])
     compiling = state.compile_seconds - sum(line.get("compile_seconds", 0.0) for line in state.history)
     training_seconds = state.seconds - sum(line["seconds"] for line in state.history) - compiling
-    measured = validate(state.evaluated)
+    measured = end.validate(state.evaluated)
     state.seconds += time.perf_counter() - started
     steps = math.ceil(len(train) / run.accumulate)
-    line: Epoch = {
+    fields: dict[str, Any] = {
         "epoch": state.epoch + 1,
         "step": state.step,
         "images_seen": images + (state.history[-1]["images_seen"] if state.history else 0),
@@ -250,10 +277,11 @@ def _close_epoch(
         "seconds": state.seconds - sum(line["seconds"] for line in state.history),
         **({"compile_seconds": compiling} if compiling else {}),
     }
+    line = cast("Epoch", fields)
     if train.reconsider(line["images_per_second"], line["waited"]):
         line["residency"] = train.residency
     state.history.append(line)
-    if state.best is None or run.keep == "last" or score(line) >= score(state.best):
+    if state.best is None or run.keep == "last" or end.score(line) >= end.score(state.best):
         state.best = line
     state.epoch, state.batch, state.sums = state.epoch + 1, 0, {}
     return line

@@ -14,7 +14,9 @@ from vitral.data.targets import targets_of
 from vitral.errors import UsageError, empty, unknown
 from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
 from vitral.model.config_base import MAX_SIDE
-from vitral.wording import flag
+from vitral.model.own import OWN_PARTS, is_own, name_of
+from vitral.training.optimizers import OPTIMIZERS
+from vitral.wording import either, flag
 
 
 def option(default: Any, help: str) -> Any:
@@ -47,192 +49,222 @@ class Run:
 
     # Data
     data: str = option("digits", "folder, .csv, .tar, .zip, IDX folder, or a name: digits, mnist, cifar10, …")
-    data_root: str = option("data", "folder of the named data sets, to which missing ones are downloaded")
+    data_root: str = option("data", "folder of the data sets that have a name; missing ones are downloaded to it")
     val_fraction: float | None = option(
-        None, "share of the training images to validate on, if the data have no validation split; 0: validate on test"
+        None,
+        "fraction of the training images to set aside for validation, if there is no val split; 0: validate on test",
     )
-    train_share: float = option(1.0, "random share of the training images to use")
+    train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
-        False, "take --train-share of every class, so that a smaller share of the same seed is part of a larger one"
+        False,
+        "apply --train-share to every class, so that a smaller fraction is part of a larger one with the same seed",
     )
-    split_seed: int | None = option(None, "seed of the validation split, so that --seed keeps the held-out images")
-    val_share: float = option(1.0, "random share of the validation images to use")
-    bad_images: Literal["error", "skip"] = option("error", "unreadable images: stop before training, or leave them out")
+    split_seed: int | None = option(None, "seed of the validation split (default: --seed)")
+    val_share: float = option(1.0, "random fraction of the validation images to use")
+    bad_images: Literal["error", "skip"] = option(
+        "error", "what to do about unreadable images: stop before training, or skip them"
+    )
     max_bad: int | None = option(
-        None, "with --bad-images skip: stop if more images are unreadable (default: any number)"
+        None, "with --bad-images skip: stop if more than N images are unreadable (default: no limit)"
     )
 
     # Task
     task: str = option(
-        "class", "class, labels (any number an image), numbers or text (default: by the columns of a table, else class)"
+        "class",
+        "what to predict: class, labels (several per image), numbers or text (default: by a table's columns, or class)",
     )
-    label_separator: str | None = option(None, "separator of the labels in a column of a table (default: | or ;)")
+    label_separator: str | None = option(None, "character between the labels in a table (default: | or ;)")
     class_folders: Literal["auto", "top", "leaf"] = option(
-        "auto", "folders that are classes: the topmost below the splits, or the innermost (default: refuse if unclear)"
+        "auto",
+        "which folders are classes: those directly below the splits (top), or the innermost (leaf); auto: stop if "
+        "this is unclear (default: auto)",
     )
     class_order: str | None = option(
-        None, "order of the classes of --init whose names the weights do not state: natural, text, or a file of names"
+        None, "order of the classes of --init if the weights have no class names: natural, text, or a file of names"
     )
-    targets: tuple[str, ...] = option((), "columns of a table to learn: numbers, or 0 and 1 for each label")
-    loss: Literal["mse", "huber"] = option("mse", "error of numbers: squared, or Huber's, which outliers sway less")
+    targets: tuple[str, ...] = option((), "columns of a table to predict: numbers, or 0 and 1 for each label")
+    loss: Literal["mse", "huber"] = option(
+        "mse",
+        "loss for numbers: squared error (mse), or huber, which outliers affect less; or your own function for any "
+        "task, MODULE:FUNCTION, which maps outputs and targets to a number",
+    )
 
     # Network
     model: str = option(
         "Pico/2",
-        "size and patch (Ti/16, S/4), with a stem (C+Micro/8), or a write-up (`vitral models`); or another library's: "
-        "timm:NAME, torchvision:NAME, MODULE:FUNCTION",
+        "size and patch size (Ti/16, S/4), with a convolutional stem (C+Micro/8), or a name from `vitral models`; "
+        "also timm:NAME, torchvision:NAME, MODULE:FUNCTION (default: chosen by the recipe)",
     )
     init: str | None = option(
         None,
-        "weights to start from: a run, a file of any known format, timm:NAME, hf:ORG/NAME, or backbone, the network in "
-        "the package; none: random ones (default: auto, the plan's choice)",
+        "weights to start from: a run, a file, timm:NAME, hf:ORG/NAME, or backbone, the built-in model; none: random "
+        "weights (default: auto, chosen for your images)",
     )
     probe: bool = option(
-        False, "before training, fit a linear probe to the initial weights: a first answer within seconds"
+        False, "before training, fit a linear probe to the initial weights, for a first accuracy within seconds"
     )
-    image_size: int | tuple[int, int] = option(224, "pixels: one number, or height and width")
-    channels: int = option(3, "1 for gray, 3 for color")
-    dim: int | None = option(None, "width, instead of the model's")
-    depth: int | None = option(None, "layers, instead of the model's")
-    heads: int | None = option(None, "attention heads, instead of the model's")
-    mlp_dim: int | None = option(None, "width of the MLP, instead of the model's")
-    position: str | None = option(None, "position embedding: none, learned, sincos or rotary, instead of the model's")
+    image_size: int | tuple[int, int] = option(
+        224, "size of the images as input of the network: one number, or height and width"
+    )
+    channels: int = option(3, "color channels: 1 for gray, 3 for color")
+    dim: int | None = option(None, "width of the network (default: the model's)")
+    depth: int | None = option(None, "number of layers (default: the model's)")
+    heads: int | None = option(None, "attention heads per layer (default: the model's)")
+    mlp_dim: int | None = option(None, "width of the MLP (default: the model's)")
+    position: str | None = option(None, "position embedding: none, learned, sincos or rotary (default: the model's)")
     patch_sizes: tuple[int, ...] = option(
-        (), "train for these patch sizes at once; predict and evaluate take one of them by --patch-size (FlexiViT)"
+        (), "train for several patch sizes at once (FlexiViT); choose one later with predict --patch-size"
     )
-    pool: str | None = option(None, "pooling: cls, mean, mean-all or map, instead of the model's")
-    cls_token: bool | None = option(None, "prepend a class token, instead of the model's choice")
+    pool: str | None = option(None, "pooling: cls, mean, mean-all or map (default: the model's)")
+    cls_token: bool | None = option(None, "prepend a class token (default: the model's choice)")
     registers: int | None = option(None, "number of register tokens")
-    layer_scale: float | None = option(None, "LayerScale's initial value")
+    layer_scale: float | None = option(None, "initial value of LayerScale")
     qk_norm: bool | None = option(None, "normalize queries and keys")
-    pre_logits: bool | None = option(None, "tanh layer before the head, as in the paper's pre-training")
+    pre_logits: bool | None = option(None, "add a tanh layer before the head, as in the ViT paper's pre-training")
     activation: str | None = option(
-        None, "activation: gelu, gelu-tanh (of the JAX code) or swiglu, instead of the model's"
+        None, "activation: gelu, gelu-tanh (as in the JAX code) or swiglu (default: the model's)"
     )
-    logit_scale: float | None = option(None, "factor on the logits after a tanh has bounded them")
+    logit_scale: float | None = option(None, "factor by which logits are multiplied after a tanh")
     head_bias_init: float | None = option(None, "initial bias of the head")
-    dropout: float | None = option(None, "dropout rate after dense layers and positions, instead of the model's")
-    drop_path: float | None = option(None, "stochastic depth: drop rate of the last block, to which it grows linearly")
-    patch_dropout: float | None = option(None, "random share of patches dropped from each training image")
-    whiten: bool = option(
-        False, "before training, set a convolutional stem's first layer to whiten the images' pixels, and freeze it"
+    dropout: float | None = option(
+        None, "dropout rate after dense layers and position embeddings (default: the model's)"
     )
-    freeze: tuple[str, ...] = option((), "parameters not to train, by name or pattern: patch_embed 'blocks.[0-5].*'")
+    drop_path: float | None = option(
+        None, "stochastic depth: drop rate of the last block; it grows linearly from 0 in the first"
+    )
+    patch_dropout: float | None = option(None, "random fraction of the patches to drop from each training image")
+    whiten: bool = option(
+        False, "before training, set the first layer of a convolutional stem to whiten the pixels, and freeze it"
+    )
+    freeze: tuple[str, ...] = option(
+        (), "parameters not to train, by name or pattern, such as patch_embed 'blocks.[0-5].*'"
+    )
 
     # Preprocessing and augmentation
-    resize: Resize = option("stretch", "method of resizing to the image size")
-    crop_fraction: float = option(0.875, "share of the short side that --resize crop keeps")
-    resize_size: tuple[int, int] | None = option(None, "height and width before the center crop, if given")
+    resize: Resize = option("stretch", "how to resize images to the image size")
+    crop_fraction: float = option(0.875, "fraction of the short side that --resize crop keeps")
+    resize_size: tuple[int, int] | None = option(None, "height and width before the center crop")
     center: Center = option("round", "rounding of the center crop's offset")
     pack: bool = option(
         False, "keep each image's aspect ratio and size (at most --image-size), and pack images into sequences (NaViT)"
     )
     pack_min_size: int | None = option(
-        None, "with --pack: draw the longest side of each training image, from this one to its own"
+        None, "with --pack: draw the longest side of each training image at random, from this size up"
     )
     pack_drop: tuple[float, float] | None = option(
-        None, "with --pack: share of each training image's patches to drop, in the first and in the last step"
+        None, "with --pack: fraction of the patches to drop from each training image, in the first and in the last step"
     )
-    multiple: tuple[int, int] = option((1, 1), "with --pack: sides are multiples of this, the patch size")
+    multiple: tuple[int, int] = option((1, 1), "with --pack: sides are multiples of these numbers (the patch size)")
     interpolation: str = option("bilinear", "interpolation: bilinear, bicubic, nearest, lanczos, box or hamming")
     antialias: bool = option(True, "antialias when downsampling")
     levels: tuple[int, int] | None = option(
         None,
-        "black and white of floats and of gray images with 16 bits and more: 0 4095 for 12 bits (default: 0 65535)",
+        "values of black and white in images of floats, or of gray with 16 bits or more; for 12 bits 0 4095 "
+        "(default: 0 65535)",
     )
-    mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (0..1), one number or one per channel")
-    std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels, likewise")
-    crop: Crop = option("none", "random crop of training images")
-    crop_area: float = option(0.08, "smallest share of the area that --crop random-resized keeps")
-    scaled: bool = option(True, "decode large JPEGs for --crop random-resized at 1/2, 1/4 or 1/8 of their size")
-    shift: float = option(0.125, "largest shift of --crop shift, as a share of the width")
-    flip: bool = option(False, "mirror half of the training images")
-    augment: Augment = option("none", "augmentation of training images; affine: small rotations and scalings")
-    randaugment: tuple[int, int] = option((2, 10), "operations per image, and their magnitude, 0 to 30")
+    mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (from 0 to 1): one number, or one per channel")
+    std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels: one number, or one per channel")
+    crop: Crop = option("none", "how to crop training images at random")
+    crop_area: float = option(0.08, "smallest fraction of the area that --crop random-resized keeps")
+    scaled: bool = option(
+        True, "with --crop random-resized: decode large JPEGs at 1/2, 1/4 or 1/8 of their size, which is faster"
+    )
+    shift: float = option(0.125, "largest shift of --crop shift, as a fraction of the width")
+    flip: bool = option(False, "mirror half of the training images at random")
+    augment: Augment = option(
+        "none",
+        "augmentation of training images; affine: small rotations and scalings; or your own function, MODULE:FUNCTION, "
+        "which maps an image (C, H, W) of bytes to one",
+    )
+    randaugment: tuple[int, int] = option(
+        (2, 10), "with --augment randaugment: operations per image, and their magnitude from 0 to 30"
+    )
     erase: float = option(0.0, "probability of random erasing")
-    mixup: float = option(0.0, "mixup's α; 0 is off")
-    cutmix: float = option(0.0, "CutMix's α; 0 is off")
-    label_smoothing: float = option(0.0, "share of the label spread over all classes")
+    mixup: float = option(0.0, "α of mixup; 0 turns it off")
+    cutmix: float = option(0.0, "α of CutMix; 0 turns it off")
+    label_smoothing: float = option(0.0, "fraction of the label to spread over all classes")
     class_weights: Literal["none", "balanced"] = option("none", "balanced: weight the loss by inverse class frequency")
     sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced: draw each class equally often")
 
     # Training
     epochs: int = option(100, "passes over the training images")
-    minutes: float | None = option(
-        None, "minutes of the command, with planning and report: the plan chooses as many epochs as fit"
-    )
-    batch_size: int = option(128, "images per micro-batch (per step, if --accumulate is 1)")
-    accumulate: int = option(1, "micro-batches whose gradients are accumulated in a step")
-    optimizer: str = option("adamw", "optimizer: adamw, adam, sgd or muon")
-    lr: float = option(1e-3, "learning rate; for a batch of --lr-batch, if that is given")
+    minutes: float | None = option(None, "time limit of the whole command; vitral plans as many epochs as fit")
+    batch_size: int = option(128, "images per step, or per micro-batch with --accumulate")
+    accumulate: int = option(1, "number of micro-batches whose gradients are added up in a step")
+    optimizer: str = option("adamw", f"optimizer: {either(OPTIMIZERS)}")
+    lr: float = option(1e-3, "learning rate; with --lr-batch, for batches of that size")
     lr_batch: int | None = option(
-        None, "batch size that --lr is for; the rate is scaled to yours (default: not scaled)"
+        None, "batch size that --lr is meant for; the rate is scaled to your batch size (default: not scaled)"
     )
-    weight_decay: float = option(0.05, "weight decay of matrices; biases, norms and tokens have none")
-    momentum: float = option(0.9, "momentum of SGD, and β1 of the other optimizers")
+    weight_decay: float = option(0.05, "weight decay of matrices; biases, normalization layers and tokens have none")
+    momentum: float = option(0.9, "momentum of SGD, or β1 of the other optimizers")
     beta2: float = option(0.999, "β2 of Adam and AdamW")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "decay of the learning rate after the warm-up")
     warmup: float = option(5.0, "epochs of linear warm-up")
-    min_lr: float = option(0.0, "final learning rate, as a share of its peak")
-    clip: float | None = option(1.0, "largest norm of the gradient; 0 is off")
-    layer_decay: float | None = option(None, "factor on the learning rate for each block away from the head")
-    ema: float | None = option(None, "decay of the averaged weights, which are validated and saved; 0 is off")
-    teacher: str | None = option(None, "trained network for distillation: a run, a file, timm:NAME, hf:ORG/NAME")
-    distill_weight: float = option(0.5, "weight of the teacher's part of the loss; in pretraining, of its logits' part")
+    min_lr: float = option(0.0, "final learning rate, as a fraction of its peak")
+    clip: float | None = option(1.0, "largest norm of the gradient; 0 turns clipping off")
+    layer_decay: float | None = option(None, "factor by which the learning rate falls with each block below the head")
+    ema: float | None = option(
+        None, "decay of the averaged weights, which are validated and saved; 0 turns averaging off"
+    )
+    teacher: str | None = option(None, "trained network to distill from: a run, a file, timm:NAME, hf:ORG/NAME")
+    distill_weight: float = option(
+        0.5, "weight of the teacher in the loss; in pretraining, weight of the teacher's logits"
+    )
     distill_temperature: float = option(1.0, "temperature that divides the logits of student and teacher")
     keep: Literal["best", "last"] = option(
-        "best", "weights to keep: those of the epoch with the best validation, or of the last one, which nothing chose"
+        "best", "which weights to save: from the epoch with the best validation result, or from the last epoch"
     )
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
 
     # Pretraining on images without labels
-    mask: float = option(0.75, "share of patches that mae and mpp mask or corrupt")
+    mask: float = option(0.75, "fraction of the patches that mae and mpp mask or corrupt")
     decoder_dim: int | None = option(
-        None, "width of the decoder: of mae (default: half of the network's), or of --task text (the network's)"
+        None,
+        "width of the decoder for mae or --task text (default: half the network's for mae, otherwise the network's)",
     )
-    decoder_depth: int = option(2, "layers of the decoder: of mae, or of --task text")
+    decoder_depth: int = option(2, "layers of the decoder for mae or for --task text")
     prototypes: int = option(4096, "prototypes to which dino assigns images")
     local_crops: int = option(4, "small crops of each image that dino's student sees besides two large ones")
-    teacher_momentum: float = option(0.996, "share of dino's teacher that a step keeps; rises to 1")
+    teacher_momentum: float = option(0.996, "fraction of dino's teacher that a step keeps; it rises to 1")
     teacher_temperature: float = option(0.04, "temperature of dino's teacher; lower is sharper")
     centering: Literal["mean", "sinkhorn"] = option(
         "mean", "balance of dino's prototypes: subtract a running mean (DINO), or assign a batch evenly (DINOv2)"
     )
-    ibot: float = option(0.0, "weight of iBOT's loss of masked patches in dino; 0 is off")
-    koleo: float = option(0.0, "weight of dino's loss that keeps features apart (KoLeo), about 0.1; 0 is off")
+    ibot: float = option(0.0, "with dino: weight of the iBOT loss on masked patches; 0 turns it off")
+    koleo: float = option(
+        0.0, "with dino: weight of the KoLeo loss, which keeps features apart, about 0.1; 0 turns it off"
+    )
     teacher_views: int = option(
         0, "crops of each image for which distill keeps the teacher's features on disk; 0: computed in every step"
     )
 
     # Execution
-    device: str = option("auto", "auto, cpu, cuda or mps")
-    precision: str = option("auto", "auto, bf16 or fp32")
-    threads: int | None = option(
-        None, "CPU threads (default: as many as gain enough in trial steps, at most OMP_NUM_THREADS)"
-    )
-    compile: bool | None = option(None, "compile with torch.compile (default: if it saves time in this run)")
-    plain: bool = option(False, "torch's own operators only, without vitral's kernels: slower, for comparison")
+    device: str = option("auto", "device to compute on: auto, cpu, cuda or mps")
+    precision: str = option("auto", "number format: auto, bf16 or fp32")
+    threads: int | None = option(None, "CPU threads (default: chosen by a short trial, at most OMP_NUM_THREADS)")
+    compile: bool | None = option(None, "use torch.compile (default: if it saves time in this run)")
+    plain: bool = option(False, "use only PyTorch's own operators, without vitral's kernels: slower, for comparison")
     graphs: bool | None = option(None, "on a GPU, replay steps as a captured CUDA graph (default: if possible)")
     residency: Literal["auto", "memory", "cache", "stream"] = option(
         "auto",
-        "keep decoded images in memory or in the cache on disk, or stream them; auto: the first that fits, but "
-        "JPEGs that a GPU decodes are streamed",
+        "where decoded images are kept: in memory, in the cache on disk, or nowhere (stream: decode in every epoch); "
+        "auto: the first that fits, but JPEGs that a GPU decodes are streamed (default: auto)",
     )
     strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = option(
         "auto",
-        "several ranks: the whole network on each (ddp), or a part: of all ranks (fsdp), of a machine's (hsdp), "
-        "in the CPU's memory (offload); auto: the first that fits of ddp, hsdp, fsdp, offload",
+        "how several processes divide the network: each holds all of it (ddp), or a part, divided among all processes "
+        "(fsdp), within each machine (hsdp), or in the CPU's memory (offload); auto: the first that fits of ddp, hsdp, "
+        "fsdp, offload (default: auto)",
     )
-    workers: int | None = option(None, "worker processes that decode images (default: from the number of cores)")
-    seed: int = option(0, "seed of split, initialization, order and augmentation")
-    recipe: str = option("small", "small, paper, linear-probe, …; see docs/recipes.md")
+    workers: int | None = option(None, "worker processes that decode images (default: by the number of cores)")
+    seed: int = option(0, "seed of the split, the initial weights, the order, and the augmentation")
+    recipe: str = option("small", "set of defaults: small, paper, linear-probe, …; see docs/recipes.md")
     log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
-    out: str | None = option(None, "run folder")
+    out: str | None = option(None, "folder of the run")
 
     def __post_init__(self) -> None:
-        from vitral.training.optimizers import OPTIMIZERS
-
         _check_types(self)
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
@@ -364,6 +396,8 @@ def _check_types(run: Run) -> None:
         if value == "" and not choices:
             hint = "vitral train photos/" if name == "data" else "leave it out, or give it a value"
             raise empty("DATA" if name == "data" else flag(name), hint)
+        if name in OWN_PARTS and is_own(value):
+            continue
         if choices and value not in choices:
             raise unknown(f"choice for {flag(name)}:", value, choices)
         if not choices and not matches(value, kind):
@@ -382,10 +416,12 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(Run)]
     if bad := [name for name in options if name not in names]:
         raise unknown("option", bad[0], names)
-    return {name: _plain(value) for name, value in options.items()}
+    return {name: _plain(name, value) for name, value in options.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    if name in OWN_PARTS and callable(value):
+        return name_of(name, value)
     if isinstance(value, list):
         return tuple(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from torch import Tensor
 
 from vitral.console import draws, table
+from vitral.epoch_metrics import TaskMetric, printed
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.plan import Plan
 from vitral.wording import count, duration
@@ -29,7 +30,7 @@ def progress_bar(console: Console) -> Progress:
 class ConsoleListener(Callback):
     """A bar for the current epoch, and a line for each completed one."""
 
-    def __init__(self, console: Console, epochs: int, measured: Sequence[tuple[str, str, str]] = ()):
+    def __init__(self, console: Console, epochs: int, measured: Sequence[TaskMetric] = ()):
         """`measured`: metrics of validation besides the loss: key without `val_`, title, format."""
         self.console, self.epochs, self.measured = console, epochs, measured
         self.bar = progress_bar(console)
@@ -70,9 +71,7 @@ class ConsoleListener(Callback):
             parts.append(f"val loss {line['val_loss']:.4f}")
         shown = ((title, form, line.get(f"val_{key}")) for key, title, form in self.measured)
         parts += [f"val {title} {form.format(value)}" for title, form, value in shown if value is not None]
-        parts += [f"{what} {line[key]:.2%}" for key, what in MONITORED.items() if key in line]
-        if "feature_rank" in line:
-            parts.append(f"rank {line['feature_rank']:.1f}")
+        parts += printed(line)
         if "image_size" in line:
             parts.append(f"at {'×'.join(map(str, line['image_size']))}")
         rate, seconds = f"{line['images_per_second']:,.0f} images/s", f"{line['seconds']:.1f} s"
@@ -100,8 +99,6 @@ class ConsoleListener(Callback):
             self.console.print(SLOW_IMAGES, style="dim", highlight=False, soft_wrap=True)
 
 
-MONITORED = {"knn_accuracy": "k-NN", "probe_accuracy": "linear probe"}
-"""Rates of pretraining that an epoch's line shows, and their names."""
 _REST = len("  10 min 59 s left  best")
 _NOTICED = 0.1
 """Share of an epoch's training time above which waiting for images is reported."""

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitral import bounded
 from vitral.atomic import is_temporary
@@ -18,6 +18,7 @@ from vitral.data.held_out import HeldOut
 from vitral.errors import RunError
 from vitral.filesystem import is_locked, locked, refused
 from vitral.folders import can_write, is_run
+from vitral.training.callbacks import Epoch
 from vitral.training.manifest import Manifest
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
@@ -130,13 +131,13 @@ class RunFolder:
         """
         return place if self.is_run() and can_write(place := self.path / kind) else None
 
-    def epochs(self) -> int:
-        """Number of epochs in the metrics."""
+    def read_history(self) -> list[Epoch]:
+        """Read the metrics of each epoch, empty before the first one; `RunError` if they are damaged."""
         if not self.metrics.is_file():
-            return 0
+            return []
         try:
-            return len(self.manifest.read(self.metrics).splitlines())
-        except ValueError as error:
+            return [cast(Epoch, dict(bounded.parse(line))) for line in self.manifest.read(self.metrics).splitlines()]
+        except (ValueError, TypeError) as error:
             hint = f"put a copy of it back; {self._accepting}"
             raise RunError("cannot read the run's metrics", where=self.metrics, why=str(error), hint=hint) from error
 

@@ -13,10 +13,12 @@ from vitral.data.loader import Batch
 from vitral.device import Machine
 from vitral.distributed.strategies import Strategy
 from vitral.distributed.tensors import whole
+from vitral.epoch_metrics import GRADIENT_NORM
 from vitral.errors import TrainingError
 from vitral.kernels.cuda_graphs import Capture, CapturedGraph, Inputs, SideStream, signature_of
 from vitral.training.objectives.objective import Objective, TwoPartObjective
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
+from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import Run
 
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
@@ -49,7 +51,7 @@ class Step:
 
     def __call__(self, batch: Batch, monitor: Monitor, *, parts: int = 1, lr: float | None = None) -> LossAndMetrics:
         """Compute loss and metrics, and run backward. With `lr` the optimizer steps; without it gradients accumulate
-        for the step's remaining micro-batches, `parts` in total.
+        for the step's remaining micro-batches, `parts` in total. Metrics of a whole step come with its last one.
         """
         with self.strategy.micro_batch(last=lr is not None):
             with self.machine.autocast():
@@ -57,15 +59,22 @@ class Step:
             monitor.loss(loss)
             self.strategy.scaled(loss, parts).backward()
         if lr is not None:
+            norm = whole(self._clipped_norm())
             if self.clip:
-                monitor.gradient(whole(nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip)))
+                monitor.gradient(norm)
+            metrics = {**metrics, GRADIENT_NORM.key: norm}
             self.optimizer.set_lr(lr)
             self.optimizer.step()
         return loss.detach(), metrics
 
+    def _clipped_norm(self) -> Tensor:
+        """Clip the gradient, and return the norm () that it had before."""
+        parameters = self.optimizer.parameters
+        if self.clip:
+            return nn.utils.clip_grad_norm_(parameters, self.clip)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-CAPTURABLE = ("adamw", "adam", "muon")
-"""Optimizers whose steps are captured; SGD's is not tested."""
+
 WARM_UP = 3
 """Eager steps of each batch shape before one is captured."""
 
@@ -76,7 +85,7 @@ def can_capture(run: Run, device: torch.device) -> tuple[bool, str]:
         return False, "CUDA graphs need an NVIDIA GPU"
     if run.accumulate > 1:
         return False, "steps with gradient accumulation are not captured"
-    if run.optimizer not in CAPTURABLE:
+    if not OPTIMIZERS[run.optimizer].capturable:
         return False, f"not tested with {run.optimizer}"
     return True, "the whole step is replayed as one CUDA graph"
 
@@ -107,22 +116,21 @@ class CapturedStep(Step):
         with self.machine.autocast():  # for a teacher
             inputs = self.two_part.prepare(batch)
         self.optimizer.set_lr(lr)
-        (loss, metrics), norm = self._compute(inputs)
+        loss, metrics = self._compute(inputs)
         monitor.loss(loss)  # synchronizes with the previous step: only now, so that the device has work queued
-        if norm is not None:
-            monitor.gradient(norm)
+        if self.clip:
+            monitor.gradient(metrics[GRADIENT_NORM.key])
         return loss, metrics
 
-    def _compute(self, inputs: Inputs) -> tuple[LossAndMetrics, Tensor | None]:
+    def _compute(self, inputs: Inputs) -> LossAndMetrics:
         """Replay the graph for these shapes and dtypes, capture it, or run an eager step on the side stream."""
         key = signature_of(inputs)
         self._steps[key] += 1
         if self._steps[key] > WARM_UP and key not in self._graphs:
             self._graphs[key] = self._captured(inputs)
         if graph := self._graphs.get(key):
-            (loss, metrics), norm = graph(inputs)  # the next replay overwrites these tensors
-            copies = {name: value.clone() for name, value in metrics.items()}
-            return (loss.clone(), copies), None if norm is None else norm.clone()
+            loss, metrics = graph(inputs)  # the next replay overwrites these tensors
+            return loss.clone(), {name: value.clone() for name, value in metrics.items()}
         with self._side_stream.active():
             return self._full_step(*inputs)
 
@@ -137,14 +145,14 @@ class CapturedStep(Step):
             why = " ".join(str(error).split())[:200]
             raise TrainingError("the step cannot be captured as a CUDA graph", why=why, hint="--no-graphs") from error
 
-    def _full_step(self, *inputs: Any) -> tuple[LossAndMetrics, Tensor | None]:
+    def _full_step(self, *inputs: Any) -> LossAndMetrics:
         """Forward, backward and optimizer step, without synchronizing with the device."""
         with self.machine.autocast():
             loss, metrics = self.two_part.loss(self.model, *inputs)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip) if self.clip else None
+        norm = self._clipped_norm()
         self.optimizer.step()
-        return (loss.detach(), metrics), norm
+        return loss.detach(), {**metrics, GRADIENT_NORM.key: norm}
 
 
 def step_of(

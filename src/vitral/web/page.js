@@ -14,7 +14,7 @@ const MOST_NAMES = 200; // classes that are listed
 const FIRST_NAMES = 8; // classes in the line below the title
 const UNSURE = 0.5; // a class below this probability is marked
 const COUNTS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
-const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
 
@@ -135,7 +135,7 @@ async function tryExample() {
   const name = at("example").value;
   try {
     const answer = await fetch(name);
-    if (!answer.ok) throw new Refusal({ title: "The example is gone", detail: `${answer.status}`, try: "choose an image" });
+    if (!answer.ok) throw new Refusal({ title: "The example is gone", detail: `${answer.status}`, try: "choose an image of your own" });
     await take([new File([await answer.blob()], name, { type: "image/png" })]);
   } catch (error) {
     refuse(name, error);
@@ -313,7 +313,7 @@ function fade() {
   at("overlay").style.opacity = value / 100;
   at("image").style.filter = `grayscale(${Math.max(0, 2 * value - 100)}%)`; // a strong map hides the colors anyway
   at("opacity").setAttribute("aria-valuetext", `${value} percent`);
-  at("opacity-value").textContent = `${value}\u202f%`;
+  at("opacity-value").textContent = `${value}%`;
 }
 
 function showClasses(entry) {
@@ -336,7 +336,7 @@ function classRow(entry, one, explanation, place) {
   const maps = explanation?.characters;
   const button = element("button", { type: "button", disabled: maps ? !maps[place]?.values : !explanation });
   const fill = element("i");
-  fill.style.width = percent(one.share).replace("\u202f", "");
+  fill.style.width = percent(one.share);
   const bar = element("span", { className: "bar", ariaHidden: "true" }, fill);
   button.append(
     element("span", { className: "name", textContent: one.name }),

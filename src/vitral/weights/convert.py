@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import DEFAULT_TASK
 from vitral.device import plain_modes
 from vitral.errors import UsageError, WeightsError, unknown
-from vitral.kinds import checked
+from vitral.kinds import checked, keywords_of
 from vitral.model import BiTConfig, EncoderDecoderConfig, ForeignConfig, ViTConfig
 from vitral.model.edited import edited
 from vitral.model.position import POSITIONS
@@ -59,7 +60,7 @@ TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 """Formats that can be written."""
 
 
-@checked
+@partial(checked, options=keywords_of(read))
 @plain_modes()
 def convert(source: str | Path | nn.Module, target: str | Path, to: str, **options: Any) -> LoadReport:
     """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`.
@@ -155,6 +156,34 @@ _PREPROCESSING: Mapping[str, Callable[[Preprocessing], Preprocessing]] = {
     "dino": lambda own: DEFAULTS["deit"](own.image_size),
 }
 """Preprocessing that the program will apply: as stated by the file, else its default."""
+
+
+@checked
+@plain_modes()
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> Path:
+    """Save a network of vitral, timm, torchvision or transformers as a file that every command reads.
+
+    `path` is a new file, such as `pets.safetensors`, or a new folder. `classes` are the names of the outputs, in their
+    order. `preprocessing` is how images were prepared in training (default: as for the network's size and library).
+    Returns the file.
+
+    Raises `UsageError` for another number of classes than the network has outputs, `WeightsError` for a network that
+    vitral cannot read.
+
+    Example:
+        vitral.save(model, "pets.safetensors", classes=["cat", "dog"])
+    """
+    weights = read(model, classes=classes).weights
+    if preprocessing is not None:
+        weights = dataclasses.replace(weights, preprocessing=preprocessing)
+    (file,) = write(weights, path, "native")
+    return file
 
 
 def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:

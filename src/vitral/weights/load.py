@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,7 @@ from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
 
-_KINDS = "a run folder, a file, timm:NAME, hf:ORG/NAME, backbone or demo"
-
-CHANGES = ("image_size", "patch_size", "channels", "classes")
-"""Fields of the configuration to which weights can be adapted."""
+_KINDS = "give a run folder, a weights file, timm:NAME, hf:ORG/NAME, backbone or demo"
 
 
 def read(
@@ -57,15 +54,18 @@ def read(
     class_order: str | None = None,
     levels: tuple[int, int] | None = None,
     allow_non_finite: bool = False,
-    **changes: Any,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    classes: int | Sequence[str] | None = None,
 ) -> Loaded:
     """Read weights of any known format.
 
     `reference` is a run folder, a file, a folder in a hub's layout, `timm:NAME`, `hf:ORG/NAME`, or `backbone` or `demo`
     in the package; or a network in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU
-    are used without a copy. `changes` are new values for `image_size`, `patch_size`, `channels` and `classes`; `scheme`
-    resizes positions (default: that of the weights' origin). `format`, `heads` and `like` (`timm:NAME`, an
-    architecture) state what no file states, `weights_key` the prefix of the network in a file that holds several,
+    are used without a copy. `image_size`, `patch_size`, `channels` and `classes` are new values; `scheme` resizes
+    positions (default: that of the weights' origin). `format`, `heads` and `like` (`timm:NAME`, an architecture) state
+    what no file states, `weights_key` the prefix of the network in a file that holds several,
     `class_order` the order of classes without names (`natural`, `text`, or a file), and `levels` black and white of
     images with more than 8 bits. `classes` is a number, or the names of the classes of weights that state none, such as
     those of a network in memory: a head that was replaced there is accepted with as many names as it has outputs.
@@ -74,9 +74,8 @@ def read(
     contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
     classes without `new_head`.
     """
-    if bad := [name for name in changes if name not in CHANGES]:
-        raise unknown("change of weights", bad[0], CHANGES)
-    wanted = {name: value for name, value in changes.items() if value is not None}
+    changes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "classes": classes}
+    wanted: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     names = given_names(wanted, new_head)
     if isinstance(reference, nn.Module):
         _refuse_stated("a network in memory", weights_key, class_order)
@@ -196,7 +195,12 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
         return weights, [], text
     if path.is_dir() and not holds_weights(path):
-        raise RunError("not a run folder", where=path, why="it holds neither a run nor weights", hint="RUN comes first")
+        raise RunError(
+            "not a run folder",
+            where=path,
+            why="it contains neither a run nor weights",
+            hint="put RUN before the images",
+        )
     if not path.exists():
         raise WeightsError("no such run or weights", where=path, why=_nearest(path), hint=_KINDS)
     return path, [], text
@@ -366,7 +370,7 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     account.lines = [
         dataclasses.replace(line, fate="resized", note=resized[line.ours])
         if line.ours in resized
-        else dataclasses.replace(line, fate="left out", ours=None, note="the head of other classes")
+        else dataclasses.replace(line, fate="left out", ours=None, note="the head for other classes")
         if line.ours and (line.ours in new or line.ours not in state)
         else line
         for line in account.lines

@@ -16,7 +16,7 @@ from vitral.data.loader import Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
 from vitral.distributed.environment import launched
 from vitral.errors import TrainingError, UsageError
-from vitral.training.optimizers import OptimizerSet, train_mode
+from vitral.training.optimizer_set import OptimizerSet, train_mode
 from vitral.training.step import NoMonitor, Step
 from vitral.wording import flag
 from vitral.workflows.planning.job import Job

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vitral.data.images.preprocessing import Preprocessing
+from vitral.evaluation.enough import FOR_A_CLASS
 from vitral.evaluation.pages import environment
 from vitral.wording import duration, shown
 
-FEW = 30
-"""Held-out images of a class below which its figures are called uncertain."""
 MOST = 20
 """Rows of confusions."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
@@ -62,7 +61,7 @@ def card(facts: Facts) -> str:
         header=header(facts), name=facts.repository.partition("/")[2], repository=facts.repository,
         result=facts.result, data=facts.data, recipe=facts.recipe, preprocessing=facts.preprocessing,
         splits=splits, split_name=split_name, last=last, confusions=confusions(last) if last else [],
-        few=[one["name"] for one in classes if one["images"] < FEW], least=FEW,
+        few=[one["name"] for one in classes if one["images"] < FOR_A_CLASS], least=FOR_A_CLASS,
         weakest=sorted((one for one in classes if one["images"] and one["recall"] < 1), key=itemgetter("recall"))[:3],
         in_hf_layout=not facts.reason, reason=facts.reason, notes=facts.notes,
         custom=facts.custom,

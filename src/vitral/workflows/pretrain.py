@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from vitral.data.tables_in_memory import as_path
-from vitral.errors import UsageError, unknown
+from vitral.errors import unknown
 from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback
-from vitral.workflows.running.execute import TrainedRun
+from vitral.training.signatures import PRETRAIN_OPTIONS, with_listing
+from vitral.workflows.running.trained import TrainedRun
 from vitral.workflows.train import folder_of, no_data, train
 
 
-@partial(checked, but=("callbacks", "data"))
+@with_listing
+@partial(checked, but=("callbacks", "data"), options=PRETRAIN_OPTIONS)
 def pretrain(
     data: str | Path | None = None,
     method: str | None = None,
@@ -35,8 +37,6 @@ def pretrain(
     each epoch. The run folder is by default runs/NAME-pretrain. All else is as in `vitral.train`; the weights have no
     head.
     """
-    if "recipe" in options:
-        raise UsageError("--recipe is for vitral train", hint=f"--method {' or '.join(METHODS)}")
     default = checked_method(method)
     if data is None and not (resume and options.get("out")):
         raise no_data("pretrain")

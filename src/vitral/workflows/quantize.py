@@ -23,6 +23,7 @@ from vitral.data.images.depth import leveled
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
 from vitral.errors import UsageError, WriteError, check_positive
+from vitral.evaluation.enough import FOR_RATES
 from vitral.evaluation.intervals import count_groups
 from vitral.folders import can_write
 from vitral.inference.engines.int8 import observe
@@ -38,8 +39,6 @@ from vitral.wording import count, in_groups
 from vitral.workflows.evaluate import data_for, in_batches, in_classes_of, left_out_bad
 from vitral.workflows.tasks import task_of
 
-RELIABLE_IMAGES = 100
-"""Number of images, or of groups of them, below which an accuracy is too uncertain."""
 BATCH_SIZE = 32
 """Batch size."""
 
@@ -103,7 +102,7 @@ class Quantized:
         console.print(rows)
         advice = f"recommended: --precision {'int8' if self.is_worthwhile else self.plain}"
         console.print(f"{self.agree:.1%} of the predictions agree on {self.judged_on}; {advice}", highlight=False)
-        if self.independent < RELIABLE_IMAGES:
+        if self.independent < FOR_RATES:
             few = f"{in_groups(self.judged, self.independent)} are too few to measure a loss of accuracy"
             console.print(f"{few}; use more: vitral quantize RUN DATA", highlight=False)
         if self.changed:

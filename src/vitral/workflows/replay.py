@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitral import bounded
 from vitral.console import stderr
 from vitral.data.loader import Batch, Batches
 from vitral.device import cpu_threads, global_generators, seed_everything
@@ -29,11 +28,12 @@ from vitral.folders import same_path
 from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Callback, Epoch
-from vitral.training.loop import State, fit
+from vitral.training.loop import EpochEnd, State, fit
 from vitral.training.objectives.classification import Classification, image_losses
-from vitral.training.optimizers import OptimizerSet, train_mode
+from vitral.training.optimizer_set import OptimizerSet, train_mode
 from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import as_planned
+from vitral.training.step import Step
 from vitral.weights import native
 from vitral.weights.load import locate
 from vitral.wording import some
@@ -140,8 +140,7 @@ def replay(
     job, every = _readable_batches(job, console)
     batches = every["train"]
     try:
-        lines = folder.manifest.read(folder.metrics).splitlines() if folder.metrics.is_file() else []
-        again = [line for line in map(bounded.parse, lines) if "epochs" in line]  # these planned the epochs again
+        again = [line for line in folder.read_history() if "epochs" in line]  # these planned the epochs again
         last = as_planned(job.run, again)
         ended = dataclasses.replace(job, plan=dataclasses.replace(job.plan, run=last))
         at = _of_step(ended, batches, step) if step is not None else _of_image(ended, batches, epoch or 0, image or "")
@@ -258,9 +257,13 @@ def _trained_up_to(job: Job, batches: Batches, again: Sequence[Epoch], count: in
     objective = objective_of(job)
     try:
         fit(
-            state, job.run, job.machine, batches, objective, lambda model: {}, save=lambda *given: None,
-            listener=_StopAfter(count), plan_again=lambda state: numbers.get(state.epoch),
-        )  # fmt: skip
+            state,
+            job.run,
+            batches,
+            Step(model, state.optimizer, objective, job.machine, job.run),
+            EpochEnd(plan_again=lambda state: numbers.get(state.epoch)),
+            listener=_StopAfter(count),
+        )
     except _Reached:
         return model
     raise UsageError("the run ends before this batch", hint="--step 1")

@@ -30,6 +30,7 @@ from vitral.training.options import Run, checked_options
 from vitral.training.plan import Plan
 from vitral.training.progress import print_plan
 from vitral.training.run_folder import RunFolder
+from vitral.training.signatures import OPTIONS, with_listing
 from vitral.weights.load import locate
 from vitral.wording import flag
 from vitral.workflows.planning.job import Job
@@ -37,12 +38,14 @@ from vitral.workflows.planning.plan import default_folder, load_given, own_data,
 from vitral.workflows.planning.ranks import check_strategy
 from vitral.workflows.planning.run_data import load_run_data
 from vitral.workflows.planning.start import AUTO, NONE
-from vitral.workflows.running.execute import TrainedRun, check_overwrite, finished, run_job
+from vitral.workflows.running.execute import check_overwrite, finished, run_job
 from vitral.workflows.running.records import path_entry
 from vitral.workflows.running.start_digests import changed_starts
+from vitral.workflows.running.trained import TrainedRun
 
 
-@partial(checked, but=("callbacks", "data"))
+@with_listing
+@partial(checked, but=("callbacks", "data"), options=OPTIONS)
 def train(
     data: str | Path | None = None,
     *,
@@ -68,7 +71,7 @@ def train(
     if resume and overwrite:
         why = "one resumes the existing run, the other replaces it"
         raise UsageError("--resume and --overwrite are mutually exclusive", why=why, hint="leave one out")
-    given = {name: value for name, value in options.items() if value is not None}
+    given = checked_options({name: value for name, value in options.items() if value is not None})
     if data is not None:
         given["data"] = as_path(data)
     check_callbacks(callbacks)

@@ -20,7 +20,7 @@ from vitral.data.dataset import spread
 from vitral.data.loader import Progress
 from vitral.data.same import same_images
 from vitral.errors import ImageError, UsageError, none_readable, unreadable
-from vitral.evaluation.calibration import FEWEST
+from vitral.evaluation.enough import FOR_A_FIT
 from vitral.evaluation.intervals import count_groups
 from vitral.evaluation.metrics import GROUPED
 from vitral.evaluation.unknown import Separation, separate, threshold_of
@@ -205,7 +205,7 @@ def _run_images(predictor: Predictor) -> tuple[Split | None, Split | None, tuple
     val = splits["val"]
     groups = count_groups(val.groups, len(val))
     few = f"only {in_groups(len(val), groups, 'validation image')}: the threshold is unreliable"
-    notes = (own.check_split("val"), few if groups < FEWEST else "")
+    notes = (own.check_split("val"), few if groups < FOR_A_FIT else "")
     return splits["train"], val, tuple(filter(None, notes))
 
 

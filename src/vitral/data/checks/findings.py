@@ -75,6 +75,16 @@ class NearPair:
 
 
 @dataclass(frozen=True)
+class AlikeClasses:
+    """Two classes that features hardly tell apart."""
+
+    first: str
+    second: str
+    auc: float
+    """Share of pairs, an image of each class, that features order rightly: about 0.5 if they tell nothing."""
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Sizes in pixels, upright; each range is (least, median, greatest)."""
 
@@ -114,6 +124,8 @@ class DataCheck:
     """Notes of the source on what it left out."""
     unused: int = 0
     """Images that the source left out."""
+    alike: tuple[AlikeClasses, ...] = ()
+    """Pairs of classes that look like one, the most alike first."""
 
     @property
     def images(self) -> int:
@@ -175,7 +187,7 @@ class DataCheck:
         findings = []
         if self.unreadable:
             names = _listed(f"{bad.name} ({bad.reason})" for bad in self.unreadable)
-            text = f"{count(len(self.unreadable), 'image')}; in training {SKIP_HINT}{names}"
+            text = f"{count(len(self.unreadable), 'image')}; before training, {SKIP_HINT}{names}"
             findings.append(("unreadable", text))
         rest = tuple(group for group in self.duplicates if group not in self.leaks and group not in self.conflicts)
         groups: tuple[tuple[Kind, Sequence[Sequence[Place]]], ...] = (
@@ -205,6 +217,10 @@ class DataCheck:
         if self.imbalance is not None and self.imbalance >= IMBALANCE:
             sentence = f"the largest class has {self.imbalance:.0f} times the images of the smallest"
             findings.append(("imbalance", sentence))
+        if self.alike:
+            lines = (f"'{pair.first}' and '{pair.second}': AUC {pair.auc:.2f} by features" for pair in self.alike)
+            sentence = f"{count(len(self.alike), 'pair')} of classes that look like one (0.5 is chance)"
+            findings.append(("alike classes", f"{sentence}{_listed(lines)}"))
         return findings
 
     def to_json(self) -> dict[str, Any]:
@@ -236,6 +252,7 @@ class DataCheck:
             "absent_classes": {split: list(names) for split, names in self.absent().items()},
             "small_classes": self.small(),
             "imbalance": self.imbalance,
+            "alike_classes": [asdict(pair) for pair in self.alike],
             "unused": self.unused,
             "notes": list(self.notes),
         }

@@ -52,7 +52,7 @@ class _Scan(NamedTuple):
     height: int = 0
     width: int = 0
     header: Probe = Probe(0, 0, "", 0, "")
-    look: Look = Look(0.0, 0.0)
+    look: Look = Look(0.0, 0.0, 0.0)
     reason: str = ""
 
 
@@ -63,7 +63,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
     `progress` is called as images are done; None shows a bar on standard error if that is a terminal. Duplicates are
     found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
     mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred images, images of one
-    color, and unusual sizes are judged by the set itself. `levels` are those of `vitral.train`. Defects never raise.
+    color, text among photographs, and unusual sizes are judged by the set itself. `levels` are those of `vitral.train`.
+    Defects never raise.
     """
     depth = depth_of(next(iter(dataset.splits.values())))
     check_levels(levels)
@@ -148,7 +149,15 @@ def _checks(scans: Sequence[_Scan], near_note: str) -> tuple[str, ...]:
     """Names of the checks that were made."""
     near = [] if near_note else ["near-duplicates"]
     large = any(min(one.height, one.width) >= LEAST_FOR_BLUR for one in scans)
-    return ("readable files", "copies", *near, *(["blur"] if large else []), "single colors", "sizes", "classes")
+    return (
+        "readable files",
+        "copies",
+        *near,
+        *(["blur", "text and screenshots"] if large else []),
+        "single colors",
+        "sizes",
+        "classes",
+    )
 
 
 def _sizes(scans: Sequence[_Scan]) -> Sizes | None:
@@ -350,12 +359,14 @@ def readable(
         return dataset
     reasons = [f"{one.name} ({one.reason})" for one in all_bad]
     if bad == "error":
-        hint = hint or f"{SKIP_HINT}; `vitral data check {dataset.source}` names them all"
+        hint = hint or f"{SKIP_HINT}; `vitral data check {dataset.source}` lists them all"
         raise errors.unreadable(reasons, where=dataset.source, hint=hint)
     why = some(reasons)
     if most is not None and (gone_in_all := len(all_bad) + len(dataset.left_out)) > most:
         what = f"{gone_in_all:,} unreadable images, more than --max-bad {most:,}"
-        raise DataError(what, where=dataset.source, why=why, hint=f"restore them, or --max-bad {gone_in_all}")
+        raise DataError(
+            what, where=dataset.source, why=why, hint=f"restore them, or allow them with --max-bad {gone_in_all}"
+        )
     splits = dict(dataset.splits)
     for split, images in dataset.splits.items():
         kept = np.setdiff1d(np.arange(len(images)), [one.index for one in all_bad if one.split == split])

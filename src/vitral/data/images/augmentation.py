@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from vitral.data.images.augmentation_ops import in_pieces, rand_augment, trivial_augment
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.data.images.preprocessing import Preprocessing, channels_first
+from vitral.errors import UsageError, type_of
 from vitral.kernels import random
+from vitral.model.own import is_own, own_function
 
 Crop = Literal["none", "shift", "random-resized"]
 Box = tuple[int, int, int, int]
@@ -75,6 +78,8 @@ class Augmentation:
             images = trivial_augment(images)
         elif self.augment == "randaugment":
             images = rand_augment(images, *self.randaugment)
+        elif is_own(self.augment):
+            images = own_augmented(images, own_function("augment", self.augment))
         return images
 
     def standardized(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -91,6 +96,31 @@ class Augmentation:
             images, labels = mixes[int(torch.randint(len(mixes), ()))](images, labels)
         rows = random.current()
         return (images[1:], labels[1:]) if rows and rows.halo else (images, labels)
+
+
+def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
+    """Apply a function of the user to each image of a batch, uint8 (B, C, H, W): a function of a uint8 tensor
+    (C, H, W), such as a transform of torchvision's v2, or a transform of albumentations.
+
+    Raises `UsageError` for a result of another shape or type.
+    """
+    if type(function).__module__.partition(".")[0] == "albumentations":
+        arrays = images.permute(0, 2, 3, 1).cpu().numpy()
+        changed = [torch.from_numpy(np.ascontiguousarray(function(image=one)["image"])) for one in arrays]
+        changed = [one.permute(2, 0, 1) for one in changed]
+    else:
+        changed = [function(one) for one in images]
+    for one in changed:
+        if not isinstance(one, Tensor) or one.shape != images.shape[1:] or one.dtype != torch.uint8:
+            got = (
+                f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}"
+                if isinstance(one, Tensor)
+                else type_of(one)
+            )
+            why = f"it made {got} of an image uint8 {tuple(images.shape[1:])}"
+            hint = "leave out the conversion to floats and the normalization, which vitral does afterwards"
+            raise UsageError("your augment must keep the shape and the type of an image", why=why, hint=hint)
+    return torch.stack(changed).to(images.device)
 
 
 def random_mirror(images: Tensor) -> Tensor:

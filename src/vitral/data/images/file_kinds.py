@@ -68,11 +68,11 @@ def kind_of(data: bytes) -> tuple[str, str]:
             return kind, hint
     start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
-        return "a web page", "a download that failed: fetch the image again"
+        return "a web page", "the download failed: download the image again"
     if start.startswith(b"<svg") or (start.startswith(b"<?xml") and b"<svg" in start):
         return "an SVG drawing", "render it to PNG"
     if _is_text(data[:_SAMPLE]):
-        return "a text", "leave it out, unless a download failed: then fetch the image again"
+        return "a text file", "remove it, or download the image again"
     if data.startswith(b"MZ"):  # after texts, which may begin with these letters
         return "a program (Windows)", "remove it"
     return "", ""

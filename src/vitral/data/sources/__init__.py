@@ -72,7 +72,7 @@ def load(
     """
     text = os.path.expanduser(as_path(data))
     if not text:
-        raise empty("DATA", "a folder of images, or the name of a set: digits")
+        raise empty("DATA", "give a folder of images, or the name of a data set, such as digits")
     if not os.path.exists(text):
         text = respelled(text) or text
     if wanted.task and targets_of(wanted.task).sequence:
@@ -143,13 +143,20 @@ def _refusal(data: str) -> VitralError:
         missing = Path(data).relative_to(parent).parts[0]
         near = nearest(missing, inside) or inside
         why = f"'{parent}' contains {some(near, 6)}" if inside else f"there are no data in '{parent}'"
-        return DataError("no such file or folder", where=data, why=why, hint="check the path, or name a set: digits")
+        return DataError(
+            "no such file or folder",
+            where=data,
+            why=why,
+            hint="check the path, or use a data set by its name, such as digits",
+        )
     names = ("digits", "planted", *named.NAMED)
     near = nearest(data, (*names, *_data_in(Path())))
     why = (
-        f"nearest: {', '.join(near)}" if near else f"there is no such path here; sets have the names {', '.join(names)}"
+        f"nearest: {', '.join(near)}"
+        if near
+        else f"there is no such path here; data sets with a name are {', '.join(names)}"
     )
-    return UsageError(f"unknown data set '{data}'", why=why, hint="a folder of images, or the name of a set")
+    return UsageError(f"unknown data set '{data}'", why=why, hint="give a folder of images, or the name of a data set")
 
 
 def _data_in(folder: Path) -> list[str]:

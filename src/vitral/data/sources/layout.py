@@ -38,7 +38,10 @@ def read_layout(files: Files, name: str, wanted: Labeling = ANY) -> DataSet:
 def _refusal(files: Files) -> DataError:
     if not files.paths:
         return DataError(
-            "no files", where=files.where, why="empty, or only hidden files", hint="expected: DATA/CLASS/1.jpg"
+            "no files",
+            where=files.where,
+            why="it is empty or contains only hidden files",
+            hint="put images into one folder per class: DATA/cat/1.jpg",
         )
     images = [path for path in files.paths if is_image(path)]
     if not images:
@@ -49,6 +52,6 @@ def _refusal(files: Files) -> DataError:
         "images without class folders",
         where=files.where,
         why=f"the {len(images):,} images have no labels (first: {some(images, 1)[:200]})",
-        hint="one folder for each class (DATA/cat/1.jpg), or a .csv with the columns file,label; without labels: "
+        hint="use one folder per class (DATA/cat/1.jpg), or a .csv with the columns file,label; without labels: "
         "vitral pretrain, vitral embed",
     )

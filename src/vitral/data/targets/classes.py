@@ -45,8 +45,8 @@ class OneClass(Targets):
     def check(self, names: Sequence[str], source: str) -> None:
         if len(names) < 2:
             what = f"only one class: {''.join(names)}"
-            hint = "one folder for each class: DATA/cat/1.jpg, DATA/dog/2.jpg"
-            raise DataError(what, where=source, why="a classifier needs at least two classes to tell apart", hint=hint)
+            hint = "use one folder per class: DATA/cat/1.jpg, DATA/dog/2.jpg"
+            raise DataError(what, where=source, why="a classifier needs at least two classes", hint=hint)
 
 
 ONE_CLASS = OneClass()

@@ -20,7 +20,7 @@ from vitral.explanation.methods.rollout import ROLLOUT
 from vitral.explanation.methods.smoothgrad import SMOOTHGRAD
 from vitral.plugins import Extensible
 
-_BUILT_IN = {
+BUILT_IN = {
     one.name: one
     for one in (
         ROLLOUT,
@@ -37,7 +37,7 @@ _BUILT_IN = {
         RISE,
     )
 }
-METHODS: Mapping[str, Method] = Extensible("vitral.methods", _BUILT_IN)
+METHODS: Mapping[str, Method] = Extensible("vitral.methods", BUILT_IN)
 
 TEXT_METHODS: Mapping[str, Method] = {CROSS_ATTENTION.name: CROSS_ATTENTION}
 """Methods for networks that read text; their targets (B, T) are the tokens of the texts."""

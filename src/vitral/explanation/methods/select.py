@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import UsageError, unknown
-from vitral.explanation.methods import METHODS, TEXT_METHODS, Method
+from vitral.explanation.methods import BUILT_IN, METHODS, TEXT_METHODS, Method
 from vitral.explanation.methods.any_network import AnyNetwork
+from vitral.kinds import keywords, kinds_of
 from vitral.model import ViT
 
 DEFAULT = "fullgrad+"
@@ -21,6 +22,20 @@ takes 90 times as long.
 
 Target = int | str | None
 """A class by number or by name; None is the predicted class."""
+
+
+def _kinds() -> dict[str, Any]:
+    """Return the type of each option of the built-in methods; several types if methods differ."""
+    kinds: dict[str, Any] = {"grid": tuple[int, int] | None}
+    for method in BUILT_IN.values():
+        for name, one in signature(method.run).parameters.items():
+            if one.kind is one.KEYWORD_ONLY:
+                kinds[name] = kinds.get(name, kinds_of(method.run)[name]) | kinds_of(method.run)[name]
+    return kinds
+
+
+METHOD_OPTIONS = keywords(_kinds())
+"""Options of the built-in methods, for the signature of `vitral.explain`."""
 
 
 def default_method(network: nn.Module, options: Mapping[str, Any] | None = None) -> str:

@@ -13,7 +13,7 @@ from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
 from vitral.training.distillation import Teacher
-from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
+from vitral.training.objectives.objective import OwnLoss, TwoPartObjective, augmented, mean_of_own, share_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,8 @@ class Classification(TwoPartObjective):
     """(K,), on the device. The loss is the mean over images of weight times loss."""
     teacher: Teacher | None = field(default=None, kw_only=True)
     """The loss is (1 - w) times cross-entropy plus w times the teacher's, which sees the same images at full size."""
+    own: OwnLoss | None = field(default=None, kw_only=True)
+    """A loss of the user instead of cross-entropy, of logits and the labels of `prepare`."""
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -58,6 +60,8 @@ class Classification(TwoPartObjective):
         return loss, metrics
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.own is not None:
+            return mean_of_own(self.own, logits, labels)
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         return image_losses(logits, labels, self.class_weights, self.label_smoothing).mean()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
+from vitral.training.objectives.objective import OwnLoss, TwoPartObjective, augmented, mean_of_own, share_of
 
 MOST_WEIGHT = 100.0
 """Largest weight of a label's presence: a single image must not decide the gradient."""
@@ -32,6 +32,8 @@ class SeveralLabels(TwoPartObjective):
     label_smoothing: float = 0.0
     presence_weights: Tensor | None = None
     """(K,), on the device: factor of the loss where a label is present."""
+    own: OwnLoss | None = None
+    """A loss of the user instead, of logits and labels (B, K)."""
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -45,7 +47,10 @@ class SeveralLabels(TwoPartObjective):
         """Loss and metrics for the result of `prepare`."""
         logits = model(images).float()
         targets = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.presence_weights)
+        if self.own is None:
+            loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.presence_weights)
+        else:
+            loss = mean_of_own(self.own, logits, targets)
         right = ((logits.detach() > 0) == (labels > 0.5)).float().mean()
         return share_of(loss), {"train_label_accuracy": share_of(right)}
 

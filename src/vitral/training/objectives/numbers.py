@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batch
-from vitral.training.objectives.objective import TwoPartObjective, augmented, share_of
+from vitral.training.objectives.objective import OwnLoss, TwoPartObjective, augmented, mean_of_own, share_of
 
 Kind = Literal["mse", "huber"]
 """Squared error, or Huber's (1964), which is linear beyond one deviation."""
@@ -28,6 +28,8 @@ class NumberError(TwoPartObjective):
     """(T,) float64 on the device (fp32 where it has no float64)."""
     deviation: Tensor
     kind: Kind = "mse"
+    own: OwnLoss | None = None
+    """A loss of the user instead, of standardized numbers (B, T)."""
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -40,5 +42,8 @@ class NumberError(TwoPartObjective):
         self, model: nn.Module, images: Tensor, numbers: Tensor, _: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss for the result of `prepare`; validation has the metrics."""
+        predicted = model(images).float()
+        if self.own is not None:
+            return share_of(mean_of_own(self.own, predicted, numbers)), {}
         error = F.mse_loss if self.kind == "mse" else F.huber_loss
-        return share_of(error(model(images).float(), numbers)), {}
+        return share_of(error(predicted, numbers)), {}

@@ -315,5 +315,5 @@ def _not_reached(error: Exception, reference: str, repository: str, commits: Seq
         why = f"{offline}, and the cache does not tell which is the newest"
         return WeightsError(f"{len(commits)} copies of {repository}", where=reference, why=why, hint=pinned)
     what = f"could not fetch model.safetensors and config.json of {repository}"
-    hint = "put model.safetensors and config.json into FOLDER and give FOLDER; `demo`, a small network, is included"
+    hint = "download them into a FOLDER and give FOLDER, or use a built-in model: backbone or demo"
     return WeightsError(what, where=reference, why=f"{offline}, and there is no complete copy in the cache", hint=hint)

@@ -62,6 +62,9 @@ class AtHand:
     reference: str = ""
     why: str = ""
     """Origin of the weights, or the reason that there are none; empty if the hub does not answer."""
+    features_seconds: float = 0.0
+    """The time that `seconds_of` returned for them."""
+    download_seconds: float = 0.0
     damaged: tuple[str, ...] = ()
     """A clause for each copy in the cache that cannot be read, with the way to mend it."""
 
@@ -86,7 +89,8 @@ def at_hand(gpu: bool, seconds_of: Callable[[Published], float], limit: float) -
         if why := unreadable(found.path):
             damaged.append(f"{one.reference} in the cache cannot be read ({why}): delete {found.path.parents[1]}")
         elif (needed := seconds_of(one)) <= limit:
-            return AtHand(found.reference, f"in the cache already ({one.license}), {one.knows}", tuple(damaged))
+            why = f"in the cache already ({one.license}), {one.knows}"
+            return AtHand(found.reference, why, needed, damaged=tuple(damaged))
         else:
             slow = _too_slow(one, needed, limit)
     if damaged or slow:
@@ -103,14 +107,16 @@ def _from_hub(candidates: tuple[Published, ...], seconds_of: Callable[[Published
     slow = ""
     for one in candidates:
         download = offer.seconds if one == candidates[0] else 1e6 * one.megabytes / offer.rate
-        if (needed := seconds_of(one) + download) > limit:
-            slow = _too_slow(one, needed, limit)
+        features = seconds_of(one)
+        if features + download > limit:
+            slow = _too_slow(one, features + download, limit)
             continue
         activity.tell(f"fetching {one.megabytes} MB of {one.reference}, about {duration(download)}")
         fetched = hub.fetched_within(one.reference, max(_LEAST, _LATE * download))
         if fetched is None or unreadable(fetched.path):
             return AtHand(why=f"the download of {one.reference} failed")
-        return AtHand(fetched.reference, f"{one.megabytes} MB from the hub ({one.license}), {one.knows}")
+        why = f"{one.megabytes} MB from the hub ({one.license}), {one.knows}"
+        return AtHand(fetched.reference, why, features, download)
     return AtHand(why=slow)
 
 

@@ -66,7 +66,7 @@ def _foreign(
     heads = {name for name, part in network.named_parameters() if id(part) in of_head}
     for name, tensor in own.items():
         if new_head and name in heads:
-            new[name] = f"a head for {target.classes} classes, of zeros (the paper, §3.2)"
+            new[name] = f"a head for {target.classes} classes, initialized to zero (ViT paper, §3.2)"
             own[name] = torch.zeros_like(tensor)
         elif name not in state or state[name].shape != tensor.shape:
             why = f"{name} would be {tuple(tensor.shape)}, and its library does not say how to change it"
@@ -122,7 +122,7 @@ def _new_head(state: dict[str, Tensor], target: ModelConfig, new: Notes) -> None
     for head in ("head", "head_dist")[: 1 + getattr(target, "dist_token", False)]:
         state[f"{head}.weight"] = torch.zeros(target.classes, target.features)
         state[f"{head}.bias"] = torch.zeros(target.classes)
-        why = f"a head for {target.classes} classes, of zeros (the paper, §3.2)"
+        why = f"a head for {target.classes} classes, initialized to zero (ViT paper, §3.2)"
         new |= {f"{head}.weight": why, f"{head}.bias": why}
 
 

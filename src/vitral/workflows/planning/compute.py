@@ -13,6 +13,8 @@ from vitral.model import WRITE_UPS, Foreign, ForeignConfig, ViTConfig, network, 
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
 from vitral.training.compiling import should_compile
+from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers.rule import Rates
 from vitral.training.plan import Choice
 from vitral.training.step import can_capture
 from vitral.wording import flag
@@ -156,25 +158,22 @@ def use_graphs(draft: Draft) -> Draft:
     return draft.change(*choices, graphs=on)
 
 
-_SIZES = {"adamw": 1, "adam": 1, "muon": 3, "sgd": 30}  # of rates that train alike (docs/log/accuracy.md)
-
-
 def suit_rate(draft: Draft) -> Draft:
     """Scale the recipe's learning rate and weight decay to an optimizer that the user names in place of the recipe's.
 
-    SGD and Adam add the decay to the gradient. By SGD weights then shrink as much in a step as by the recipe; Adam
-    divides by the gradient's size, so that no decay of it is the same.
+    Each optimizer's `UpdateRule` says by how much.
     """
     own, named = draft.recipe.run, draft.given.get("optimizer", draft.recipe.run.optimizer)
-    ratio = _SIZES[named] / _SIZES[own.optimizer]
+    rule = OPTIMIZERS[named]
+    ratio = rule.relative_rate / OPTIMIZERS[own.optimizer].relative_rate
     if ratio != 1 and "lr" not in draft.given:
         lr, batches = float(f"{own.lr * ratio:.2g}"), f" for batches of {own.lr_batch}" if own.lr_batch else ""
         why = f"{own.lr:g} is for {own.optimizer}, scaled to {named}"
         draft = draft.change(Choice("lr", f"{lr:g}{batches}", why), lr=lr)
-    if named in ("sgd", "adam") and own.weight_decay and "weight_decay" not in draft.given:
-        decay = own.weight_decay * own.lr * (1 - draft.run.momentum) / (draft.run.lr or own.lr)
-        decay = float(f"{decay:.2g}") if named == "sgd" else 0.0
-        why = f"{own.weight_decay:g} is for {own.optimizer}; {named} adds it to the gradient"
+    if rule.decay and own.weight_decay and "weight_decay" not in draft.given:
+        rates = Rates(own.weight_decay, own.lr, draft.run.lr, draft.run.momentum)
+        decay = float(f"{rule.decay.suited(rates):.2g}")
+        why = f"{own.weight_decay:g} is for {own.optimizer}; {named} {rule.decay.why}"
         draft = draft.change(Choice("weight decay", f"{decay:g}", why), weight_decay=decay)
     return draft
 

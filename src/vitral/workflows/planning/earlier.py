@@ -51,7 +51,7 @@ class Earlier:
 
     def choice(self) -> Choice:
         """Return the line of the plan on the images that are kept."""
-        why = f"{self.folder} held them out, too; --split-seed 0 draws others"
+        why = f"also held out by {self.folder}, so that both runs can be compared; --split-seed 0 draws others"
         return Choice("held out before", count(len(self.kept), "image"), why)
 
 

@@ -25,6 +25,7 @@ from vitral.model.config_base import pair
 from vitral.model.summary import summarize
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
+from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import Run
 from vitral.training.plan import Choice
 from vitral.wording import memory_size
@@ -32,8 +33,6 @@ from vitral.workflows.planning.draft import Draft
 
 SHARE = {"cuda": 0.9}
 """Share of the memory to plan with. For system memory 0.7, because the system and other programs need some."""
-MOMENTS = {"sgd": 1}
-"""Copies of the weights that an optimizer stores; 2 for the others."""
 STEP_FACTORS = {("cpu", "bf16"): 1.1, ("cuda", "bf16"): 0.8}
 """Memory of a training step, as a multiple of the activations in fp32; 1.5 for all others. Measured: 0.9 to 1.1 on CPUs
 in bf16, 1.4 to 1.5 on CPUs in fp32, 0.7 on an H200 in bf16 (benchmarks/RESULTS.md).
@@ -132,7 +131,7 @@ def rank_share(strategy: str, held: int, config: ModelConfig) -> int:
 def training_bytes(run: Run, config: ModelConfig, machine: Machine) -> tuple[int, int]:
     """Return the memory of training for weights and optimizer, and per image of a step, in bytes."""
     of = needs(config)
-    copies = 2 + MOMENTS.get(run.optimizer, 2) + bool(run.ema)  # weights, gradients, moments, averaged weights
+    copies = 2 + OPTIMIZERS[run.optimizer].moments + bool(run.ema)  # weights, gradients, moments, averaged weights
     factor = STEP_FACTORS.get((machine.device.type, machine.precision), 1.5)
     share = CHECKPOINTED_SHARE if run.checkpointing and _recomputes(config) else 1
     views = METHODS[run.recipe].views(run, config) if run.recipe in METHODS else 1  # type: ignore[arg-type]
@@ -162,14 +161,18 @@ def _too_large(run: Run, config: ModelConfig, machine: Machine, total: int) -> U
     smaller = (side for side in sides if side and fits(run, with_image_size(config, side)))
     hints = ["--checkpointing"] if fits(dataclasses.replace(run, checkpointing=True), config) else []
     hints += [f"--image-size {side}" for side in itertools.islice(smaller, 1)]
-    hints += ["weights of a smaller network" if run.init else "a smaller --model"]
+    hints += ["start from a smaller network with --init" if run.init else "choose a smaller --model"]
     held, image = training_bytes(run, config, machine)
     pixels = "×".join(map(str, run.size))
     why = (
         f"training needs about {memory_size(held)} for weights and optimizer and {memory_size(image)} per image; "
         f"available: {memory_size(total)}"
     )
-    return UsageError(f"{run.model} at {pixels} pixels does not fit into memory", why=why, hint=", or ".join(hints))
+    return UsageError(
+        f"{run.model} at {pixels} pixels does not fit into memory",
+        why=why,
+        hint=f"use {', or '.join(hints)}" if hints[0].startswith("--") else ", or ".join(hints),
+    )
 
 
 @contextlib.contextmanager
@@ -184,12 +187,12 @@ def out_of_memory_reported(run: Run, config: ModelConfig, *, by_steps: bool) -> 
         if not out_of_memory(error):
             raise
         pixels = "×".join(map(str, run.size))
-        hints = ["a smaller --image-size", "weights of a smaller network" if run.init else "a smaller --model"]
+        hints = ["a smaller --image-size", "a smaller network" if run.init else "a smaller --model"]
         if by_steps and not run.checkpointing and _recomputes(config):
             hints.insert(0, "--checkpointing")
         if by_steps and run.batch_size > 1:
             hints.insert(0, f"--batch-size {run.batch_size // 2} --accumulate {2 * run.accumulate}")
         what = f"batches of {run.batch_size}" if by_steps else "images"
-        why = f"the device ran out with {what} of {pixels} pixels"
-        hint = f"a new run (--overwrite, or another --out) with {', or '.join(hints)}"
+        why = f"the device ran out of memory with {what} of {pixels} pixels"
+        hint = f"start a new run (--overwrite, or choose another --out) with {', or '.join(hints)}"
         raise TrainingError("not enough memory", why=why, hint=hint) from None

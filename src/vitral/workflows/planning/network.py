@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from vitral import bounded
-from vitral.atomic import write_text
 from vitral.data import DataSet
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.targets import targets_of
@@ -17,12 +13,13 @@ from vitral.errors import UsageError
 from vitral.model import WRITE_UPS, BiTConfig, EncoderDecoderConfig, ModelConfig, ViTConfig
 from vitral.model import config as model_config
 from vitral.model.config_base import pair
-from vitral.model.foreign import is_foreign, is_function, trusted
+from vitral.model.foreign import is_foreign
 from vitral.model.summary import summarize
 from vitral.model.variants import config_fields
 from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.recipes.table import RESIZES
 from vitral.training.distillation import class_order
+from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import MODEL_OPTIONS, Run
 from vitral.training.plan import Choice
 from vitral.weights.load import fit, read
@@ -30,6 +27,7 @@ from vitral.weights.loaded import Loaded
 from vitral.weights.naming import with_classes
 from vitral.weights.notes import LeftOut
 from vitral.weights.preprocessing_configs import differences
+from vitral.weights.read.references import BACKBONE, is_included
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft, format_value
 from vitral.workflows.planning.initial_reader import InitialReader, read_reader
@@ -100,11 +98,9 @@ def take_network(draft: Draft) -> Draft:
             changes |= {name: None for name in MODEL_OPTIONS if name not in given}
         own = {k: getattr(WRITE_UPS[model], k) for k in ("image_size", "channels") if k not in given}
         changes |= own
-        why = f"that of {model}"
+        why = f"as defined for {model}"
         draft = draft.change(*(Choice(k.replace("_", " "), format_value(v), why) for k, v in own.items()))
     elif "model" in given:
-        if is_function(model):
-            _trust(model)
         draft, changes = _drop_unsupported(draft, config_fields(model)[0])
         if "image_size" not in given:
             draft, size = _fitting_size(draft, model)
@@ -112,16 +108,6 @@ def take_network(draft: Draft) -> Draft:
     draft = draft.change(**{"data": draft.whole.source, "task": draft.whole.targets.task, **given, **changes})
     _ = draft.run.preprocessing  # refuse a mean or std with the wrong number of channels early
     return draft
-
-
-def _trust(function: str) -> None:
-    """Record a function that the user named, so that the weights of its network load again on this machine."""
-    folder = {function: os.getcwd()}
-    try:
-        folder = {**bounded.read(trusted()), **folder}
-    except (OSError, ValueError, TypeError):
-        trusted().parent.mkdir(parents=True, exist_ok=True)
-    write_text(trusted(), json.dumps(folder, indent=2) + "\n")
 
 
 def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
@@ -138,28 +124,39 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
             stated = f"{flag(name)} {format_value(given[name])}"
             why = f"its network has {has[name]}" if name in has else "its network has no such option"
             raise UsageError(f"{stated} contradicts --init {init}", why=why, hint="leave it out")
+    named = "the built-in model" if init == BACKBONE and is_included(init) else str(init)
     model = str(weights.trained.get("model", f"{loaded.format}'s"))
     if given.get("model", model) != model:
         stated, why = f"--model {given['model']}", f"its network is {model}"
         raise UsageError(f"{stated} contradicts --init {init}", why=why, hint="leave it out")
-    why_size = "that of the lines, in whole patches" if isinstance(loaded, InitialReader) else f"that of {init}"
+    reads_text = isinstance(loaded, InitialReader)
+    why_size = "the size of the lines, in whole patches" if reads_text else f"the size of {named}"
     size = Choice("image size", format_value(weights.preprocessing.image_size), why_size)
     own_size = next((one for one in draft.recipe.choices if (one.name, one.value) == (size.name, size.value)), size)
     draft = draft.change(
-        Choice("model", model, f"{init} determines the network and its preprocessing"),
-        Choice("weights", loaded.account.counts_text(), "; ".join(loaded.account.highlights()) or "unchanged"),
+        Choice("model", model, f"the network of {named}, with its preprocessing"),
+        Choice("weights", loaded.account.counts_text(), _changes_of(loaded) or "unchanged"),
         own_size,
-        Choice("channels", str(weights.preprocessing.channels), f"those of {init}"),
+        Choice("channels", str(weights.preprocessing.channels), f"as in {named}"),
     )
     overrides = {name: _spread(name, given[name], weights.config.channels) for name in own if name in given}
     used = dataclasses.replace(weights.preprocessing, **overrides)
     if changed := differences(weights.preprocessing, used):
-        warning = Choice("WARNING", "preprocessing differs", f"from the training of {init}: {'; '.join(changed)}")
+        why = f"{named} was trained with other settings: {'; '.join(changed)}"
+        warning = Choice("WARNING", "preprocessing differs", why)
         draft = draft.change(warning)
     draft, dropped = _drop_unsupported(draft, type(weights.config))
     unset = {name: None for name in MODEL_OPTIONS if name not in given}
     draft, reader = _decoder_options(draft, loaded)
     return draft, {**dropped, **unset, **own, **overrides, **reader, "model": model, "init": loaded.reference}
+
+
+def _changes_of(loaded: Loaded) -> str:
+    """Describe what was changed in the weights; for the built-in model in words that need no names of tensors."""
+    account = loaded.account
+    if loaded.reference == BACKBONE and account.fresh and "resized" not in account.counts():
+        return "every layer is loaded except the head, which is new because your classes are different"
+    return "; ".join(account.highlights())
 
 
 def _decoder_options(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
@@ -168,10 +165,10 @@ def _decoder_options(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any
     if decoder is None:
         return draft, {}
     own: dict[str, Any] = {"decoder_dim": decoder.dim, "decoder_depth": decoder.depth}
-    draft = draft.change(Choice("decoder", f"{decoder.depth} blocks", f"that of {draft.given['init']}"))
+    draft = draft.change(Choice("decoder", f"{decoder.depth} blocks", f"as in {draft.given['init']}"))
     if not {"lr", "optimizer"} & set(draft.given):
         own["lr"] = draft.recipe.run.lr / 10
-        why = "a tenth, for weights that read the same characters"
+        why = "a tenth of the usual rate, because the weights already read these characters"
         draft = draft.change(Choice("optimizer", f"{draft.recipe.run.optimizer}, {own['lr']:g}", why))
     return draft, own
 
@@ -180,14 +177,14 @@ def _drop_unsupported(draft: Draft, kind: type[ModelConfig]) -> tuple[Draft, dic
     """Drop the recipe's options that this kind of network does not have."""
     given, proposed = draft.given, draft.recipe.run
     changes: dict[str, Any] = {n: None for n in MODEL_OPTIONS if not hasattr(kind, n) and n not in given}
-    if kind is not ViTConfig and proposed.optimizer == "muon":
+    if kind is not ViTConfig and OPTIMIZERS[proposed.optimizer].hidden_matrices:
         usual: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3}
         plan = dataclasses.replace(draft.recipe, run=dataclasses.replace(proposed, **usual))
         draft = dataclasses.replace(draft, recipe=plan)
         changes |= {name: given.get(name, value) for name, value in usual.items()}
         if "optimizer" not in given:
             has = "a ResNet has convolutions" if kind is BiTConfig else "the blocks of other libraries are not known"
-            why = f"muon is for the matrices of transformer blocks; {has}"
+            why = f"{proposed.optimizer} is for the matrices of transformer blocks; {has}"
             draft = draft.change(Choice("optimizer", f"adamw, {changes['lr']:g}", why))
     return draft, changes
 

@@ -24,6 +24,7 @@ from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import TEXT, Labeling, targets_of
 from vitral.device import Machine, choose, cpu_threads
 from vitral.errors import RunError, UsageError, unknown
+from vitral.evaluation.enough import TO_CHOOSE_AN_EPOCH
 from vitral.evaluation.intervals import count_groups
 from vitral.folders import is_run
 from vitral.model import create
@@ -65,6 +66,7 @@ from vitral.workflows.planning.network import (
     teacher_of,
     to_config,
 )
+from vitral.workflows.planning.own_parts import own_parts
 from vitral.workflows.planning.patches import choose_plain_patches, flex_patches, pack_images
 from vitral.workflows.planning.ranks import choose_strategy, share_batches
 from vitral.workflows.planning.run_data import RunData, cuts_validation, load_run_data, split_for
@@ -229,7 +231,7 @@ def _fit_time(job: Job, draft: Draft, began: float | None) -> Job:
     """Plan again for as many epochs as the time allows, because other options depend on the number of epochs."""
     epochs, measured, seconds = epochs_within(job, began)
     if draft.earlier and (before := draft.earlier.epochs_of(job)) is not None:
-        epochs, measured = before, f"as {draft.earlier.folder} planned; {measured}"
+        epochs, measured = before, f"the same number as in {draft.earlier.folder}; {measured}"
     stats = dataclasses.replace(draft.stats, epochs=epochs)
     plan = find_recipe(draft.given)(stats, draft.machine)
     if plan.run.epochs > epochs:  # a recipe with a fixed number of epochs
@@ -238,7 +240,7 @@ def _fit_time(job: Job, draft: Draft, began: float | None) -> Job:
     again = dataclasses.replace(draft, stats=stats, recipe=plan, run=run, init=job.init, teacher=job.teacher)
     threads = [choice for choice in job.plan.choices if choice.name == "threads"]
     job = resolve(again)
-    why = measured if job.run.epochs == epochs else f"{measured}; the recipe limits them to {job.run.epochs}"
+    why = measured if job.run.epochs == epochs else f"{measured}; the recipe allows at most {job.run.epochs} epochs"
     choices = {
         choice.name: choice for choice in (*job.plan.choices, *threads, Choice("epochs", str(job.run.epochs), why))
     }
@@ -280,17 +282,11 @@ def keep_last(draft: Draft) -> Draft:
     if "keep" in draft.given or val is None or not run.ema or run.early_stop or run.recipe in METHODS:
         return draft
     groups = count_groups(val.groups, len(val))
-    if groups >= CHOOSING:
+    if groups >= TO_CHOOSE_AN_EPOCH:
         return draft
     few = in_groups(len(val), groups, "validation image")
-    why = (
-        f"{few} are too few to choose an epoch (fewer than {CHOOSING}); their accuracy is then not that of a lucky one"
-    )
+    why = f"{few} are too few to choose an epoch (fewer than {TO_CHOOSE_AN_EPOCH}), so the last weights are kept"
     return draft.change(Choice("keep", "last", why), keep="last")
-
-
-CHOOSING = 100
-"""Validation images, or groups of them, that can choose an epoch."""
 
 
 def report_leak(draft: Draft) -> Draft:
@@ -307,7 +303,9 @@ def report_leak(draft: Draft) -> Draft:
         return draft
     same = f"--split-seed {run.seed if run.split_seed is None else run.split_seed}"
     same += f" --val-fraction {run.val_fraction}" if run.val_fraction is not None else ""
-    why = f"{draft.given['init']} may have seen images that are held out here; {same} holds out those that it did"
+    why = (
+        f"{draft.given['init']} may have been trained on images that are held out here; {same} holds out the same ones"
+    )
     return draft.change(Choice("leak", "possible", why))
 
 
@@ -350,6 +348,7 @@ def set_precision(draft: Draft) -> Draft:
 
 STEPS: tuple[Step, ...] = (
     state_given,
+    own_parts,
     initial_weights,
     choose_plain_patches,
     take_network,

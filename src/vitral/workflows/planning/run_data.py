@@ -23,6 +23,7 @@ from vitral.data.sources.unlabeled import load_images
 from vitral.data.splits import subset, with_validation
 from vitral.data.targets import Labeling
 from vitral.errors import DataError, VitralError
+from vitral.evaluation.enough import FOR_ADVICE
 from vitral.evaluation.intervals import count_groups
 from vitral.pretraining.methods import METHODS, command_of
 from vitral.training.options import Run
@@ -30,8 +31,8 @@ from vitral.training.plan import Choice, Plan
 from vitral.training.run_folder import RunFolder
 from vitral.wording import count, in_groups, some
 
-_FEW_VALIDATION, _WIDER_FRACTION = 30, 0.3
-"""Number of validation images below which a larger fraction is recommended, and that fraction."""
+_WIDER_FRACTION = 0.3
+"""Fraction to hold out that is recommended where validation images are few."""
 
 
 def cuts_validation(run: Run, dataset: DataSet) -> bool:
@@ -55,27 +56,33 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
     if (run.train_share, run.val_share) != (1.0, 1.0):
         val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
         dataset = subset(dataset, run.train_share, val_share, run.seed, stratified=run.stratified)
-        reasons.append(Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "of train and validation"))
+        reasons.append(
+            Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "used of the training / validation images")
+        )
     counts = {name: len(split) for name, split in dataset.splits.items()}
     if "val" in original:
-        reasons.append(Choice("validation", _counted(dataset["val"]), "the val split of the data"))
+        reasons.append(Choice("validation", _counted(dataset["val"]), "the images of the val split"))
     elif "val" in counts:
-        why = f"cut from train, about the same share of {dataset.targets.strata_noun}"
+        why = f"split off from the training images, about the same fraction of {dataset.targets.strata_noun}"
         if "test" in counts:
-            why += "; test is reserved for the end"
+            why += "; the test images are used once, at the end"
         if groups := groups_of_several(dataset["train"]) + groups_of_several(dataset["val"]):
             together = "images that belong together, such as near-duplicates, stay on one side"
             why += f"; {together} ({count(groups, 'group')})"
         if missing := _absent(dataset, "val"):
-            why += f"; none of {some([repr(name) for name in missing])}"
-        few = count_groups(dataset["val"].groups, counts["val"]) < _FEW_VALIDATION
+            why += f"; no image of {some([repr(name) for name in missing])}"
+        few = count_groups(dataset["val"].groups, counts["val"]) < FOR_ADVICE
         if few and (run.val_fraction or 0) < _WIDER_FRACTION:
-            why += f"; too few for a reliable accuracy and a sure choice of the epoch: --val-fraction {_WIDER_FRACTION}"
+            why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION} sets more aside"
         reasons.append(Choice("validation", _counted(dataset["val"]), why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
         reasons.append(
-            Choice("validation", _counted(dataset["val"]), "the test split, since nothing is cut from train")
+            Choice(
+                "validation",
+                _counted(dataset["val"]),
+                "the images of the test split, because nothing is split off from the training images",
+            )
         )
     else:
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
@@ -145,8 +152,10 @@ class RunData:
         )
 
     def changed(self, hint: str) -> DataError:
-        """Return the error for changed data."""
-        return _changed(self.dataset, self.changes, hint)
+        """Return the error for changed data, with the names of missing training images."""
+        missing = self.record.missing(self.dataset["train"]) if self.record and "train" in self.dataset.splits else []
+        named = (f"missing: {some(missing)}",) if missing else ()
+        return _changed(self.dataset, (*self.changes, *named), hint)
 
     def check_split(self, split: str) -> str:
         """Return a note on the changes if the images of `split` are not those that the run was planned with.

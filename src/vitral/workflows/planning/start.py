@@ -27,6 +27,10 @@ LIMIT = 600.0
 """Seconds for published weights if no `minutes` are stated: about as long as training the built-in model takes."""
 _SHARE = 0.8
 """Share of the time for the download and the features. The rest is for planning, measuring and the report."""
+_EPOCHS = 3
+"""Epochs of all layers that a CPU needs time for. With fewer, the features of each image are computed once instead."""
+_TRAINED = 4.0
+"""Times the seconds of its features that an epoch of all layers takes: backward, augmentation, the optimizer."""
 MOST_ON_GPU = 20_000
 """Training images from which a GPU trains a larger network instead."""
 FEW = 1_000
@@ -64,7 +68,7 @@ def choose_start(
         published = _find_published(given, machine, seconds_of) if _may_be_published(given, task, machine) else AtHand()
         damaged = "".join(f"; {one}" for one in published.damaged)
         if published.reference:
-            return _published(given, machine, published, damaged)
+            return _published(given, stats, machine, published, damaged)
         if broken := unreadable(BACKBONE):
             why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
@@ -115,32 +119,41 @@ def _local(stats: DatasetStats) -> str:
     return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
 
 
-def _recipe_of_published(given: Mapping[str, Any], machine: Machine) -> str:
-    """A GPU trains all layers. A CPU computes the features of each image once and fits a linear probe."""
-    return str(given.get("recipe", "finetune" if _has_gpu(machine) else "linear-probe"))
+def _recipe_of_published(given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand) -> str:
+    """A GPU trains all layers. A CPU fits a linear probe to the features, and then trains all layers if the stated
+    minutes allow it and the images are enough to tell which is better: on few, all layers were not (docs/log/start.md).
+    """
+    if "recipe" in given:
+        return str(given["recipe"])
+    epochs = found.download_seconds + (1 + _EPOCHS * _TRAINED) * found.features_seconds
+    asked = given.get("minutes") is not None and stats.images >= FEW
+    return "finetune" if _has_gpu(machine) or (asked and epochs <= _limit(given)) else "linear-probe"
+
+
+def _limit(given: Mapping[str, Any]) -> float:
+    """Return the seconds for the download of published weights, their features and the training of all layers."""
+    minutes = given.get("minutes")
+    return _SHARE * (LIMIT if minutes is None else 60 * minutes)
 
 
 def _may_be_published(given: Mapping[str, Any], task: str, machine: Machine) -> bool:
-    """True if the options fit published weights."""
-    recipe = _recipe_of_published(given, machine)
+    """True if the options fit published weights. On a CPU they have to fit a linear probe, too, which may be all."""
     probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
-    fits = _has_gpu(machine) or (recipe == "linear-probe" and probes)
-    return "model" not in given and recipe != "backbone" and fits
+    fits = _has_gpu(machine) or (given.get("recipe", "linear-probe") == "linear-probe" and probes)
+    return "model" not in given and given.get("recipe") != "backbone" and fits
 
 
 def _find_published(given: Mapping[str, Any], machine: Machine, seconds_of: Callable[[Published], float]) -> AtHand:
     """Find published weights for the minutes of the run. A GPU trains in any time."""
-    minutes = given.get("minutes")
-    limit = _SHARE * (LIMIT if minutes is None else 60 * minutes)
     gpu = _has_gpu(machine)
-    return at_hand(gpu, (lambda published: 0.0) if gpu else seconds_of, limit)
+    return at_hand(gpu, (lambda published: 0.0) if gpu else seconds_of, _limit(given))
 
 
 def _published(
-    given: Mapping[str, Any], machine: Machine, found: AtHand, damaged: str
+    given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand, damaged: str
 ) -> tuple[dict[str, str], Choice]:
     """Return published weights that are at hand, and their line."""
-    recipe = _recipe_of_published(given, machine)
+    recipe = _recipe_of_published(given, stats, machine, found)
     how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
     init = Choice("init", found.reference, f"{found.why}; {how}; --init {BACKBONE} is the built-in model{damaged}")
     return {"init": found.reference, "recipe": recipe}, init

@@ -49,7 +49,7 @@ def choose_threads(job: Job) -> Job:
 def _tried(job: Job, most: int) -> tuple[int, str]:
     flops = 3 * summarize(job.config).flops
     if flops > _LARGE:
-        return most, "a network of this size gains by every thread"
+        return most, "a network of this size is faster with every thread"
     counts = [*(1 << bit for bit in range((most - 1).bit_length())), most]
     seconds = dict(zip(counts, step_seconds(job, counts, max(1, int(_TRIAL / flops))), strict=True))
     best = counts[0]
@@ -58,6 +58,7 @@ def _tried(job: Job, most: int) -> tuple[int, str]:
             break
         best = more
     gain = seconds[1] / seconds[most]
-    speed = f"{gain:.1f} times as fast as one" if gain >= 1 else f"{1 / gain:.1f} times slower than one"
+    few = "" if best == most else "only "
+    speed = f"{few}{gain:.1f} times as fast as one" if gain >= 1 else f"{1 / gain:.1f} times slower than one"
     why = f"{most} threads are {speed} in trial steps"
-    return best, why if best == most else f"{why}, and wait for each other beside other programs"
+    return best, why if best == most else f"{why}, and slow down sharply next to other programs"

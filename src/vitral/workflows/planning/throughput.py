@@ -29,7 +29,7 @@ from vitral.pretraining.monitor import monitored
 from vitral.recipes.linear_probe import FIRST_IMAGES
 from vitral.system import keep_freed_memory
 from vitral.training.loop import State
-from vitral.training.optimizers import OptimizerSet, train_mode
+from vitral.training.optimizer_set import OptimizerSet, train_mode
 from vitral.training.plan import Choice
 from vitral.training.schedule import planned_epochs
 from vitral.training.step import WARM_UP, NoMonitor, step_of
@@ -79,15 +79,17 @@ def epochs_within(job: Job, began: float | None = None) -> Fit:
     validated = counts.get("val", 0) if job.run.recipe not in METHODS else sum(map(len, monitored(job.dataset)))
     epoch = (counts["train"] * training + validated * validation) / current().count
     taught = counts["train"] * seconds_of_teacher(job) / current().count if job.run.teacher_views else 0.0
-    why = f"an epoch takes {epoch:.3g} s here, measured over a few steps"
+    why = f"an epoch takes {epoch:.3g} s on this machine, measured over a few steps"
     if epoch > whole:
-        why = f"even one takes {epoch / 60:.3g} minutes here, measured over a few steps"
+        why = f"even one epoch takes {epoch / 60:.3g} minutes on this machine, measured over a few steps"
     if began is not None:
         last = (counts.get("val", 0) + counts.get("test", 0)) * validation / current().count + _REPORT
         if job.run.probe:
             last += _DECODED * (min(FIRST_IMAGES, counts["train"]) + validated) * validation + _FITTED
         seconds = max(_LEAST_SHARE * whole, whole - (time.monotonic() - began) - last)
-        why += f"; {duration(whole - seconds)} of {duration(whole)} are for planning, measuring and the report"
+        why += (
+            f"; {duration(whole - seconds)} of {duration(whole)} are reserved for planning, evaluation, and the report"
+        )
     return Fit(max(1, _epochs(seconds * (1 - RESERVED_SHARE), epoch, taught, job.run.teacher_views)), why, seconds)
 
 
@@ -160,9 +162,9 @@ def probe_within(job: Job) -> Job:
     images = sum(map(len, job.dataset.splits.values()))
     seconds = features_seconds(initial_model(job), job.dataset, job.run.preprocessing, job.machine)
     asked = 60 * (job.run.minutes or 0)
-    why = f"the features of {count(images, 'image')} take about {duration(seconds)} here"
+    why = f"computing the features of {count(images, 'image')} takes about {duration(seconds)} on this machine"
     if seconds > asked:
-        why += ": longer than that; --train-share 0.5 takes half of the training images"
+        why += ", longer than requested; --train-share 0.5 uses half of the training images"
     choices = {choice.name: choice for choice in (*job.plan.choices, Choice("minutes", f"{job.run.minutes:g}", why))}
     return dataclasses.replace(job, plan=dataclasses.replace(job.plan, choices=tuple(choices.values())))
 

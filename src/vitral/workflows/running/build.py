@@ -18,7 +18,7 @@ from vitral.pretraining.methods import METHODS
 from vitral.training.objectives.flexible import Flexible, FlexibleViT
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.objectives.packed import Packed
-from vitral.training.optimizers import freeze
+from vitral.training.optimizer_set import freeze
 from vitral.weights import native
 from vitral.workflows.planning.initial_reader import InitialReader
 from vitral.workflows.running.teaching import measured_features, teacher_of_job

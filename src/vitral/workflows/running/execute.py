@@ -10,16 +10,16 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 
 from vitral import activity
-from vitral.console import Described, counting
+from vitral.console import counting
 from vitral.data.checks.findings import Unreadable
 from vitral.data.checks.validate import left_out, readable
 from vitral.data.loader import Batches
@@ -28,7 +28,6 @@ from vitral.device import seed_everything
 from vitral.distributed.ranks import Ranks, current
 from vitral.distributed.strategies import strategy_of
 from vitral.errors import Interrupted, RunError
-from vitral.inference.loading import load
 from vitral.inference.logits import gathered_logits
 from vitral.inference.outputs import Output, output_of
 from vitral.inference.predictor import Predictor
@@ -39,12 +38,12 @@ from vitral.pretraining.distill import KeptFeatures
 from vitral.pretraining.method import Following, Method
 from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.system import HostLoad, cpu_contention, keep_freed_memory
-from vitral.training.callbacks import Callback, Callbacks, RunStart
+from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
-from vitral.training.loop import Averaged, State, fit
+from vitral.training.loop import Averaged, EpochEnd, State, fit
 from vitral.training.objectives.classification import balanced_weights
 from vitral.training.objectives.objective import TwoPartObjective
-from vitral.training.optimizers import OptimizerSet
+from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.plan import Choice
 from vitral.training.progress import RESIDENCY_HINT, ConsoleListener
@@ -74,32 +73,10 @@ from vitral.workflows.running.restore import restore
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import Saving, save_metrics, save_weights
 from vitral.workflows.running.teaching import kept_features
+from vitral.workflows.running.trained import TrainedRun
 from vitral.workflows.tables.features import FeatureCache
-from vitral.workflows.tasks import evaluation_of, task_of
+from vitral.workflows.tasks import task_of
 from vitral.workflows.tasks.task import Metrics
-
-
-@dataclass(frozen=True, repr=False)
-class TrainedRun(Described):
-    """A finished run: its folder, and `result` as in result.json."""
-
-    folder: Path
-    result: Mapping[str, Any]
-
-    @cached_property
-    def predictor(self) -> Predictor:
-        """The best weights, ready to use."""
-        return load(self.folder)
-
-    def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
-        about = {name: str(self.result[name]) for name in ("model", "data") if name in self.result}
-        measured = {
-            split: f"{split}: {evaluation_of(self.result[split]).headline()}"
-            for split in ("val", "test")
-            if split in self.result
-        }
-        return {"folder": repr(str(self.folder)), **about, **measured}
 
 
 def finished(folder: RunFolder, console: Console) -> TrainedRun:
@@ -110,16 +87,20 @@ def finished(folder: RunFolder, console: Console) -> TrainedRun:
 def check_overwrite(folder: RunFolder, overwrite: bool, run: Run | None) -> None:
     if not overwrite:
         free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
-        hint = f"--resume, --out {shlex.quote(free)} or --overwrite (in Python resume=True, out=…, overwrite=True)"
+        hint = f"add --resume, --out {shlex.quote(free)} or --overwrite"
         raise RunError("the run folder already exists", where=folder.path, hint=hint)
     if not folder.is_run():
         why = "it is not a run folder"
-        raise RunError("refusing to overwrite this folder", where=folder.path, why=why, hint="another --out")
+        raise RunError(
+            "refusing to overwrite this folder", where=folder.path, why=why, hint="choose another folder with --out"
+        )
     for name in ("data", "init", "teacher"):
         needed = os.path.expanduser(getattr(run, name, None) or "")
         if os.path.exists(needed) and Path(needed).resolve().is_relative_to(folder.path.resolve()):
             why = f"it contains {'the training data' if name == 'data' else flag(name)}, {needed}"
-            raise RunError("refusing to overwrite this folder", where=folder.path, why=why, hint="another --out")
+            raise RunError(
+                "refusing to overwrite this folder", where=folder.path, why=why, hint="choose another folder with --out"
+            )
 
 
 def run_job(
@@ -188,7 +169,7 @@ def _followed(running: Running) -> Iterator[Callable[[TrainedRun], TrainedRun]]:
         return trained
 
     options, history = running.job.run.to_json(), tuple(running.state.history)
-    running.callback.on_run_start(RunStart(running.folder.path, options, history, running.samples))
+    running.callback.on_run_start(RunStart(running.folder.path, options, history, running.samples, running.state.model))
     try:
         yield ended
     finally:
@@ -211,13 +192,16 @@ def _fit(running: Running) -> tuple[Choice, ...]:
         saving = Saving(running)
         stack.callback(saving.keep_best)
         first_answer(running)
-        fit(
-            state, run, job.machine, running.batches["train"], objective, _validation(running),
-            save=saving, listener=Callbacks([progress, running.callback]), compiling=watch.seconds,
-            step=step_of(
-                state.model, state.optimizer, objective, job.machine, run, warn, running.strategy
-            ), ranks=running.ranks, score=task_of(job.run.task).score, plan_again=replanning(running),
-        )  # fmt: skip
+        end = EpochEnd(
+            validate=_validation(running),
+            save=saving,
+            score=task_of(run.task).score,
+            plan_again=replanning(running),
+            compiling=watch.seconds,
+        )
+        step = step_of(state.model, state.optimizer, objective, job.machine, run, warn, running.strategy)
+        listener = Callbacks([progress, running.callback])
+        fit(state, run, running.batches["train"], step, end, listener=listener, ranks=running.ranks)
         saving.finish()
     return planned_again(state)
 
@@ -237,7 +221,9 @@ def _probe(running: Running) -> tuple[Choice, ...]:
             tell=lambda line: running.console.print(line, highlight=False, soft_wrap=True),
         )  # fmt: skip
     probe.write_into(state.model)
-    state.history, state.best, state.seconds = probe.history, probe.best, probe.seconds
+    state.history = cast("list[Epoch]", probe.history)  # a line per C
+    state.best = cast("Epoch", probe.best)
+    state.seconds = probe.seconds
     save_metrics(running)
     save_weights(running, probe.best, state.evaluated.state_dict())
     tried = ", ".join(f"{line['C']:g} {line['val_accuracy']:.1%}" for line in probe.history)

@@ -8,12 +8,12 @@ import time
 import numpy as np
 
 from vitral.data.loader import Batches
+from vitral.evaluation.enough import TO_CHOOSE_AN_EPOCH
 from vitral.evaluation.intervals import count_groups
 from vitral.recipes.linear_probe import FIRST_IMAGES
 from vitral.training.callbacks import Epoch
 from vitral.wording import count, duration
 from vitral.workflows.planning.memory import eval_batch_size
-from vitral.workflows.planning.plan import CHOOSING
 from vitral.workflows.running.linear_probe import fit_probe
 from vitral.workflows.running.running import Running
 from vitral.workflows.running.saving import save_weights
@@ -55,10 +55,10 @@ def first_answer(running: Running) -> Epoch | None:
         "val_accuracy": probe.best["val_accuracy"],
     }
     val = running.batches["val"].split
-    if job.run.keep == "best" and count_groups(val.groups, len(val)) >= CHOOSING:
+    if job.run.keep == "best" and count_groups(val.groups, len(val)) >= TO_CHOOSE_AN_EPOCH:
         state.best = line
     save_weights(running, line, model.state_dict())
     held_out = count(len(val), "held-out image")
-    said = f"{line['val_accuracy']:.1%} of {held_out} are right by a linear probe of the initial weights"
+    said = f"a linear probe of the initial weights classifies {line['val_accuracy']:.1%} of {held_out} correctly"
     running.console.print(f"After {duration(time.perf_counter() - started)}: {said}", highlight=False, soft_wrap=True)
     return line

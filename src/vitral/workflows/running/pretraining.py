@@ -14,6 +14,7 @@ from vitral.data import DataSet
 from vitral.data.checks.groups import with_copies
 from vitral.device import seeded
 from vitral.distributed.tensors import has_shards
+from vitral.epoch_metrics import FEATURES
 from vitral.evaluation.intervals import count_groups, design_effect
 from vitral.pretraining.method import kept
 from vitral.pretraining.monitor import ENTROPIES, Monitor, check_collapse, monitored
@@ -85,12 +86,12 @@ def finish(running: Running) -> None:
 def _write(running: Running, model: Any) -> None:
     folder, state = running.folder, running.state
     weights = native.read(folder.weights)
-    last = state.history[-1] if state.history else {}
+    last: Mapping[str, Any] = state.history[-1] if state.history else {}
     result: dict[str, Any] = {
         "method": running.job.run.recipe,
         **facts(running, sum(value.numel() for value in weights.state.values())),
         "train_loss": last.get("train_loss"),
-        **{name: last[name] for name in MEASURED if name in last},
+        **{one.key: last[one.key] for one in FEATURES if one.key in last},
     }
     if "knn_accuracy" in last:
         result["probed"] = probed(running.job.dataset)
@@ -112,7 +113,3 @@ def probed(dataset: DataSet) -> dict[str, float]:
     images = with_copies(monitored(dataset)[-1])
     count, most = len(images), design_effect(np.zeros(len(images)), images.groups)
     return {"images": count, "groups": count_groups(images.groups, count), "independent": count / most}
-
-
-MEASURED = ("knn_accuracy", "probe_accuracy", "feature_rank", "feature_spread")
-"""Measures of the last epoch in result.json."""

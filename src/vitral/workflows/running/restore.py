@@ -51,7 +51,7 @@ def _has_checkpoint(running: Running, by_steps: bool) -> bool:
     folder, plan = running.folder, running.job.plan
     if folder.last.is_file():
         return True
-    if by_steps and (done := folder.epochs()) > 1:  # epoch 1 may end before it is saved
+    if by_steps and (done := len(folder.read_history())) > 1:  # epoch 1 may end before it is saved
         hint = _recovery_hint(folder, plan)
         why = f"the run finished {done} epochs"
         raise RunError("the checkpoint is missing", where=folder.last, why=why, hint=hint)

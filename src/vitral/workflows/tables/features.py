@@ -37,9 +37,10 @@ from vitral.data.targets import require_one_class
 from vitral.device import Machine, choose
 from vitral.errors import UsageError, VitralError, WriteError, none_readable, unreadable
 from vitral.evaluation import fewshot, neighbors
+from vitral.evaluation.enough import FOR_RATES
 from vitral.evaluation.fewshot import FewShot
 from vitral.evaluation.intervals import count_groups
-from vitral.evaluation.metrics import ENOUGH_IMAGES, GROUPED, Evaluation, measure
+from vitral.evaluation.metrics import GROUPED, Evaluation, measure
 from vitral.folders import cache_folder
 from vitral.inference.features import head_features
 from vitral.inference.options import AUTO, InferenceOptions
@@ -234,7 +235,7 @@ class FeatureEvaluation:
         for column in ("classifier", "accuracy", "spread", "note"):
             rows.add_column(column, justify="right" if column in ("accuracy", "spread") else "left")
         only = in_groups(self.images, self.groups)
-        few = [f"unreliable with only {only}"] if self.groups < ENOUGH_IMAGES else []
+        few = [f"unreliable with only {only}"] if self.groups < FOR_RATES else []
         for entry in self.few_shot:
             short = [f"{entry.short} of {len(self.classes)} classes have fewer images"] if entry.short else []
             note = "; ".join(short + few)

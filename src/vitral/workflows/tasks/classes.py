@@ -24,7 +24,7 @@ from vitral.training.callbacks import Epoch
 from vitral.training.distillation import Teacher
 from vitral.training.loop import best_accuracy
 from vitral.training.objectives.classification import Classification, balanced_weights
-from vitral.training.objectives.objective import TwoPartObjective
+from vitral.training.objectives.objective import TwoPartObjective, own_loss
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import neutralized, task_choice
@@ -55,7 +55,7 @@ class ClassTask(Task):
         run = job.run
         return Classification(
             run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
-            teacher=_teacher(job),
+            teacher=_teacher(job), own=own_loss(run.loss, job.machine.device),
         )  # fmt: skip
 
     def score(self, line: Epoch) -> tuple[float, float]:

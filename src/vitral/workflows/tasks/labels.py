@@ -20,7 +20,7 @@ from vitral.inference.outputs.labels import Labels
 from vitral.inference.predictor import Predictor
 from vitral.training.callbacks import Epoch
 from vitral.training.objectives.labels import SeveralLabels, presence_weights
-from vitral.training.objectives.objective import TwoPartObjective
+from vitral.training.objectives.objective import TwoPartObjective, own_loss
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
@@ -63,7 +63,8 @@ class LabelsTask(Task):
         run, weights = job.run, None
         if run.class_weights == "balanced":
             weights = torch.from_numpy(presence_weights(job.dataset["train"].labels)).to(job.machine.device)
-        return SeveralLabels(run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, weights)
+        own = own_loss(run.loss, job.machine.device)
+        return SeveralLabels(run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, weights, own)
 
     def output(self, dataset: DataSet) -> Output:
         return Labels(dataset.classes, (SEVERAL_LABELS.threshold,) * len(dataset.classes))

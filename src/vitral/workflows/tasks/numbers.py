@@ -21,7 +21,7 @@ from vitral.inference.outputs.numbers import Numbers
 from vitral.inference.predictor import Predictor
 from vitral.training.callbacks import Epoch
 from vitral.training.objectives.numbers import NumberError
-from vitral.training.objectives.objective import TwoPartObjective
+from vitral.training.objectives.objective import TwoPartObjective, own_loss
 from vitral.training.plan import Choice
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks.shared import NEEDS_CLASSES, neutralized, task_choice
@@ -50,14 +50,17 @@ class NumbersTask(Task):
             "mse": "squared error; --loss huber if a few images have extreme numbers",
             "huber": "squared error up to one deviation and linear beyond it: outliers count less",
         }
-        return draft.change(Choice("numbers", values, why), Choice("loss", draft.run.loss, errors[draft.run.loss]))
+        draft = draft.change(Choice("numbers", values, why))
+        loss = draft.run.loss
+        return draft.change(Choice("loss", loss, errors[loss])) if loss in errors else draft
 
     def objective(self, job: Job) -> TwoPartObjective:
         run, output, device = job.run, self.output(job.dataset), job.machine.device
         mean, deviation = (
             torch.tensor(one, dtype=widest(device), device=device) for one in (output.mean, output.deviation)
         )
-        return NumberError(run.preprocessing, run.augmentation, mean, deviation, run.loss)
+        own = own_loss(run.loss, device)
+        return NumberError(run.preprocessing, run.augmentation, mean, deviation, run.loss, own)
 
     def output(self, dataset: DataSet) -> Numbers:
         numbers = dataset["train"].labels

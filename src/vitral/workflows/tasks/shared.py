@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError
+from vitral.model.own import is_own
 from vitral.training.plan import Choice
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft
@@ -21,7 +22,7 @@ NEEDS_CLASSES: Mapping[str, Any] = {"sampling": "shuffle", "teacher": None}
 def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:
     """Raise `UsageError` for an option that a task does not support; `neutral` has the value that it does."""
     for name, value in neutral.items():
-        if getattr(run, name) != value:
+        if getattr(run, name) != value and not is_own(getattr(run, name)):
             why, hint = "it is not defined for this task", "leave it out"
             raise UsageError(f"--task {task} does not support {flag(name)} {getattr(run, name)}", why=why, hint=hint)
     if run.recipe == "linear-probe" and not targets_of(task).one_class:

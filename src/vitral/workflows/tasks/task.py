@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitral.data import DataSet, Split
 from vitral.data.targets import Targets
+from vitral.epoch_metrics import TaskMetric
 from vitral.evaluation.intervals import Groups
 from vitral.inference.outputs import Output
 from vitral.inference.predictor import Predictor
@@ -50,7 +51,7 @@ class Task:
     """The class of the outputs."""
     evaluation: ClassVar[type[Any]]
     """The class of the metrics of a split, with `from_json`."""
-    figures: ClassVar[tuple[tuple[str, str, str], ...]]
+    figures: ClassVar[tuple[TaskMetric, ...]]
     """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format. The first one selects the
     best epoch.
     """

@@ -1,44 +1,20 @@
-"""Optimizers: torch's own (except for Muon's step), with parameter groups for weight decay and layer-wise rates."""
+"""The optimizers of a run as one, with parameter groups for weight decay and layer-wise rates; what is frozen."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitral.distributed.tensors import is_sharded, like
+from vitral.distributed.tensors import like
 from vitral.errors import UsageError
-from vitral.training.muon import Muon
-
-Groups = list[dict[str, Any]]
-
-
-class OptimizerOptions(Protocol):
-    """The options of a run that an optimizer reads."""
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def peak_lr(self) -> float: ...
-
-    @property
-    def weight_decay(self) -> float: ...
-
-    @property
-    def momentum(self) -> float: ...
-
-    @property
-    def beta2(self) -> float: ...
-
-    @property
-    def layer_decay(self) -> float | None: ...
-
+from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers.rule import Groups, OptimizerOptions
 
 _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent", "mask_token")
 _OUTER = re.compile(r"^(encoder|decoder)\.")
@@ -116,63 +92,22 @@ def _layer(name: str, layers: dict[str, int]) -> int:
     return 0 if name.startswith(_FRONT) else len(layers) + 1
 
 
-def _fused(groups: Groups) -> bool:
-    """True if torch has fused kernels for all parameters: on CPU, CUDA and MPS; for parts of them only Adam's."""
-    return all(p.device.type in ("cpu", "cuda", "mps") for g in groups for p in g["params"])
-
-
-def adamw(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
-    """AdamW: decoupled weight decay (arXiv 1711.05101)."""
-    return [torch.optim.AdamW(groups, lr=run.peak_lr, betas=(run.momentum, run.beta2), fused=_fused(groups))]
-
-
-def adam(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
-    """Adam; weight decay, if set, is L2 in the gradient."""
-    return [torch.optim.Adam(groups, lr=run.peak_lr, betas=(run.momentum, run.beta2), fused=_fused(groups))]
-
-
-def sgd(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
-    """SGD with momentum, as the paper fine-tunes (Table 4)."""
-    fused = _fused(groups) and not any(is_sharded(p) for g in groups for p in g["params"])
-    return [torch.optim.SGD(groups, lr=run.peak_lr, momentum=run.momentum, fused=fused)]
-
-
-def muon(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
-    """Muon for hidden layers (blocks and a convolutional stem), AdamW for the rest.
-
-    Muon's updates have AdamW's RMS (arXiv 2502.16982), so that both use the same learning rate and decay.
-    """
-    hidden = [g for g in groups if g["hidden"]]
-    rest = [g for g in groups if not g["hidden"]]
-    optimizers: list[Optimizer] = []
-    if hidden:
-        optimizers.append(Muon(hidden, lr=run.peak_lr, momentum=0.95))
-    return optimizers + (adamw(rest, run) if rest else [])
-
-
-OPTIMIZERS: dict[str, Callable[[Groups, OptimizerOptions], list[Optimizer]]] = {
-    "adamw": adamw,
-    "adam": adam,
-    "sgd": sgd,
-    "muon": muon,
-}
-
-
 class OptimizerSet:
     """All optimizers of a run as one: step, learning rate, and a state of plain tensors by parameter name.
 
-    Muon gets a kernel (C', C, p, q) as a matrix view (C', C·p·q).
+    A rule of `hidden_matrices` gets a kernel (C', C, p, q) as a matrix view (C', C·p·q).
     """
 
     def __init__(self, model: nn.Module, run: OptimizerOptions):
         groups = parameter_groups(model, run)
         self.parameters = [p for g in groups for p in g["params"]]
         self._kernels: list[tuple[Tensor, Tensor]] = []
-        if run.optimizer == "muon":
+        rule = OPTIMIZERS[run.optimizer]
+        if rule.hidden_matrices:
             for group in groups:
                 if group["hidden"]:
                     group["params"] = [self._as_matrix(p) for p in group["params"]]
-        self.optimizers = OPTIMIZERS[run.optimizer](groups, run)
+        self.optimizers = rule.build(groups, run)
         kernels = {id(matrix): kernel for matrix, kernel in self._kernels}
         held = {id(kernels.get(id(p), p)) for o in self.optimizers for g in o.param_groups for p in g["params"]}
         assert held == {id(p) for p in model.parameters() if p.requires_grad}

@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from vitral.device import has_bf16
 from vitral.distributed.tensors import is_sharded, like, local, whole_of
+from vitral.training.optimizers.adam import adamw
+from vitral.training.optimizers.rule import Groups, OptimizerOptions, UpdateRule
 
 
 class Muon(torch.optim.Muon):
@@ -91,3 +94,19 @@ def newton_schulz(matrices: Tensor, coefficients: tuple[float, float, float], st
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide else x.mT
+
+
+def muon(groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
+    """Muon for hidden layers (blocks and a convolutional stem), AdamW for the rest.
+
+    Muon's updates have AdamW's RMS (arXiv 2502.16982), so that both use the same learning rate and decay.
+    """
+    hidden = [g for g in groups if g["hidden"]]
+    rest = [g for g in groups if not g["hidden"]]
+    optimizers: list[Optimizer] = []
+    if hidden:
+        optimizers.append(Muon(hidden, lr=run.peak_lr, momentum=0.95))
+    return optimizers + (adamw(rest, run) if rest else [])
+
+
+MUON = UpdateRule("Muon", muon, relative_rate=3, capturable=True, hidden_matrices=True)
