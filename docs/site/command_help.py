@@ -31,7 +31,7 @@ class CommandHelp(SphinxDirective):
         title = f"vitral {name}"
         section = nodes.section("", nodes.title("", title), names=[title])
         self.state.document.note_implicit_target(section, section)
-        section += printed(name, "--help")
+        section += printed(name, "--help-all")
         return section
 
 

@@ -36,7 +36,7 @@ myst_heading_anchors = 4
 default_role = "literal"  # docstrings write code as Markdown does
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # it reads defaults from the source, and our signatures have more options
 python_maximum_signature_line_length = 90
 add_module_names = False
 

@@ -9,6 +9,8 @@ START = "docs/index"
 NAVIGATION = {
     "Start": {
         "README": "All at a glance",
+        "docs/getting-started": "",
+        "docs/troubleshooting": "",
         "docs/coming-from": "",
         "docs/demo": "",
         "docs/backbone": "",
@@ -19,7 +21,14 @@ NAVIGATION = {
         "docs/data": "",
         "docs/check": "",
     },
-    "Use": {"docs/use": "", "docs/inference": "", "docs/compare": "", "docs/weights": "", "docs/resizing": ""},
+    "Use": {
+        "docs/use": "",
+        "docs/python": "",
+        "docs/inference": "",
+        "docs/compare": "",
+        "docs/weights": "",
+        "docs/resizing": "",
+    },
     "Understand": {"docs/explain": "", "docs/elsewhere": "", "docs/study": "", "docs/trust": "", "docs/write-ups": ""},
     "Ship": {"docs/serve": "", "docs/export": ""},
     "Grow": {
