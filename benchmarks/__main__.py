@@ -27,10 +27,15 @@ def measure(program: str, options: Options) -> Result:
         print(f"\n{table.caption}\n{table.markdown()}", flush=True)
         tables.append(table)
     return Result(
-        program=program, command=options.command, machine=machine_of.describe(options.device),
-        load_average=(before, machine_of.load_average()), commit=commit(), date=machine_of.today(),
-        versions=machine_of.versions(), tables=tables,
-    )  # fmt: skip
+        program=program,
+        command=options.command,
+        machine=machine_of.describe(options.device),
+        load_average=(before, machine_of.load_average()),
+        commit=commit(),
+        date=machine_of.today(),
+        versions=machine_of.versions(),
+        tables=tables,
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -43,9 +48,15 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"## {PROGRAMS[program]}", flush=True)
         seeds = args.seeds or (1 if args.quick else SEEDS.get(program, 1))
         options = Options(
-            _command(program, args), tuple(args.parts), args.quick, args.device, seeds, args.rounds,
-            args.data_root, args.keep,
-        )  # fmt: skip
+            _command(program, args),
+            tuple(args.parts),
+            args.quick,
+            args.device,
+            seeds,
+            args.rounds,
+            args.data_root,
+            args.keep,
+        )
         result = measure(program, options)
         if result.tables and not args.quick:
             result.save()

@@ -44,9 +44,12 @@ _SHIFTS: list[dict[str, Any]] = [{"tta": "shifts"}]
 _VIEWS: list[dict[str, Any]] = [{"tta": "mirror"}, {"tta": "both"}]
 _INTEGERS: list[dict[str, Any]] = [{"precision": "int8"}]
 OTHERWISE = {
-    "mnist": [*_SHIFTS, *_INTEGERS], "cifar10": [*_VIEWS, *_INTEGERS], "cifar10-hour": [*_VIEWS, *_INTEGERS],
-    "cifar10-60-minutes": _VIEWS, "cifar10-minutes": _VIEWS,
-}  # fmt: skip
+    "mnist": [*_SHIFTS, *_INTEGERS],
+    "cifar10": [*_VIEWS, *_INTEGERS],
+    "cifar10-hour": [*_VIEWS, *_INTEGERS],
+    "cifar10-60-minutes": _VIEWS,
+    "cifar10-minutes": _VIEWS,
+}
 """Run → further options of `vitral evaluate RUN` on the test images; integers follow `vitral quantize RUN`."""
 
 Result = Mapping[str, Any]
@@ -76,9 +79,14 @@ def _train(name: str, given: dict[str, Any], seed: int, options: Options) -> tup
     with tempfile.TemporaryDirectory() as folder:
         out = (options.keep or Path(folder)) / f"{name}-{seed}"
         run = vitral.train(
-            **given, seed=seed, data_root=str(options.data_root), out=str(out), device=options.device,
-            quiet=options.quick, resume=RunFolder(out).exists(),
-        )  # fmt: skip
+            **given,
+            seed=seed,
+            data_root=str(options.data_root),
+            out=str(out),
+            device=options.device,
+            quiet=options.quick,
+            resume=RunFolder(out).exists(),
+        )
         otherwise = {} if options.quick else {_flags(how): _evaluated(out, how) for how in OTHERWISE.get(name, ())}
         return {**run.result, **otherwise}, read_history(out / "metrics.jsonl")
 
@@ -113,9 +121,14 @@ def _figures(name: str, given: dict[str, Any], results: Sequence[Result]) -> Tab
         f"best epoch {first['best_epoch']}, {'test set kept to the end' if last == 'test' else 'validated on test'}"
     )
     columns = {
-        "what": "images", "images": "|,d", "n": "seeds|d", "accuracy": "accuracy|.2%", "interval": "95 % interval",
-        "least": "least|.2%", "greatest": "greatest|.2%",
-    }  # fmt: skip
+        "what": "images",
+        "images": "|,d",
+        "n": "seeds|d",
+        "accuracy": "accuracy|.2%",
+        "interval": "95 % interval",
+        "least": "least|.2%",
+        "greatest": "greatest|.2%",
+    }
     if len(results) == 1:
         del columns["least"], columns["greatest"]
     return Table(caption, columns, rows, name=name)
@@ -145,10 +158,13 @@ def _accuracy(results: Sequence[Result], split: str) -> dict[str, Any]:
     accuracies = [one.accuracy for one in found]
     low, high = found[0].accuracy_interval
     return {
-        "images": found[0].images, "n": len(found), "accuracy": statistics.mean(accuracies),
+        "images": found[0].images,
+        "n": len(found),
+        "accuracy": statistics.mean(accuracies),
         "interval": f"{low:.2%} – {high:.2%}" + (" (seed 0)" if len(found) > 1 else ""),
-        "least": min(accuracies), "greatest": max(accuracies),
-    }  # fmt: skip
+        "least": min(accuracies),
+        "greatest": max(accuracies),
+    }
 
 
 def course(name: str, history: History, caption: str = "By seconds, seed 0") -> Table:
@@ -160,9 +176,12 @@ def course(name: str, history: History, caption: str = "By seconds, seed 0") -> 
         if line["epoch"] % every == 0 or line["epoch"] in (1, len(history)):
             marks.append({"epoch": line["epoch"], "seconds": seconds, **_known(line)})
     columns = {
-        "epoch": "epoch|d", "seconds": "seconds|.0f", "train_loss": "training loss|.4f", "val_loss": "val loss|.4f",
+        "epoch": "epoch|d",
+        "seconds": "seconds|.0f",
+        "train_loss": "training loss|.4f",
+        "val_loss": "val loss|.4f",
         "val_accuracy": "val accuracy|.2%",
-    }  # fmt: skip
+    }
     return Table(caption, columns, marks, name=name)
 
 

@@ -67,16 +67,28 @@ def _planted(sets: dict[str, list[np.ndarray]], count: int) -> Table:
         found = np.array([(int(one), len(images) + i) in pairs for i, one in enumerate(originals)])
         others = [pair for pair in pairs if pair[1] < len(images)]
         shares = {kind: float(np.mean(found[[k == kind for k in kinds]])) for kind in CHANGES}
-        rows.append({
-            "data": name.partition(".")[0], "images": len(images), "planted": len(found), "found": float(found.mean()),
-            **shares, "others": len(others), "other_images": len({i for pair in others for i in pair}),
-            "share": len(others) / (len(images) * (len(images) - 1) / 2),
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": name.partition(".")[0],
+                "images": len(images),
+                "planted": len(found),
+                "found": float(found.mean()),
+                **shares,
+                "others": len(others),
+                "other_images": len({i for pair in others for i in pair}),
+                "share": len(others) / (len(images) * (len(images) - 1) / 2),
+            }
+        )
     columns = {
-        "data": "data", "images": "images|,d", "planted": "planted|d", "found": "found|.1%",
-        **{kind: f"{kind}|.1%" for kind in CHANGES}, "others": "other pairs|d", "other_images": "of images|d",
+        "data": "data",
+        "images": "images|,d",
+        "planted": "planted|d",
+        "found": "found|.1%",
+        **{kind: f"{kind}|.1%" for kind in CHANGES},
+        "others": "other pairs|d",
+        "other_images": "of images|d",
         "share": "of all pairs|.6%",
-    }  # fmt: skip
+    }
     return Table("Planted copies found, and other pairs reported", columns, rows)
 
 

@@ -34,10 +34,24 @@ RANKS = 2
 HANGS = 60.0
 """Seconds after which a rank counts as hanging."""
 OPTIONS: dict[str, object] = {
-    "model": "mu/4", "dim": 8, "depth": 2, "heads": 2, "mlp-dim": 8, "image-size": 8, "batch-size": 4, "crop": "none",
-    "augment": "none", "optimizer": "adamw", "lr": 0.005, "mixup": 0.2, "drop-path": 0.2, "ema": 0.9,
-    "val-fraction": 0.2, "device": "cpu", "precision": "fp32",
-}  # fmt: skip
+    "model": "mu/4",
+    "dim": 8,
+    "depth": 2,
+    "heads": 2,
+    "mlp-dim": 8,
+    "image-size": 8,
+    "batch-size": 4,
+    "crop": "none",
+    "augment": "none",
+    "optimizer": "adamw",
+    "lr": 0.005,
+    "mixup": 0.2,
+    "drop-path": 0.2,
+    "ema": 0.9,
+    "val-fraction": 0.2,
+    "device": "cpu",
+    "precision": "fp32",
+}
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,20 @@ def run(options: Options) -> list[Table]:
         row = {"when": "training" if joined else "before all had joined", "rank": rank, "kills": len(of)}
         rows.append({**row, "median": statistics.median(of), "longest": max(of), "hung": hung})
     columns = {
-        "when": "while|s", "rank": "killed rank|d", "kills": "kills|d", "median": "others ended after, s|.1f",
-        "longest": "longest, s|.1f", "hung": "hung|d",
-    }  # fmt: skip
+        "when": "while|s",
+        "rank": "killed rank|d",
+        "kills": "kills|d",
+        "median": "others ended after, s|.1f",
+        "longest": "longest, s|.1f",
+        "hung": "hung|d",
+    }
     equal, traces = sum(one.equal for one in runs), sum("Traceback" in one.printed for one in runs)
     ends = {"runs": len(runs), "equal": equal, "tracebacks": traces}
     named = {
-        "runs": "finished runs|d", "equal": "with the bits of one without kills|d", "tracebacks": "tracebacks|d",
-    }  # fmt: skip
+        "runs": "finished runs|d",
+        "equal": "with the bits of one without kills|d",
+        "tracebacks": "tracebacks|d",
+    }
     caption = f"{len(kept)} kills at random times, of one of {RANKS} ranks"
     return [Table(caption, columns, rows), Table("Ends of these runs", named, [ends])]
 
@@ -170,9 +190,14 @@ def _be(number: int, port: int, words: list[str], log: Path) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.environ |= {
-            "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
-        }  # fmt: skip
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+            "WORLD_SIZE": str(RANKS),
+            "LOCAL_WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         torch.set_num_threads(1)
         connect = ranks.Group.connect
 

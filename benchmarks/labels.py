@@ -58,12 +58,20 @@ def _features(images: Split) -> tuple[np.ndarray, np.ndarray]:
 def _table(sets: dict[str, tuple[np.ndarray, np.ndarray]]) -> Table:
     rows = [{"data": name, **_row(*given)} for name, given in sets.items()]
     columns = {
-        "data": "data", "images": "images|,d",
-        "agreement": "agree with predictions|.1%", "found": "in the first 6 %|.1%",
-        "listed": "listed|d", "precision": "of them wrong|.1%", "estimated": "estimated errors|d",
-        "right_before": "right labels|.1%", "right_after": "after replacing|.1%",
-        "flipped": "accuracy, flipped|.2%", "replaced": "replaced|.2%", "true": "true|.2%", "seconds": "seconds|.1f",
-    }  # fmt: skip
+        "data": "data",
+        "images": "images|,d",
+        "agreement": "agree with predictions|.1%",
+        "found": "in the first 6 %|.1%",
+        "listed": "listed|d",
+        "precision": "of them wrong|.1%",
+        "estimated": "estimated errors|d",
+        "right_before": "right labels|.1%",
+        "right_after": "after replacing|.1%",
+        "flipped": "accuracy, flipped|.2%",
+        "replaced": "replaced|.2%",
+        "true": "true|.2%",
+        "seconds": "seconds|.1f",
+    }
     return Table("Flipped labels found", columns, rows)
 
 
@@ -81,12 +89,17 @@ def _row(features: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     replaced = np.where(found.wrong, found.suggested, labels)
     sides = {"flipped": labels, "replaced": replaced, "true": truth}
     return {
-        "images": count, "agreement": float((probabilities.argmax(1) == labels).mean()),
-        "found": float(wrong[found.order[: round(0.06 * count)]].sum() / wrong.sum()), "listed": int(found.wrong.sum()),
-        "precision": float(wrong[found.wrong].mean()), "estimated": found.errors,
-        "right_before": float((labels == truth).mean()), "right_after": float((replaced == truth).mean()),
-        **{name: _accuracy(features, given, truth, strength) for name, given in sides.items()}, "seconds": seconds,
-    }  # fmt: skip
+        "images": count,
+        "agreement": float((probabilities.argmax(1) == labels).mean()),
+        "found": float(wrong[found.order[: round(0.06 * count)]].sum() / wrong.sum()),
+        "listed": int(found.wrong.sum()),
+        "precision": float(wrong[found.wrong].mean()),
+        "estimated": found.errors,
+        "right_before": float((labels == truth).mean()),
+        "right_after": float((replaced == truth).mean()),
+        **{name: _accuracy(features, given, truth, strength) for name, given in sides.items()},
+        "seconds": seconds,
+    }
 
 
 def _accuracy(features: np.ndarray, labels: np.ndarray, truth: np.ndarray, strength: float) -> float:

@@ -35,9 +35,11 @@ def multipart(url: str, path: str, images: Sequence[bytes], field: str = "image"
     """Format a POST of several images as files."""
     parts = [
         f'--part\r\nContent-Disposition: form-data; name="{field}"; filename="{number}.jpg"\r\n'
-        "Content-Type: image/jpeg\r\n\r\n".encode() + image + b"\r\n"
+        "Content-Type: image/jpeg\r\n\r\n".encode()
+        + image
+        + b"\r\n"
         for number, image in enumerate(images)
-    ]  # fmt: skip
+    ]
     return request(url, path, b"".join([*parts, b"--part--\r\n"]), "multipart/form-data; boundary=part")
 
 

@@ -110,19 +110,32 @@ def _table(rows: Sequence[Row], usual: str, file: str) -> Table:
         {
             "name": f"{row.who}, compiled" if row.compiled else row.who,
             "precision": f"{row.precision} ({row.via})" if row.via else row.precision,
-            **row.sample.columns(1000), "rate": row.rate, "share": row.share, "first": row.first, "same": row.times,
+            **row.sample.columns(1000),
+            "rate": row.rate,
+            "share": row.share,
+            "first": row.first,
+            "same": row.times,
             "memory": None if row.memory is None else row.memory / 2**20,
             "synthetic": row.rate / ready if ready and row.who.startswith(VITRAL) else None,
             "default": row.sample.median / ours[usual] if len(ours) > 1 else None,
         }
         for row in sorted(rows, key=lambda row: ORDER.index(row.precision))
-    ]  # fmt: skip
+    ]
     columns = {
-        "name": "", "precision": "precision", "n": "n|d", "median": "ms|.1f", "least": "least|.1f",
-        "greatest": "greatest|.1f", "rate": "images/s|.1f", "share": "of the matrix rate|.0%",
-        "memory": "memory, MiB|,.0f", "first": "first call, s|.1f", "synthetic": "rate : synthetic|.2f",
-        "same": "time : ours, same precision|.2f", "default": "time : ours, by default|.2f",
-    }  # fmt: skip
+        "name": "",
+        "precision": "precision",
+        "n": "n|d",
+        "median": "ms|.1f",
+        "least": "least|.1f",
+        "greatest": "greatest|.1f",
+        "rate": "images/s|.1f",
+        "share": "of the matrix rate|.0%",
+        "memory": "memory, MiB|,.0f",
+        "first": "first call, s|.1f",
+        "synthetic": "rate : synthetic|.2f",
+        "same": "time : ours, same precision|.2f",
+        "default": "time : ours, by default|.2f",
+    }
     kept = [key for key in columns if any(cell[key] is not None for cell in cells)]
     rates = ", ".join(
         f"{p} {rate / 1e9:,.0f} GFLOP/s" for p, rate in {r.precision: r.matrix_rate for r in rows}.items() if rate

@@ -233,13 +233,18 @@ def _timm(setting: Setting) -> Script:
     own = resolve_model_data_config(model)
     size = {"input_size": (3, setting.side, setting.side), "mean": own["mean"], "std": own["std"]}
     return Script(
-        f"vit_tiny, patch {setting.patch}", model, optimizer, LabelSmoothingCrossEntropy(0.1), scheduler.step, batch,
+        f"vit_tiny, patch {setting.patch}",
+        model,
+        optimizer,
+        LabelSmoothingCrossEntropy(0.1),
+        scheduler.step,
+        batch,
         drop_last=True,
         training=create_transform(
             **size, is_training=True, scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4, interpolation="random"
         ),
         judging=create_transform(**size, interpolation=own["interpolation"], crop_pct=own["crop_pct"]),
-    )  # fmt: skip
+    )
 
 
 def _vit_pytorch(setting: Setting) -> Script:
@@ -251,18 +256,31 @@ def _vit_pytorch(setting: Setting) -> Script:
         sizes = {"dim": 64, "depth": 1, "heads": 1, "mlp_dim": 128}
     model = ViT(
         image_size=side, patch_size=setting.patch, num_classes=setting.classes, dropout=0.1, emb_dropout=0.1, **sizes
-    )  # fmt: skip
+    )
     return Script(
-        "vit_for_small_dataset", model, torch.optim.Adam(model.parameters(), lr=3e-5), nn.CrossEntropyLoss(),
-        lambda done: None, 64, drop_last=False,
-        training=transforms.Compose([
-            transforms.Resize((side, side)), transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-        ]),
-        judging=transforms.Compose([
-            transforms.Resize(round(side * 256 / 224)), transforms.CenterCrop(side), transforms.ToTensor(),
-        ]),
-    )  # fmt: skip
+        "vit_for_small_dataset",
+        model,
+        torch.optim.Adam(model.parameters(), lr=3e-5),
+        nn.CrossEntropyLoss(),
+        lambda done: None,
+        64,
+        drop_last=False,
+        training=transforms.Compose(
+            [
+                transforms.Resize((side, side)),
+                transforms.RandomResizedCrop(side),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+            ]
+        ),
+        judging=transforms.Compose(
+            [
+                transforms.Resize(round(side * 256 / 224)),
+                transforms.CenterCrop(side),
+                transforms.ToTensor(),
+            ]
+        ),
+    )
 
 
 OTHERS: dict[str, Callable[[Setting], Script]] = {"timm": _timm, "vit-pytorch": _vit_pytorch}
@@ -311,9 +329,15 @@ class Contest:
         if height != width or height % patch:
             raise SystemExit(f"the others take squares of whole patches of {patch} pixels, not {height}×{width}")
         return cls(
-            Photographs(job.dataset["train"]), Photographs(job.dataset["val"]), len(job.dataset.classes), height,
-            job.machine, _workers(options), seconds, options.quick,
-        )  # fmt: skip
+            Photographs(job.dataset["train"]),
+            Photographs(job.dataset["val"]),
+            len(job.dataset.classes),
+            height,
+            job.machine,
+            _workers(options),
+            seconds,
+            options.quick,
+        )
 
     def train(self, build: Callable[[Setting], Script], seed: int) -> Trained:
         """Train once within the time."""
@@ -334,10 +358,14 @@ class Contest:
 
     def _loader(self, script: Script) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(
-            self.training.through(script.training), script.batch_size, shuffle=True, num_workers=self.workers,
+            self.training.through(script.training),
+            script.batch_size,
+            shuffle=True,
+            num_workers=self.workers,
             drop_last=script.drop_last and len(self.training) >= script.batch_size,
-            persistent_workers=self.workers > 0, pin_memory=self.machine.device.type == "cuda",
-        )  # fmt: skip
+            persistent_workers=self.workers > 0,
+            pin_memory=self.machine.device.type == "cuda",
+        )
 
     def _fitting(self, script: Script, loader: DataLoader[tuple[Tensor, int]]) -> int:
         """Estimate the epochs that fit into the time from the second of two: the first starts the workers."""
@@ -390,10 +418,18 @@ def _table(data: str, job: Job, runs: Mapping[str, Sequence[Trained]], name: str
         f"{_workers(options)}, images decoded once and kept in memory"
     )
     columns = {
-        "who": "", "model": "network", "parameters": "parameters|,d", "n": "seeds|d", "seconds": "seconds|.0f",
-        "epochs": "epochs|d", "planned": "planned|d", "mean": "accuracy, mean|.2%", "least": "least|.2%",
-        "greatest": "greatest|.2%", "interval": "95 % interval, seed 0",
-    }  # fmt: skip
+        "who": "",
+        "model": "network",
+        "parameters": "parameters|,d",
+        "n": "seeds|d",
+        "seconds": "seconds|.0f",
+        "epochs": "epochs|d",
+        "planned": "planned|d",
+        "mean": "accuracy, mean|.2%",
+        "least": "least|.2%",
+        "greatest": "greatest|.2%",
+        "interval": "95 % interval, seed 0",
+    }
     return Table(caption, columns, [_row(who, found, val) for who, found in runs.items()], name)
 
 
@@ -401,12 +437,18 @@ def _row(who: str, found: Sequence[Trained], images: int) -> dict[str, Any]:
     accuracies = [one.accuracy for one in found]
     low, high = wilson_interval(round(accuracies[0] * images), images)
     return {
-        "who": who, "model": found[0].model, "parameters": found[0].parameters, "n": len(found),
+        "who": who,
+        "model": found[0].model,
+        "parameters": found[0].parameters,
+        "n": len(found),
         "seconds": statistics.mean(one.seconds for one in found),
-        "epochs": _span([one.epochs for one in found]), "planned": _span([one.planned for one in found]),
-        "mean": statistics.mean(accuracies), "least": min(accuracies), "greatest": max(accuracies),
+        "epochs": _span([one.epochs for one in found]),
+        "planned": _span([one.planned for one in found]),
+        "mean": statistics.mean(accuracies),
+        "least": min(accuracies),
+        "greatest": max(accuracies),
         "interval": f"{low:.2%} – {high:.2%}",
-    }  # fmt: skip
+    }
 
 
 def _span(counts: Sequence[int]) -> int | str:

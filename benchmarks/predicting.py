@@ -43,16 +43,27 @@ def run(options: Options) -> list[Table]:
         found = alternate({name: _counted(one, seconds[name]) for name, one in passes.items()}, rounds=rounds)
     rows = [
         {
-            "way": name, "images": count, "n": sample.n, "median": count / sample.median,
-            "least": count / max(sample.seconds), "greatest": count / min(sample.seconds),
-            "ratio": ratio(found["stream"], sample), "cpu": min(seconds["stream"]) / min(seconds[name]),
+            "way": name,
+            "images": count,
+            "n": sample.n,
+            "median": count / sample.median,
+            "least": count / max(sample.seconds),
+            "greatest": count / min(sample.seconds),
+            "ratio": ratio(found["stream"], sample),
+            "cpu": min(seconds["stream"]) / min(seconds[name]),
         }
         for name, sample in found.items()
-    ]  # fmt: skip
+    ]
     columns = {
-        "way": "by", "images": "images|d", "n": "n|d", "median": "images/s|.0f", "least": "least|.0f",
-        "greatest": "greatest|.0f", "ratio": "table : stream|.3f", "cpu": "the same, CPU|.3f",
-    }  # fmt: skip
+        "way": "by",
+        "images": "images|d",
+        "n": "n|d",
+        "median": "images/s|.0f",
+        "least": "least|.0f",
+        "greatest": "greatest|.0f",
+        "ratio": "table : stream|.3f",
+        "cpu": "the same, CPU|.3f",
+    }
     return [Table(f"Predicting {count:,} JPEG files with the network of `demo`", columns, rows)]
 
 

@@ -64,9 +64,15 @@ def run(options: Options) -> list[Table]:
         found = [_Bench(options, given, folder / str(seed), seed).rows(methods) for seed in range(options.seeds)]
     rows = [_mean(parts) for parts in zip(*found, strict=True)]
     columns = {
-        "way": "way", "n": "seeds|d", "minutes": "minutes|.2f", "rate": "images/s without labels|,.0f",
-        "accuracy": "fine-tuned|.1%", "probe": "linear probe|.1%", "knn": "k-NN|.1%", "rank": "rank|.1f",
-    }  # fmt: skip
+        "way": "way",
+        "n": "seeds|d",
+        "minutes": "minutes|.2f",
+        "rate": "images/s without labels|,.0f",
+        "accuracy": "fine-tuned|.1%",
+        "probe": "linear probe|.1%",
+        "knn": "k-NN|.1%",
+        "rank": "rank|.1f",
+    }
     caption = f"{given['data']}, {given['minutes']:g} minutes without labels, then {given['labeled']} labels"
     return [Table(caption, columns, rows)]
 
@@ -104,10 +110,18 @@ class _Bench:
         row: dict[str, Any] = {"way": method, "minutes": (1 + FINE_TUNING) * self.minutes}
         try:
             found = vitral.pretrain(
-                self.given["data"], method, model=self.given["model"], minutes=self.minutes, seed=self.seed,
-                val_fraction=0.02, data_root=str(self.options.data_root), device=self.options.device, out=str(out),
-                quiet=self.options.quick, resume=out.exists(),
-            )  # fmt: skip
+                self.given["data"],
+                method,
+                model=self.given["model"],
+                minutes=self.minutes,
+                seed=self.seed,
+                val_fraction=0.02,
+                data_root=str(self.options.data_root),
+                device=self.options.device,
+                out=str(out),
+                quiet=self.options.quick,
+                resume=out.exists(),
+            )
         except TrainingError as stopped:
             return {**row, "way": f"{method}: {stopped.what}"}
         sides = [self._features(out, side) for side in (self.labeled, self.tested)]
@@ -123,9 +137,15 @@ class _Bench:
             patch.object(run_data, "load", lambda data, root="data", **more: self.few),
         ):
             result = vitral.train(
-                self.given["data"], minutes=minutes, seed=self.seed, device=self.options.device, out=str(out),
-                quiet=self.options.quick, resume=out.exists(), **options,
-            ).result  # fmt: skip
+                self.given["data"],
+                minutes=minutes,
+                seed=self.seed,
+                device=self.options.device,
+                out=str(out),
+                quiet=self.options.quick,
+                resume=out.exists(),
+                **options,
+            ).result
         return float(result["test_accuracy"])
 
     def _features(self, out: Path, side: Split) -> torch.Tensor:

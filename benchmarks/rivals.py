@@ -66,9 +66,13 @@ def _table(data: Path, options: Options) -> Table:
     rows.append(_features(contest))
     caption = f"{data.name}: {len(training):,} images to learn from, {len(judging):,} to judge by, {minutes:g} minutes"
     columns = {
-        "who": "", "parameters": "parameters|,d", "seconds": "seconds|.0f", "epochs": "epochs|d",
-        "accuracy": "accuracy|.1%", "interval": "95 % interval",
-    }  # fmt: skip
+        "who": "",
+        "parameters": "parameters|,d",
+        "seconds": "seconds|.0f",
+        "epochs": "epochs|d",
+        "accuracy": "accuracy|.1%",
+        "interval": "95 % interval",
+    }
     return Table(caption, columns, rows, data.stem)
 
 
@@ -83,9 +87,13 @@ def _of_run(who: str, run: vitral.TrainedRun) -> dict[str, Any]:
 def _row(who: str, found: Trained, images: int) -> dict[str, Any]:
     low, high = wilson_interval(round(found.accuracy * images), images)
     return {
-        "who": who, "parameters": found.parameters, "seconds": found.seconds, "epochs": found.epochs,
-        "accuracy": found.accuracy, "interval": f"{low:.1%} – {high:.1%}",
-    }  # fmt: skip
+        "who": who,
+        "parameters": found.parameters,
+        "seconds": found.seconds,
+        "epochs": found.epochs,
+        "accuracy": found.accuracy,
+        "interval": f"{low:.1%} – {high:.1%}",
+    }
 
 
 def plain(setting: Setting) -> Script:
@@ -98,13 +106,22 @@ def plain(setting: Setting) -> Script:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.epochs)
     standardize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     return Script(
-        "EfficientNet-Lite0", model, optimizer, nn.CrossEntropyLoss(label_smoothing=0.1),
-        lambda done: schedule.step(), 32, drop_last=True,
-        training=transforms.Compose([
-            transforms.RandomResizedCrop(SIDE, (0.3, 1.0)), transforms.RandomHorizontalFlip(), standardize,
-        ]),
+        "EfficientNet-Lite0",
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        lambda done: schedule.step(),
+        32,
+        drop_last=True,
+        training=transforms.Compose(
+            [
+                transforms.RandomResizedCrop(SIDE, (0.3, 1.0)),
+                transforms.RandomHorizontalFlip(),
+                standardize,
+            ]
+        ),
         judging=judged(standardize),
-    )  # fmt: skip
+    )
 
 
 def judged(standardize: transforms.Compose) -> transforms.Compose:
@@ -126,9 +143,13 @@ def pretrained(classes: int) -> nn.Module:
 _OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
 _FIRST = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 _OTHERS = {
-    "_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2", "_project_conv": "conv_pwl",
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
     "_bn2": "bn3",
-}  # fmt: skip
+}
 
 
 def renamed(state: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:

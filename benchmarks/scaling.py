@@ -72,7 +72,7 @@ def _row(name: str, size: int, batch: int, ranks: Ranks, options: Options) -> di
 
 def _step(
     name: str, size: int, batch: int, device: str, share: Callable[[nn.Module], Strategy]
-) -> Callable[[], object]:  # fmt: skip
+) -> Callable[[], object]:
     torch.manual_seed(0)
     machine, run = choose(device), Run(optimizer="adamw", lr=1e-4, clip=1.0)
     model = vitral.create(name, image_size=size, classes=10).to(machine.device).train()

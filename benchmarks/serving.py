@@ -139,9 +139,13 @@ def _serving(name: str, weights: str, folder: Path) -> Iterator[Server]:
         words = [f"benchmarks.servers.{name}", weights, str(port), str(BATCH), str(WAIT)]
     with open(folder / f"{name}.log", "w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             env={**os.environ, **({"OMP_NUM_THREADS": "1"} if name == WORKERS else {})},
-        )  # fmt: skip
+        )
         try:
             server = Server(name, f"http://127.0.0.1:{port}", path, process.pid)
             _wait_for(server, process, log)
@@ -209,20 +213,31 @@ def _rates(contenders: Sequence[Contender], found: dict[str, Sample], count: int
     for one in contenders:
         sample = found[one.name]
         yield {
-            "way": TITLES.get(one.name, one.name), "n": sample.n, "median": count / sample.median,
+            "way": TITLES.get(one.name, one.name),
+            "n": sample.n,
+            "median": count / sample.median,
             "images": None if one is stream else BATCH if one.name == TOGETHER else 1,
-            "least": count / max(sample.seconds), "greatest": count / min(sample.seconds),
-            "ratio": ratio(found[stream.name], sample), "cpu": 1000 * min(one.seconds) / count,
+            "least": count / max(sample.seconds),
+            "greatest": count / min(sample.seconds),
+            "ratio": ratio(found[stream.name], sample),
+            "cpu": 1000 * min(one.seconds) / count,
             "others": None if one is stream or WORKERS not in found else ratio(sample, found[WORKERS]),
-        }  # fmt: skip
+        }
 
 
 def _rate_table(rows: list[dict[str, Any]]) -> Table:
     columns = {
-        "network": "network", "way": "by", "images": "images a request|d", "n": "n|d", "median": "images/s|.0f",
-        "least": "least|.0f", "greatest": "greatest|.0f", "ratio": "rate : stream|.2f",
-        "others": "two workers : it|.2f", "cpu": "CPU, ms an image|.2f",
-    }  # fmt: skip
+        "network": "network",
+        "way": "by",
+        "images": "images a request|d",
+        "n": "n|d",
+        "median": "images/s|.0f",
+        "least": "least|.0f",
+        "greatest": "greatest|.0f",
+        "ratio": "rate : stream|.2f",
+        "others": "two workers : it|.2f",
+        "cpu": "CPU, ms an image|.2f",
+    }
     return Table(f"Throughput, fp32, {CONNECTIONS} connections, batches of at most {BATCH}", columns, rows)
 
 
@@ -240,12 +255,19 @@ def _latency(server: Server, images: Sequence[bytes], throughput: Sample) -> dic
     refused = [one.seconds for one in over if one.status == 503]
     one, at_70 = statistics.median(alone), _p99([each.seconds for each in usual])
     return {
-        "way": TITLES[server.name], "rate": rate, "alone": 1000 * one, "p99": 1000 * at_70, "ratio": at_70 / one,
-        "accepted": len(accepted) / len(over), "refused": len(refused) / len(over), "lost": _lost(over),
+        "way": TITLES[server.name],
+        "rate": rate,
+        "alone": 1000 * one,
+        "p99": 1000 * at_70,
+        "ratio": at_70 / one,
+        "accepted": len(accepted) / len(over),
+        "refused": len(refused) / len(over),
+        "lost": _lost(over),
         "rate_over": len(accepted) / max(each.due + each.seconds for each in over),
         "refusal": 1000 * statistics.median(refused) if refused else None,
-        "p99_first": 1000 * _p99(first), "p99_second": 1000 * _p99(second),
-    }  # fmt: skip
+        "p99_first": 1000 * _p99(first),
+        "p99_second": 1000 * _p99(second),
+    }
 
 
 def _lost(answers: Sequence[Answer]) -> int:
@@ -258,10 +280,18 @@ def _p99(seconds: Sequence[float]) -> float:
 
 def _latency_table(rows: list[dict[str, Any]]) -> Table:
     columns = {
-        "network": "network", "way": "by", "alone": "one request, ms|.1f", "p99": "p99 at 70 %, ms|.1f",
-        "ratio": "p99 : one|.2f", "rate_over": "at 300 %: images/s|.0f", "refused": "503s|.0%", "lost": "lost|d",
-        "refusal": "a 503, ms|.1f", "p99_first": "p99 of the first half, ms|.0f", "p99_second": "of the second, ms|.0f",
-    }  # fmt: skip
+        "network": "network",
+        "way": "by",
+        "alone": "one request, ms|.1f",
+        "p99": "p99 at 70 %, ms|.1f",
+        "ratio": "p99 : one|.2f",
+        "rate_over": "at 300 %: images/s|.0f",
+        "refused": "503s|.0%",
+        "lost": "lost|d",
+        "refusal": "a 503, ms|.1f",
+        "p99_first": "p99 of the first half, ms|.0f",
+        "p99_second": "of the second, ms|.0f",
+    }
     return Table("Latency with one connection, at 70 % and at 300 % of the throughput", columns, rows)
 
 

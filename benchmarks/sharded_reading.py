@@ -88,9 +88,14 @@ def _reading(root: Path, options: Options) -> Table:
             speed = 1 / ratio(sample, found["files"])
             rows.append({"what": way, "source": source, **sample.columns(1e6 / count), "speed": speed})
     columns = {
-        "what": "read", "source": "from", "n": "n|d", "median": "µs an image|.1f", "least": "least|.1f",
-        "greatest": "greatest|.1f", "speed": "speed : files|.2f",
-    }  # fmt: skip
+        "what": "read",
+        "source": "from",
+        "n": "n|d",
+        "median": "µs an image|.1f",
+        "least": "least|.1f",
+        "greatest": "greatest|.1f",
+        "speed": "speed : files|.2f",
+    }
     return Table(f"{count:,} JPEGs of 256 × 192 in random order", columns, rows)
 
 
@@ -105,14 +110,24 @@ def _opening(root: Path, options: Options) -> Table:
         opened, ready, anonymous, mapped, peak = json.loads(done.stdout)
         rows.append(
             {
-                "shards": shards, "records": records, "open": opened, "ready": ready,
-                "anonymous": anonymous / records, "mapped": mapped / records, "peak": peak / records,
+                "shards": shards,
+                "records": records,
+                "open": opened,
+                "ready": ready,
+                "anonymous": anonymous / records,
+                "mapped": mapped / records,
+                "peak": peak / records,
             }
-        )  # fmt: skip
+        )
     columns = {
-        "shards": "shards|,d", "records": "images|,d", "open": "s to open|.2f", "ready": "s to split|.2f",
-        "anonymous": "bytes an image|.0f", "mapped": "and mapped|.0f", "peak": "peak of both|.0f",
-    }  # fmt: skip
+        "shards": "shards|,d",
+        "records": "images|,d",
+        "open": "s to open|.2f",
+        "ready": "s to split|.2f",
+        "anonymous": "bytes an image|.0f",
+        "mapped": "and mapped|.0f",
+        "peak": "peak of both|.0f",
+    }
     return Table("Opening an index", columns, rows)
 
 

@@ -98,9 +98,15 @@ def _loading(data: Path, options: Options) -> Table:
     split = vitral.data.load(str(data))["train"]
     preprocessing, augmentation = Preprocessing(image_size=(SIDE, SIDE)), Augmentation("random-resized", flip=True)
     batches = Batches(
-        split, preprocessing, batch_size=min(BATCH, len(split)), device=torch.device("cpu"), augmentation=augmentation,
-        residency="stream", workers=_workers(), check=False,
-    )  # fmt: skip
+        split,
+        preprocessing,
+        batch_size=min(BATCH, len(split)),
+        device=torch.device("cpu"),
+        augmentation=augmentation,
+        residency="stream",
+        workers=_workers(),
+        check=False,
+    )
     epochs = iter(range(10**6))
 
     def ours() -> Iterator[Tensor]:
@@ -119,11 +125,13 @@ def _loading(data: Path, options: Options) -> Table:
     batches.close()
     rows = [
         {
-            "name": name, "rate": len(split) * 1000 / one.columns(1000)["median"], "n": one.n,
+            "name": name,
+            "rate": len(split) * 1000 / one.columns(1000)["median"],
+            "n": one.n,
             "share": ratio(one, found["vitral"]),
         }
         for name, one in found.items()
-    ]  # fmt: skip
+    ]
     columns = {"name": "", "rate": "images a second|,.0f", "n": "n|d", "share": "time : vitral|.3f"}
     caption = f"Loading {len(split):,} photographs at {SIDE} pixels by {_workers()} processes"
     return Table(caption, columns, rows, name="cuda" if options.device == "cuda" else "")
@@ -139,14 +147,24 @@ def _by_pillow(path: Any) -> Image.Image:
 
 
 def _loader(data: Path, opened: Opened, count: int, batch: int = BATCH) -> DataLoader[Any]:
-    changed = v2.Compose([
-        v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
-    ])  # fmt: skip
+    changed = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIDE, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
     return DataLoader(
-        ImageFolder(str(data), changed, loader=opened), min(batch, count), shuffle=True, num_workers=_workers(),
-        persistent_workers=True, drop_last=True, pin_memory=torch.cuda.is_available(),
-    )  # fmt: skip
+        ImageFolder(str(data), changed, loader=opened),
+        min(batch, count),
+        shuffle=True,
+        num_workers=_workers(),
+        persistent_workers=True,
+        drop_last=True,
+        pin_memory=torch.cuda.is_available(),
+    )
 
 
 def _training(data: Path, folder: Path, options: Options) -> Table:
@@ -155,23 +173,42 @@ def _training(data: Path, folder: Path, options: Options) -> Table:
     for residency in ("stream", "memory"):
         out = folder / residency
         vitral.train(
-            str(data), model=model, image_size=SIDE, epochs=2, batch_size=batch, residency=residency, out=str(out),
-            val_fraction=0.01, device=options.device, quiet=True, crop="random-resized", flip=True, augment="none",
-            optimizer="adamw", init="none",
-        )  # fmt: skip
+            str(data),
+            model=model,
+            image_size=SIDE,
+            epochs=2,
+            batch_size=batch,
+            residency=residency,
+            out=str(out),
+            val_fraction=0.01,
+            device=options.device,
+            quiet=True,
+            crop="random-resized",
+            flip=True,
+            augment="none",
+            optimizer="adamw",
+            init="none",
+        )
         first, second = read_history(out / "metrics.jsonl")
         seconds = first["images_seen"] / first["images_per_second"] + first.get("compile_seconds", 0.0)
-        rows.append({
-            "name": f"vitral, {residency}", "first": first["images_seen"] / seconds,
-            "second": second["images_per_second"], "waited": first["waited"],
-            "later": second["waited"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": f"vitral, {residency}",
+                "first": first["images_seen"] / seconds,
+                "second": second["images_per_second"],
+                "waited": first["waited"],
+                "later": second["waited"],
+            }
+        )
     if PEERS["timm"].is_installed:
         rows.append(_plain(data, theirs, batch, options.device))
     columns = {
-        "name": "", "first": "first epoch, images a second|,.0f", "second": "second|,.0f",
-        "waited": "waiting, first|.0%", "later": "second|.0%",
-    }  # fmt: skip
+        "name": "",
+        "first": "first epoch, images a second|,.0f",
+        "second": "second|,.0f",
+        "waited": "waiting, first|.0%",
+        "later": "second|.0%",
+    }
     caption = f"Training {model} on {IMAGES[options.device]:,} photographs, batches of {batch}, {_workers()} processes"
     return Table(caption, columns, rows, name=f"training{'-cuda' if options.device == 'cuda' else ''}")
 

@@ -94,11 +94,22 @@ def _order(line: Row) -> tuple[Any, ...]:
 # ---------------------------------------------------------------- other libraries
 
 _CONTEST = {
-    "network": "network", "batch": "batch|d", "precision": "precision", "rate": "images/s|,.1f",
-    "share": "of the matrix rate|.0%", "others": "others", "timm": "× timm|.2f", "who": "fastest other",
-    "times": "×|.2f", "compiled": "compiled: images/s|,.1f", "compiled_times": "either way: ×|.2f",
-    "default": "their default: ×|.2f", "integers": "int8: ×|.2f", "openvino": "OpenVINO's: ×|.2f", "commit": "commit",
-}  # fmt: skip
+    "network": "network",
+    "batch": "batch|d",
+    "precision": "precision",
+    "rate": "images/s|,.1f",
+    "share": "of the matrix rate|.0%",
+    "others": "others",
+    "timm": "× timm|.2f",
+    "who": "fastest other",
+    "times": "×|.2f",
+    "compiled": "compiled: images/s|,.1f",
+    "compiled_times": "either way: ×|.2f",
+    "default": "their default: ×|.2f",
+    "integers": "int8: ×|.2f",
+    "openvino": "OpenVINO's: ×|.2f",
+    "commit": "commit",
+}
 
 
 def _contests(result: Result) -> Iterator[Row]:
@@ -108,9 +119,11 @@ def _contests(result: Result) -> Iterator[Row]:
             network, size, what, batch = found.groups()
             named = network if size == "224" else f"{network} at {size}"
             about = {
-                "network": f"{named}, from files" if "from" in what else named, "batch": int(batch),
-                "training": what != "inference", "commit": _short(result.commit),
-            }  # fmt: skip
+                "network": f"{named}, from files" if "from" in what else named,
+                "batch": int(batch),
+                "training": what != "inference",
+                "commit": _short(result.commit),
+            }
             usual = _precision(table.rows[0])
             for precision in dict.fromkeys(map(_precision, table.rows)):
                 if precision != "int8" and _named(table.rows, precision, VITRAL):
@@ -126,16 +139,21 @@ def _contest(rows: Sequence[Row], precision: str, usual: bool) -> dict[str, Any]
     first = min(eager, key=lambda row: row["median"], default=None)
     libraries = [name for name in LIBRARIES if any(row["name"].startswith(name) for row in others)]
     return {
-        "precision": precision, "rate": ours[0]["rate"], "share": ours[0]["share"],
+        "precision": precision,
+        "rate": ours[0]["rate"],
+        "share": ours[0]["share"],
         "others": "all four" if len(libraries) == len(LIBRARIES) else ", ".join(libraries) or None,
-        "timm": _times(_named(eager, precision, "timm"), ours), "who": first and first["name"],
-        "times": _times(eager, ours), "compiled": compiled[0]["rate"] if compiled else None,
+        "timm": _times(_named(eager, precision, "timm"), ours),
+        "who": first and first["name"],
+        "times": _times(eager, ours),
+        "compiled": compiled[0]["rate"] if compiled else None,
         "compiled_times": _times(others, [*ours, *compiled]) if any(map(_compiled, others)) else None,
         "default": _times([row for row in _others(rows, "fp32") if not _compiled(row)], ours)
-        if usual and precision != "fp32" else None,
+        if usual and precision != "fp32"
+        else None,
         "integers": _times(eager, _named(rows, "int8", f"{VITRAL} (int8)")) if usual else None,
         "openvino": _times(eager, _named(rows, "int8", f"{VITRAL} (openvino-int8)")) if usual else None,
-    }  # fmt: skip
+    }
 
 
 def _precision(row: Row) -> str:
@@ -171,10 +189,17 @@ def _short(commit: str) -> str:
 # ---------------------------------------------------------------- whole runs
 
 _RUN = {
-    "run": "run", "n": "seeds|d", "accuracy": "accuracy|.2%", "least": "least|.2%", "greatest": "greatest|.2%",
-    "judged": "judged by", "views": "with views averaged|.2%", "how": "by", "seconds": "seconds (threads)",
+    "run": "run",
+    "n": "seeds|d",
+    "accuracy": "accuracy|.2%",
+    "least": "least|.2%",
+    "greatest": "greatest|.2%",
+    "judged": "judged by",
+    "views": "with views averaged|.2%",
+    "how": "by",
+    "seconds": "seconds (threads)",
     "commit": "commit",
-}  # fmt: skip
+}
 
 
 def _whole(result: Result) -> Iterator[Row]:
@@ -190,10 +215,14 @@ def _whole(result: Result) -> Iterator[Row]:
         judged = "test, which chose the epoch" if "validated on test" in table.caption else chosen
         views = max((row for what, row in rows.items() if "--tta" in what), key=lambda row: row["accuracy"], default={})
         yield {
-            "run": command[0], **{key: found[key] for key in ("n", "accuracy", "least", "greatest")}, "judged": judged,
-            "views": views.get("accuracy"), "how": f"`{views['what'].partition(', ')[2]}`" if views else None,
-            "seconds": ", ".join(_seconds(table.caption)) or None, "commit": _short(result.commit),
-        }  # fmt: skip
+            "run": command[0],
+            **{key: found[key] for key in ("n", "accuracy", "least", "greatest")},
+            "judged": judged,
+            "views": views.get("accuracy"),
+            "how": f"`{views['what'].partition(', ')[2]}`" if views else None,
+            "seconds": ", ".join(_seconds(table.caption)) or None,
+            "commit": _short(result.commit),
+        }
 
 
 def _seconds(caption: str) -> Iterator[str]:

@@ -41,8 +41,11 @@ def run(options: Options) -> list[Table]:
     if unknown := [name for name in options.names if name not in parts]:
         raise SystemExit(f"no part '{unknown[0]}'; there are {', '.join(parts)}")
     needed = options.quick or options.data("mnist")
-    return [part(options) for name, part in parts.items()
-            if name in (options.names or parts) and (needed or name == "networks")]  # fmt: skip
+    return [
+        part(options)
+        for name, part in parts.items()
+        if name in (options.names or parts) and (needed or name == "networks")
+    ]
 
 
 def _digits(options: Options, split: str) -> Split:
@@ -121,17 +124,31 @@ def _networks(options: Options) -> Table:
     for name in NETWORKS[-1:] if options.quick else NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
             run = vitral.train(
-                "digits", model=name, image_size=32, channels=3, epochs=1 if options.quick else EPOCHS,
-                device=options.device, out=str(Path(folder) / "run"), quiet=options.quick,
-            )  # fmt: skip
+                "digits",
+                model=name,
+                image_size=32,
+                channels=3,
+                epochs=1 if options.quick else EPOCHS,
+                device=options.device,
+                out=str(Path(folder) / "run"),
+                quiet=options.quick,
+            )
         test = run.result["test"]
         low, high = test["accuracy_interval"]
-        rows.append({
-            "model": name, "parameters": run.result["parameters"], "accuracy": test["accuracy"],
-            "interval": f"{low:.1%} to {high:.1%}", "seconds": run.result["seconds"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": name,
+                "parameters": run.result["parameters"],
+                "accuracy": test["accuracy"],
+                "interval": f"{low:.1%} to {high:.1%}",
+                "seconds": run.result["seconds"],
+            }
+        )
     columns = {
-        "model": "network", "parameters": "parameters|,d", "accuracy": "test accuracy|.2%", "interval": "95 % interval",
+        "model": "network",
+        "parameters": "parameters|,d",
+        "accuracy": "test accuracy|.2%",
+        "interval": "95 % interval",
         "seconds": "seconds|.0f",
-    }  # fmt: skip
+    }
     return Table(f"Networks of other libraries on 360 test digits, {EPOCHS} epochs", columns, rows, name="networks")

@@ -30,10 +30,21 @@ from benchmarks.machine import ROOT
 from benchmarks.results import Options, Row, Table
 
 INPUTS = {
-    "safetensors": 150_000, "native": 20_000, "npz": 150_000, "pickle": 150_000, "sandbox": 500, "config": 150_000,
-    "fields": 100_000, "table": 40_000, "idx": 40_000, "zip": 50_000, "tar": 50_000, "tar.gz": 50_000,
-    "image": 40_000, "command": 9_500,
-}  # fmt: skip
+    "safetensors": 150_000,
+    "native": 20_000,
+    "npz": 150_000,
+    "pickle": 150_000,
+    "sandbox": 500,
+    "config": 150_000,
+    "fields": 100_000,
+    "table": 40_000,
+    "idx": 40_000,
+    "zip": 50_000,
+    "tar": 50_000,
+    "tar.gz": 50_000,
+    "image": 40_000,
+    "command": 9_500,
+}
 """Target → number of inputs; a million in total."""
 
 FLIPS, KILLS, LIMITS = 200, 24, 25  # flips of each file, killed runs, disk sizes for each command
@@ -74,9 +85,14 @@ def fuzzed(folder: Path, divisor: int, every: int) -> Table:
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in ("runs", "answered", "refused", "findings")}
     total |= {"target": "all", "slowest": max(r["slowest"] for r in rows), "peak_mib": max(r["peak_mib"] for r in rows)}
     columns = {
-        "target": "parser", "runs": "inputs|,d", "answered": "answered|,d", "refused": "refused|,d",
-        "findings": "findings|d", "slowest": "slowest s|.2f", "peak_mib": "peak MiB|,d",
-    }  # fmt: skip
+        "target": "parser",
+        "runs": "inputs|,d",
+        "answered": "answered|,d",
+        "refused": "refused|,d",
+        "findings": "findings|d",
+        "slowest": "slowest s|.2f",
+        "peak_mib": "peak MiB|,d",
+    }
     return Table("Fuzzed inputs", columns, [*rows, total], "fuzz")
 
 
@@ -123,16 +139,22 @@ def kills(whole: Path, folder: Path, count: int) -> Table:
         shutil.rmtree(out, ignore_errors=True)
     counts = [
         {
-            "when": "after the run began" if began else "before the run began", "runs": len(chosen),
-            "killed": sum(row["killed"] for row in chosen), "clean": sum(row["clean"] for row in chosen),
+            "when": "after the run began" if began else "before the run began",
+            "runs": len(chosen),
+            "killed": sum(row["killed"] for row in chosen),
+            "clean": sum(row["clean"] for row in chosen),
             "equal": sum(row["equal"] for row in chosen),
         }
         for began in (False, True)
         for chosen in [[row for row in rows if row["began"] == began]]
-    ]  # fmt: skip
+    ]
     columns = {
-        "when": "killed", "runs": "runs|d", "killed": "by the signal|d", "clean": "went on|d", "equal": "same bits|d",
-    }  # fmt: skip
+        "when": "killed",
+        "runs": "runs|d",
+        "killed": "by the signal|d",
+        "clean": "went on|d",
+        "equal": "same bits|d",
+    }
     return Table("Killed and resumed", columns, counts, "kills")
 
 
@@ -148,9 +170,11 @@ def full_disks(whole: Path, folder: Path, count: int) -> Table:
         "explain --report": ["explain", str(whole), str(image), "--report", "{out}/page.html"],
     }
     return Table(
-        "Full disks", {"command": "command", "limits": "limits|d", "failed": "failed|d", "clean": "clean|d"},
-        [_disk(name, words, whole, folder, count) for name, words in commands.items()], "disks",
-    )  # fmt: skip
+        "Full disks",
+        {"command": "command", "limits": "limits|d", "failed": "failed|d", "clean": "clean|d"},
+        [_disk(name, words, whole, folder, count) for name, words in commands.items()],
+        "disks",
+    )
 
 
 def _disk(name: str, words: Sequence[str], whole: Path, folder: Path, count: int) -> Row:

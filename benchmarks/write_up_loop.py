@@ -93,13 +93,20 @@ def run(options: Options) -> list[Table]:
     rows = [
         {"what": "the write-up's loop, training", **seconds["theirs"].columns(), "ratio": 1.0},
         {"what": "vitral, training", **seconds["ours"].columns(), "ratio": whole},
-        {"what": "vitral, training and validation", **with_validation.columns(),
-         "ratio": ratio(seconds["theirs"], with_validation)},
-    ]  # fmt: skip
+        {
+            "what": "vitral, training and validation",
+            **with_validation.columns(),
+            "ratio": ratio(seconds["theirs"], with_validation),
+        },
+    ]
     columns = {
-        "what": "an epoch", "n": "n|d", "median": "seconds|.2f", "least": "least|.2f", "greatest": "greatest|.2f",
+        "what": "an epoch",
+        "n": "n|d",
+        "median": "seconds|.2f",
+        "least": "least|.2f",
+        "greatest": "greatest|.2f",
         "ratio": "times as fast|.2f",
-    }  # fmt: skip
+    }
     return [Table("Seconds an epoch", columns, rows), _accuracies(runs), _to_target(USUAL, given, options.seeds)]
 
 
@@ -107,15 +114,26 @@ def _accuracies(runs: Sequence[Mapping[str, list[float]]]) -> Table:
     rows = []
     for what, key in (("the write-up's loop", "theirs"), ("vitral", "ours")):
         found = [run[f"{key}_accuracy"][0] for run in runs]
-        rows.append({
-            "what": what, "n": len(found), "epochs": len(runs[0][key]), "mean": statistics.mean(found),
-            "least": min(found), "greatest": max(found),
-            "seconds": statistics.median(sum(run[key]) for run in runs),
-        })  # fmt: skip
+        rows.append(
+            {
+                "what": what,
+                "n": len(found),
+                "epochs": len(runs[0][key]),
+                "mean": statistics.mean(found),
+                "least": min(found),
+                "greatest": max(found),
+                "seconds": statistics.median(sum(run[key]) for run in runs),
+            }
+        )
     columns = {
-        "what": "", "n": "seeds|d", "epochs": "epochs|d", "seconds": "seconds of training|.1f",
-        "mean": "test accuracy, mean|.2%", "least": "least|.2%", "greatest": "greatest|.2%",
-    }  # fmt: skip
+        "what": "",
+        "n": "seeds|d",
+        "epochs": "epochs|d",
+        "seconds": "seconds of training|.1f",
+        "mean": "test accuracy, mean|.2%",
+        "least": "least|.2%",
+        "greatest": "greatest|.2%",
+    }
     return Table("Accuracy after the last epoch", columns, rows)
 
 
@@ -127,9 +145,17 @@ MOST = {USUAL: 60, "Ti/16": 5}
 
 SOON: dict[str, dict[str, Any]] = {
     USUAL: {"recipe": "mnist-7562-minute", "epochs": 4, "crop": "none"},
-    "Ti/16": {"model": "Ti/16", "image_size": 32, "epochs": 1, "batch_size": 256, "crop": "none", "erase": 0.0,
-              "ema": 0.0, "warmup": 0.2},
-}  # fmt: skip
+    "Ti/16": {
+        "model": "Ti/16",
+        "image_size": 32,
+        "epochs": 1,
+        "batch_size": 256,
+        "crop": "none",
+        "erase": 0.0,
+        "ema": 0.0,
+        "warmup": 0.2,
+    },
+}
 """Options of the shortest runs found to reach the target."""
 
 
@@ -155,17 +181,25 @@ def _to_target(name: str, given: dict[str, Any], seeds: int) -> Table:
     seconds = {what: Sample(tuple(way.seconds for way in ways)) for what, ways in found.items()}
     rows = [
         {
-            "what": what, "n": seeds, "epochs": statistics.median(way.epochs for way in ways),
-            "accuracy": min(way.accuracy for way in ways), **seconds[what].columns(),
+            "what": what,
+            "n": seeds,
+            "epochs": statistics.median(way.epochs for way in ways),
+            "accuracy": min(way.accuracy for way in ways),
+            **seconds[what].columns(),
             "ratio": ratio(seconds["the write-up's loop"], seconds[what]),
         }
         for what, ways in found.items()
-    ]  # fmt: skip
+    ]
     columns = {
-        "what": "", "n": "seeds|d", "epochs": "epochs, median|.0f", "accuracy": "accuracy then, least|.2%",
+        "what": "",
+        "n": "seeds|d",
+        "epochs": "epochs, median|.0f",
+        "accuracy": "accuracy then, least|.2%",
         "median": "seconds of training|.1f",
-        "least": "least|.1f", "greatest": "greatest|.1f", "ratio": "times as fast|.2f",
-    }  # fmt: skip
+        "least": "least|.1f",
+        "greatest": "greatest|.1f",
+        "ratio": "times as fast|.2f",
+    }
     file = "" if name == USUAL else name.replace("/", "-")
     return Table(f"{name}, to {TARGET:.0%} of the test digits", columns, rows, name=file)
 
@@ -221,9 +255,13 @@ def _trained(job: Job, train: Batches, val: Batches, listener: Callback) -> tupl
 def _batches(job: Job, split: str) -> Batches:
     run, training = job.run, split == "train"
     return Batches(
-        job.dataset[split], run.preprocessing, batch_size=run.batch_size if training else 256,
-        device=job.machine.device, augmentation=run.augmentation if training else None, seed=run.seed,
-    )  # fmt: skip
+        job.dataset[split],
+        run.preprocessing,
+        batch_size=run.batch_size if training else 256,
+        device=job.machine.device,
+        augmentation=run.augmentation if training else None,
+        seed=run.seed,
+    )
 
 
 def _everything(batches: Batches) -> tuple[Tensor, Tensor]:

@@ -48,8 +48,10 @@ class Hub:
     def of_commit(self, name: str, sha: str, rest: list[str], api: bool) -> tuple[int, dict[str, str], bytes]:
         files = self.commits[name][sha]
         if api and rest[:1] == ["tree"]:
-            listed = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                      for file, data in files.items()]  # fmt: skip
+            listed = [
+                {"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for file, data in files.items()
+            ]
             return 200, {}, json.dumps(listed).encode()
         if api:
             siblings = [{"rfilename": file} for file in files]

@@ -40,10 +40,25 @@ may_fork = False
 """True while a test with the mark `real` runs."""
 
 TINY: dict[str, Any] = {
-    "model": "mu/4", "dim": 8, "depth": 2, "heads": 2, "mlp_dim": 8, "image_size": 8, "epochs": 3, "batch_size": 4,
-    "crop": "none", "augment": "none", "flip": False, "optimizer": "adamw", "lr": 5e-3, "warmup": 1.0, "ema": 0.0,
-    "drop_path": 0.0, "device": "cpu", "precision": "fp32",
-}  # fmt: skip
+    "model": "mu/4",
+    "dim": 8,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 8,
+    "image_size": 8,
+    "epochs": 3,
+    "batch_size": 4,
+    "crop": "none",
+    "augment": "none",
+    "flip": False,
+    "optimizer": "adamw",
+    "lr": 5e-3,
+    "warmup": 1.0,
+    "ema": 0.0,
+    "drop_path": 0.0,
+    "device": "cpu",
+    "precision": "fp32",
+}
 """Options of a run that takes some milliseconds an epoch on a dozen images."""
 
 

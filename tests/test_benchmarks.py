@@ -127,15 +127,26 @@ def _lines(text: str) -> list[str]:
 
 def test_the_page_begins_with_how_many_times_as_fast_as_the_others() -> None:
     predicted = _raced(
-        "B/16 at 384×384, inference", ("vitral", "bf16", 10), ("vitral (plain)", "bf16", 1),
-        ("timm", "bf16 (cast)", 20), ("torchvision", "bf16", 15),
-        ("vitral", "fp32", 50), ("timm", "fp32", 60), ("torchvision", "fp32", 65),
-        ("vitral (int8)", "int8", 5), ("vitral (openvino-int8)", "int8", 6),
-    )  # fmt: skip
+        "B/16 at 384×384, inference",
+        ("vitral", "bf16", 10),
+        ("vitral (plain)", "bf16", 1),
+        ("timm", "bf16 (cast)", 20),
+        ("torchvision", "bf16", 15),
+        ("vitral", "fp32", 50),
+        ("timm", "fp32", 60),
+        ("torchvision", "fp32", 65),
+        ("vitral (int8)", "int8", 5),
+        ("vitral (openvino-int8)", "int8", 6),
+    )
     compiled = _raced(
-        "B/16 at 384×384, inference", ("vitral", "bf16", 10), ("vitral, compiled", "bf16", 8), ("timm", "bf16", 21),
-        ("timm, compiled", "bf16", 14), ("vit-pytorch-flash", "bf16", 13), ("vit-pytorch-flash, compiled", "bf16", 30),
-    )  # fmt: skip
+        "B/16 at 384×384, inference",
+        ("vitral", "bf16", 10),
+        ("vitral, compiled", "bf16", 8),
+        ("timm", "bf16", 21),
+        ("timm, compiled", "bf16", 14),
+        ("vit-pytorch-flash", "bf16", 13),
+        ("vit-pytorch-flash, compiled", "bf16", 30),
+    )
     trained = _raced("S/16 at 224×224, training step", ("vitral", "bf16", 40))
     everyone = [(name, "fp32", 30 + n) for n, name in enumerate(("vit-pytorch", "timm", "transformers", "torchvision"))]
     read = _raced("S/16 at 224×224, training from photos.tar", ("vitral", "fp32", 20), *everyone)
@@ -246,9 +257,16 @@ def test_no_epoch_of_the_others_begins_when_the_time_is_over(seconds: float, epo
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16 * 16 * 3, 2))
     done: list[int] = []
     script = photographs.Script(
-        "linear", model, torch.optim.SGD(model.parameters(), lr=1e-2), torch.nn.CrossEntropyLoss(), done.append, 2,
-        drop_last=True, training=images.transform, judging=images.transform,
-    )  # fmt: skip
+        "linear",
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-2),
+        torch.nn.CrossEntropyLoss(),
+        done.append,
+        2,
+        drop_last=True,
+        training=images.transform,
+        judging=images.transform,
+    )
     assert contest._fit(script, contest._loader(script), planned=3)[0] == epochs
     assert done == list(range(1, epochs + 1))
 

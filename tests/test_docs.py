@@ -61,10 +61,30 @@ TRANSLATED = sorted(ROOT.glob("docs/index.??.md"))
 RUN = {"console", "sh", "bash", "python"}
 
 SLOW = [
-    "bench", "compare", "demo", "elsewhere", "explain", "export", "inference", "labels", "recipes", "serve", "shards",
-    "study", "text", "use", "weights", "README", "index", "pack", "pretrain", "scale", "tracking",
-    "getting-started", "troubleshooting",
-]  # fmt: skip
+    "bench",
+    "compare",
+    "demo",
+    "elsewhere",
+    "explain",
+    "export",
+    "inference",
+    "labels",
+    "recipes",
+    "serve",
+    "shards",
+    "study",
+    "text",
+    "use",
+    "weights",
+    "README",
+    "index",
+    "pack",
+    "pretrain",
+    "scale",
+    "tracking",
+    "getting-started",
+    "troubleshooting",
+]
 """Pages with commands that take more than a few seconds together."""
 MARKS = dict.fromkeys(SLOW, pytest.mark.slow)
 

@@ -108,9 +108,12 @@ def test_steps_do_not_wait(make, augment, waiting_is_an_error):
     model = a_network("C+mu/4", drop_path=0.1)
     augmentation = Augmentation(crop="shift", flip=True, augment=augment, erase=0.5, mixup=0.2, cutmix=1.0)
     step = make(
-        model, OptimizerSet(model, run), Classification(Preprocessing((32, 32)), augmentation, 5),
-        choose("cuda", "bf16"), run,
-    )  # fmt: skip
+        model,
+        OptimizerSet(model, run),
+        Classification(Preprocessing((32, 32)), augmentation, 5),
+        choose("cuda", "bf16"),
+        run,
+    )
     batches = [a_batch(number) for number in range(8)]
     for number, batch in enumerate(batches):
         if number == 5:  # by then it is recorded, which waits
@@ -239,9 +242,13 @@ def test_jpegs_decoded_by_the_gpu_are_those_of_the_cpu(subsampling, progressive)
 
     def images(device: str, residency: Any, workers: int) -> torch.Tensor:
         found = Batches(
-            split.select(np.flatnonzero(np.arange(80) != 7)), Preprocessing((96, 96)), device=torch.device(device),
-            residency=residency, workers=workers, **given,
-        )  # fmt: skip
+            split.select(np.flatnonzero(np.arange(80) != 7)),
+            Preprocessing((96, 96)),
+            device=torch.device(device),
+            residency=residency,
+            workers=workers,
+            **given,
+        )
         assert found.residency.startswith("JPEGs decoded on the GPU") == (device == "cuda"), found.residency
         parts = [batch.images.cpu() for batch in found.epoch(1)]
         found.close()

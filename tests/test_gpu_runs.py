@@ -72,9 +72,13 @@ def of_timm(photos: Path, out: Path, **options: Any) -> vitral.TrainedRun:
     kept = ("epochs", "batch_size", "crop", "augment", "flip", "optimizer", "warmup", "ema", "precision")
     given = {name: TINY[name] for name in kept}
     return vitral.train(
-        str(photos), model="timm:resnet10t", image_size=32, out=str(out), quiet=True,
+        str(photos),
+        model="timm:resnet10t",
+        image_size=32,
+        out=str(out),
+        quiet=True,
         **{**given, "batch_size": 20, "lr": 1e-3, **options},
-    )  # fmt: skip
+    )
 
 
 def of_shared_patches(photos: Path, out: Path, **options: Any) -> vitral.TrainedRun:
@@ -95,10 +99,16 @@ def of_pretraining(method: str) -> Callable[..., vitral.TrainedRun]:
 
 
 RUNS: dict[str, tuple[Callable[..., vitral.TrainedRun], float]] = {
-    "one class": (trained, 0.02), "labels": (of_labels, 0.02), "numbers": (of_numbers, 0.05), "text": (of_text, 0.05),
-    "another library": (of_timm, 0.1), "patch sizes": (of_shared_patches, 0.02), "packed": (of_packed_images, 0.02),
-    "mae": (of_pretraining("mae"), 0.2), "mpp": (of_pretraining("mpp"), 0.2),
-}  # fmt: skip
+    "one class": (trained, 0.02),
+    "labels": (of_labels, 0.02),
+    "numbers": (of_numbers, 0.05),
+    "text": (of_text, 0.05),
+    "another library": (of_timm, 0.1),
+    "patch sizes": (of_shared_patches, 0.02),
+    "packed": (of_packed_images, 0.02),
+    "mae": (of_pretraining("mae"), 0.2),
+    "mpp": (of_pretraining("mpp"), 0.2),
+}
 """Kinds of runs, and by how much of itself the loss of a GPU may differ: masks are drawn by its own generator."""
 
 

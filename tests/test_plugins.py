@@ -92,10 +92,12 @@ def plain(number):
 @pytest.mark.parametrize(
     ("labels", "why"),
     [
-        ([0, 2] * 6, "not numbers from 0 to 1"), ([0, -1] * 6, "not numbers from 0 to 1"),
-        ([0.5, 1.0] * 6, "not numbers from 0 to 1"), ([0, 1], "12 names but 2 labels"),
+        ([0, 2] * 6, "not numbers from 0 to 1"),
+        ([0, -1] * 6, "not numbers from 0 to 1"),
+        ([0.5, 1.0] * 6, "not numbers from 0 to 1"),
+        ([0, 1], "12 names but 2 labels"),
     ],
-)  # fmt: skip
+)
 def test_a_source_with_wrong_labels_is_named(labels, why, monkeypatch):
     table = Extensible("vitral.sources", {})
     monkeypatch.setattr(sources, "SOURCES", table)

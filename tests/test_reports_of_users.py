@@ -118,9 +118,18 @@ def test_the_learning_rate_goes_on_where_it_stopped(tmp_path):
 def test_maps_are_of_patches_without_registers(method):
     """facebookresearch/dinov2#90."""
     network = vitral.create(
-        "mu/4", image_size=(24, 40), channels=3, classes=3, dim=16, depth=2, heads=2, mlp_dim=32, registers=4,
-        pool="cls", cls_token=True,
-    )  # fmt: skip
+        "mu/4",
+        image_size=(24, 40),
+        channels=3,
+        classes=3,
+        dim=16,
+        depth=2,
+        heads=2,
+        mlp_dim=32,
+        registers=4,
+        pool="cls",
+        cls_token=True,
+    )
     (found,) = vitral.explain(network, torch.randn(3, 24, 40), 0, method=method)
     assert found.values.shape == (6, 10)
 
@@ -166,9 +175,15 @@ def test_a_last_batch_of_one_trains(tmp_path):
     """fastai/fastai#1352. `Expected more than 1 value per channel`: 9 images in batches of 4, a stem with norms."""
     photos = colored(tmp_path / "photos", {"train/red": 5, "train/blue": 4, "val/red": 1, "val/blue": 0}, RED_BLUE)
     run = vitral.train(
-        str(photos), out=str(tmp_path / "run"), quiet=True, model="C+Femto/4", epochs=2, batch_size=4, precision="fp32",
+        str(photos),
+        out=str(tmp_path / "run"),
+        quiet=True,
+        model="C+Femto/4",
+        epochs=2,
+        batch_size=4,
+        precision="fp32",
         device="cpu",
-    )  # fmt: skip
+    )
     assert all(math.isfinite(line["train_loss"]) for line in recorded(run.folder))
 
 
@@ -198,9 +213,14 @@ def test_a_truncated_image_is_named_before_training(tmp_path):
 def test_mean_and_deviation_are_those_of_the_folder(tmp_path):
     """microsoft/Olive#1781."""
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
         num_labels=3,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     network = transformers.ViTForImageClassification(config).eval()
     for parameter in network.parameters():

@@ -19,9 +19,19 @@ from running import as_words
 
 SCRIPT = Path(__file__).with_name("windows.py")
 OPTIONS = {
-    "model": "mu/4", "dim": 8, "depth": 2, "heads": 2, "mlp_dim": 8, "image_size": 8, "epochs": 2, "batch_size": 4,
-    "device": "cpu", "precision": "fp32", "init": "none", "threads": 1,
-}  # fmt: skip
+    "model": "mu/4",
+    "dim": 8,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 8,
+    "image_size": 8,
+    "epochs": 2,
+    "batch_size": 4,
+    "device": "cpu",
+    "precision": "fp32",
+    "init": "none",
+    "threads": 1,
+}
 TINY = as_words(OPTIONS)
 SETTINGS = [f"{name}={value}" for name, value in OPTIONS.items()]
 ONE = "photos/röse/0.png"
@@ -57,10 +67,20 @@ COMMANDS: dict[str, list[str]] = {
     "quantize": ["quantize", "run", "photos"],
     "similar": ["similar", "run", ONE, "photos", "--top", "2"],
     "study": [
-        "study", "options", "photos", "--vary", "lr=0.001,0.01", "--seeds", "1", "--out", "study", "--set", *SETTINGS,
+        "study",
+        "options",
+        "photos",
+        "--vary",
+        "lr=0.001,0.01",
+        "--seeds",
+        "1",
+        "--out",
+        "study",
+        "--set",
+        *SETTINGS,
     ],
     "serve": ["serve", "run", "--port", "48713"],
-}  # fmt: skip
+}
 REFUSED: dict[str, list[str]] = {"a pickle": ["predict", "weights.pth", ONE]}
 
 
@@ -88,9 +108,14 @@ def done(place: Path) -> dict[str, Any]:
     every = {**COMMANDS, **REFUSED}
     changed = {"XDG_CACHE_HOME": str(place / "cache"), "PYTHONWARNDEFAULTENCODING": "1", "COLUMNS": "100"}
     ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(place)], input=json.dumps(list(every.values())), capture_output=True,
-        text=True, timeout=230, check=False, env={**os.environ, **changed},
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), str(place)],
+        input=json.dumps(list(every.values())),
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+        env={**os.environ, **changed},
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return dict(zip(every, json.loads(ended.stdout), strict=True))
 

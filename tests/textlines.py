@@ -14,9 +14,21 @@ from vitral.model import DecoderConfig, EncoderDecoder, EncoderDecoderConfig, Vi
 from vitral.weights import native
 
 OPTIONS: dict[str, Any] = {
-    "task": "text", "model": "Pico/4", "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "decoder_depth": 1,
-    "image_size": (8, 24), "batch_size": 8, "epochs": 3, "ema": 0.9, "lr": 5e-3, "precision": "fp32", "device": "cpu",
-}  # fmt: skip
+    "task": "text",
+    "model": "Pico/4",
+    "dim": 16,
+    "depth": 1,
+    "heads": 2,
+    "mlp_dim": 32,
+    "decoder_depth": 1,
+    "image_size": (8, 24),
+    "batch_size": 8,
+    "epochs": 3,
+    "ema": 0.9,
+    "lr": 5e-3,
+    "precision": "fp32",
+    "device": "cpu",
+}
 """Options of a run that takes a fraction of a second an epoch."""
 
 

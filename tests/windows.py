@@ -27,13 +27,59 @@ from typing import Any
 
 _NO_MODULES = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog", "readline"}
 _NO_CALLS = (
-    "fork", "forkpty", "pread", "preadv", "pwrite", "pwritev", "posix_fadvise", "posix_fallocate", "getuid", "geteuid",
-    "getgid", "getegid", "getpgid", "getpgrp", "getsid", "setsid", "killpg", "nice", "statvfs", "fstatvfs", "sysconf",
-    "sysconf_names", "confstr", "getloadavg", "sched_getaffinity", "sched_setaffinity", "mkfifo", "mknod", "chown",
-    "lchown", "fchown", "fchmod", "uname", "wait", "wait3", "wait4", "WNOHANG", "openpty", "set_blocking",
-    "get_blocking", "register_at_fork", "sendfile", "sync", "fdatasync", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC",
-    "O_DIRECTORY", "O_NOCTTY", "O_SYNC", "O_DSYNC", "O_DIRECT",
-)  # fmt: skip
+    "fork",
+    "forkpty",
+    "pread",
+    "preadv",
+    "pwrite",
+    "pwritev",
+    "posix_fadvise",
+    "posix_fallocate",
+    "getuid",
+    "geteuid",
+    "getgid",
+    "getegid",
+    "getpgid",
+    "getpgrp",
+    "getsid",
+    "setsid",
+    "killpg",
+    "nice",
+    "statvfs",
+    "fstatvfs",
+    "sysconf",
+    "sysconf_names",
+    "confstr",
+    "getloadavg",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "mkfifo",
+    "mknod",
+    "chown",
+    "lchown",
+    "fchown",
+    "fchmod",
+    "uname",
+    "wait",
+    "wait3",
+    "wait4",
+    "WNOHANG",
+    "openpty",
+    "set_blocking",
+    "get_blocking",
+    "register_at_fork",
+    "sendfile",
+    "sync",
+    "fdatasync",
+    "O_NOFOLLOW",
+    "O_NONBLOCK",
+    "O_CLOEXEC",
+    "O_DIRECTORY",
+    "O_NOCTTY",
+    "O_SYNC",
+    "O_DSYNC",
+    "O_DIRECT",
+)
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV")
 _FORBIDDEN = re.compile(r'[<>:"|?*\\\x00-\x1f]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)
 _BINARY = 0x8000
@@ -74,9 +120,15 @@ def _windows_os() -> types.ModuleType:
         raise OSError(errno.ENOSYS, "this disk has no links", source)
 
     made.__dict__.update(
-        name="nt", O_BINARY=_BINARY, open=opened, close=closed, fsync=synced, read=binary(os.read),
-        write=binary(os.write), link=link,
-    )  # fmt: skip
+        name="nt",
+        O_BINARY=_BINARY,
+        open=opened,
+        close=closed,
+        fsync=synced,
+        read=binary(os.read),
+        write=binary(os.write),
+        link=link,
+    )
     return made
 
 
@@ -108,9 +160,11 @@ def _is_of_vitral(frame: types.FrameType) -> bool:
 def _replace_modules() -> None:
     """Give the modules of vitral the modules of Windows."""
     windows = {
-        "os": _windows_os(), "signal": _windows_signal(), "sys": _Delegating(sys, platform="win32"),
+        "os": _windows_os(),
+        "signal": _windows_signal(),
+        "sys": _Delegating(sys, platform="win32"),
         "platform": _Delegating(platform, system=lambda: "Windows"),
-    }  # fmt: skip
+    }
     real = builtins.__import__
 
     def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:

@@ -20,9 +20,18 @@ from vitral.weights.formats.timm import TIMM
 
 TARGET = Path(__file__).parents[1] / "src/vitral/weights/architectures/timm.json"
 MODULES = (
-    "beit", "deepseek_vit", "deit", "eva", "gemma4_vit", "naflexvit", "qwen3_vit", "vision_transformer",
-    "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam",
-)  # fmt: skip
+    "beit",
+    "deepseek_vit",
+    "deit",
+    "eva",
+    "gemma4_vit",
+    "naflexvit",
+    "qwen3_vit",
+    "vision_transformer",
+    "vision_transformer_hybrid",
+    "vision_transformer_relpos",
+    "vision_transformer_sam",
+)
 """The files of timm whose networks are like a ViT."""
 
 

@@ -80,10 +80,11 @@ def blob(*points: Point) -> np.ndarray:
     before, after, last = np.roll(p, 1, 0), np.roll(p, -1, 0), np.roll(p, -2, 0)
     t = np.linspace(0, 1, 16, endpoint=False)[:, None, None]
     curve = 0.5 * (
-        2 * p + (after - before) * t
+        2 * p
+        + (after - before) * t
         + (2 * before - 5 * p + 4 * after - last) * t**2
         + (3 * p - before - 3 * after + last) * t**3
-    )  # fmt: skip
+    )
     return polygon(*map(tuple, curve.transpose(1, 0, 2).reshape(-1, 2)))
 
 

@@ -78,11 +78,9 @@ def _trained(best: native.Weights, result: Mapping[str, Any], test: Evaluation) 
         **{name: result[name] for name in of_run},
         "command": _command(result["command"]),
         "training_images": result["images"]["train"],
-        "test": {
-            "images": test.images, "accuracy": test.accuracy, "accuracy_interval": list(test.accuracy_interval)
-        },
+        "test": {"images": test.images, "accuracy": test.accuracy, "accuracy_interval": list(test.accuracy_interval)},
         "license": LICENSES[origin["data"]],
-    }  # fmt: skip
+    }
 
 
 def _command(typed: str) -> str:

@@ -128,9 +128,12 @@ def places() -> dict[str, set[str]]:
     home = Path.home()
     found = {str(home): {each.name for each in home.iterdir() if not each.name.startswith(".")}}
     status = subprocess.run(
-        ["git", "status", "--porcelain", "--ignored", "--untracked-files=normal"], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    ).stdout.splitlines()  # fmt: skip
+        ["git", "status", "--porcelain", "--ignored", "--untracked-files=normal"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
     return {**found, str(ROOT): {line[3:] for line in status if not any(part in line for part in KEPT)}}
 
 

@@ -189,9 +189,15 @@ class Steps:
 
 
 def train(
-    model: nn.Module, objective: Views, images: Tensor, wanted: Tensor, machine: Machine, run: Run, steps: Steps,
+    model: nn.Module,
+    objective: Views,
+    images: Tensor,
+    wanted: Tensor,
+    machine: Machine,
+    run: Run,
+    steps: Steps,
     report: Callable[[str], None],
-) -> tuple[nn.Module, int]:  # fmt: skip
+) -> tuple[nn.Module, int]:
     """Return the averaged network and the number of steps."""
     averaged, optimizer = Averaged(model, run.ema or 0.999), OptimizerSet(model, run)
     kind = CapturedStep if machine.device.type == "cuda" else Step
@@ -248,13 +254,18 @@ def pack(trained: Path, target: Path, images: Tensor, wanted: Tensor, machine: M
     }
     right = round(found[str(SIDE)] * len(images))
     origin |= {
-        "device": weights.trained["device"], "versions": weights.trained["versions"],
-        "options": weights.trained["options"], "positions": "bilinear-antialias", "license": LICENSE,
+        "device": weights.trained["device"],
+        "versions": weights.trained["versions"],
+        "options": weights.trained["options"],
+        "positions": "bilinear-antialias",
+        "license": LICENSE,
         "val": {
-            "images": len(images), "accuracy": found[str(SIDE)],
-            "accuracy_interval": list(wilson_interval(right, len(images))), "by_size": found,
+            "images": len(images),
+            "accuracy": found[str(SIDE)],
+            "accuracy_interval": list(wilson_interval(right, len(images))),
+            "by_size": found,
         },
-    }  # fmt: skip
+    }
     english = dict(zip(names.SYNSETS, names.imagenet_names(), strict=True))
     classes = tuple(english[name] for name in weights.classes)
     native.save(target, dataclasses.replace(weights, state=state, classes=classes, trained=origin))
@@ -308,9 +319,16 @@ def main() -> None:
         teacher = native.build(native.read(given.teacher)).to(machine.device).requires_grad_(False)
         teacher = resizable(teacher)
     run = Run(
-        optimizer="muon", lr=given.lr, weight_decay=given.weight_decay, momentum=0.9, beta2=0.99, clip=1.0, ema=0.999,
-        batch_size=given.batch_size, seed=given.seed,
-    )  # fmt: skip
+        optimizer="muon",
+        lr=given.lr,
+        weight_decay=given.weight_decay,
+        momentum=0.9,
+        beta2=0.99,
+        clip=1.0,
+        ema=0.999,
+        batch_size=given.batch_size,
+        seed=given.seed,
+    )
     views = Views(len(data.classes), np.random.default_rng(given.seed), teacher)
     clock = Steps(60 * given.minutes, given.steps, machine.device)
     network, steps = train(model, views, images, wanted, machine, run, clock, report)
@@ -318,12 +336,17 @@ def main() -> None:
     seconds = time.perf_counter() - clock.began
     network = resizable(network.eval())
     trained = {
-        "model": given.model, "data": "Tiny ImageNet", "parameters": sum(p.numel() for p in network.parameters()),
-        "steps": steps, "images_seen": steps * given.batch_size, "seconds": seconds, "device": machine.name,
+        "model": given.model,
+        "data": "Tiny ImageNet",
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "steps": steps,
+        "images_seen": steps * given.batch_size,
+        "seconds": seconds,
+        "device": machine.name,
         "options": {name: value for name, value in vars(given).items() if not isinstance(value, (Path, type(None)))},
         "accuracy": measured(network, *held, machine),
         "versions": {"vitral": vitral.__version__, "torch": torch.__version__},
-    }  # fmt: skip
+    }
     report(json.dumps(trained))
     state = {name: tensor.detach().float().cpu() for name, tensor in network.state_dict().items()}
     config = dataclasses.replace(network.config, drop_path=0.0)  # type: ignore[arg-type]

@@ -45,9 +45,12 @@ class _Line:
             console = Console(stderr=True, markup=False, emoji=False)
             self.spinner = Spinner("dots", self.text)
             self.live = Live(
-                self.spinner, console=console, transient=True,
-                redirect_stdout=False, redirect_stderr=False,  # results may go to a pipe meanwhile
-            )  # fmt: skip
+                self.spinner,
+                console=console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,  # results may go to a pipe meanwhile
+            )
             self.live.start()
 
 

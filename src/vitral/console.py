@@ -51,9 +51,15 @@ def draws(console: Console) -> bool:
 def table(title: str | None = None, *, header: bool = True) -> Table:
     """Return an empty table without lines: a dim header, two spaces between columns."""
     return Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
-        header_style="dim", show_header=header,
-    )  # fmt: skip
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        show_header=header,
+    )
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
@@ -140,9 +146,13 @@ def counting(console: Console, what: str, total: int | None = None) -> Iterator[
             return Text(f"{task.speed:,.0f} images/s" if task.speed else "", "dim")
 
     columns = (
-        bars.SpinnerColumn(), bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
-        Rate(), bars.TimeRemainingColumn(),
-    )  # fmt: skip
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        Rate(),
+        bars.TimeRemainingColumn(),
+    )
     with bars.Progress(*columns, console=console, transient=True, disable=not draws(console)) as bar:
         task = bar.add_task(what, total=total)
         yield ProgressCounter(bar, task)

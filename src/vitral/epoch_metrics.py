@@ -58,10 +58,14 @@ def pair(key: str, title: str, form: str, curve: Curve, meaning: str = "") -> tu
     return (
         Metric(f"train_{key}", f"train {title}", form, f"{meaning} of the training images", curve=curve, label="train"),
         Metric(
-            f"val_{key}", f"validation {title}", form, f"{meaning} of the validation images", curve=curve,
+            f"val_{key}",
+            f"validation {title}",
+            form,
+            f"{meaning} of the validation images",
+            curve=curve,
             label="validation",
         ),
-    )  # fmt: skip
+    )
 
 
 def pairs(measured: Iterable[TaskMetric]) -> tuple[Metric, ...]:
@@ -76,29 +80,53 @@ def pairs(measured: Iterable[TaskMetric]) -> tuple[Metric, ...]:
 _LOSS = Curve("Loss", "{:.4g}")
 LOSS = pair("loss", "loss", "{:.4f}", _LOSS, "mean loss")
 LEARNING_RATE = Metric(
-    "lr", "learning rate", "{:.3g}", "learning rate of the last step",
-    curve=Curve("Learning rate", "{:.3g}", of_steps=True), label="learning rate",
-)  # fmt: skip
+    "lr",
+    "learning rate",
+    "{:.3g}",
+    "learning rate of the last step",
+    curve=Curve("Learning rate", "{:.3g}", of_steps=True),
+    label="learning rate",
+)
 GRADIENT_NORM = Metric(
-    "gradient_norm", "gradient norm", "{:.3g}", "norm of the gradient before clipping, the mean of all steps",
-    pooled="steps", curve=Curve("Gradient norm", "{:.3g}", of_steps=True), label="gradient norm",
-)  # fmt: skip
+    "gradient_norm",
+    "gradient norm",
+    "{:.3g}",
+    "norm of the gradient before clipping, the mean of all steps",
+    pooled="steps",
+    curve=Curve("Gradient norm", "{:.3g}", of_steps=True),
+    label="gradient norm",
+)
 SPEED = Metric("images_per_second", "images/s", "{:,.0f}", "training images per second, without validation")
 STEPS = (LEARNING_RATE, GRADIENT_NORM, SPEED)
 """Metrics of every run that is trained in steps."""
 
 KNN = Metric(
-    "knn_accuracy", "k nearest neighbors", "{:.2%}", "accuracy of k nearest neighbors on the features",
-    curve=Curve("Neighbors accuracy", "{:.2%}"), label="k nearest neighbors", console="k-NN",
-)  # fmt: skip
+    "knn_accuracy",
+    "k nearest neighbors",
+    "{:.2%}",
+    "accuracy of k nearest neighbors on the features",
+    curve=Curve("Neighbors accuracy", "{:.2%}"),
+    label="k nearest neighbors",
+    console="k-NN",
+)
 PROBE = Metric(
-    "probe_accuracy", "linear probe", "{:.2%}", "accuracy of a linear probe of the features",
-    curve=Curve("Probe accuracy", "{:.2%}"), label="linear probe", console="linear probe",
-)  # fmt: skip
+    "probe_accuracy",
+    "linear probe",
+    "{:.2%}",
+    "accuracy of a linear probe of the features",
+    curve=Curve("Probe accuracy", "{:.2%}"),
+    label="linear probe",
+    console="linear probe",
+)
 RANK = Metric(
-    "feature_rank", "rank", "{:.1f}", "number of directions in which the features vary",
-    curve=Curve("Rank", "{:.1f}"), label="rank of the features", console="rank",
-)  # fmt: skip
+    "feature_rank",
+    "rank",
+    "{:.1f}",
+    "number of directions in which the features vary",
+    curve=Curve("Rank", "{:.1f}"),
+    label="rank of the features",
+    console="rank",
+)
 SPREAD = Metric("feature_spread", "spread", "{:.3f}", "spread of the features")
 FEATURES = (KNN, PROBE, RANK, SPREAD)
 """Measures of the features after an epoch of pretraining."""
@@ -112,15 +140,19 @@ METHODS = (
     _of_method("feature_loss", Curve("Distance of features", "{:.4g}"), "train", "distance to the teacher's features"),
     _of_method("logit_loss", Curve("Divergence of logits", "{:.4g}"), "train", "divergence from the teacher's logits"),
     _of_method(
-        "usage_entropy", Curve("Usage of prototypes", "{:.3f}"), "entropy of all images' mean",
+        "usage_entropy",
+        Curve("Usage of prototypes", "{:.3f}"),
+        "entropy of all images' mean",
         "entropy of the use of dino's prototypes, 1 if all are used alike",
     ),
     _of_method(
-        "target_entropy", Curve("Entropy", "{:.3f}"), "of each image's prototypes",
+        "target_entropy",
+        Curve("Entropy", "{:.3f}"),
+        "of each image's prototypes",
         "entropy of each image's prototypes in dino",
     ),
     _of_method("color_accuracy", Curve("Color accuracy", "{:.2%}"), "train", "accuracy of the colors mpp predicts"),
-)  # fmt: skip
+)
 """Measures of the methods of pretraining in their steps."""
 DECLARED: tuple[Metric, ...] = (*LOSS, *STEPS, *FEATURES, *METHODS)
 """All metrics but those of tasks."""

@@ -15,12 +15,34 @@ from PIL import ImageFont
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: the same letters on every machine."""
 _OTHERS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans CJK TC", "Source Han Sans SC",
-    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans", "Heiti TC",
-    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari",
-    "Noto Sans Bengali", "Noto Sans Tamil", "Noto Sans Thai", "Nirmala UI", "Leelawadee UI", "Arial Unicode MS",
-    "Segoe UI Symbol", "Noto Emoji", "Symbola", "Unifont",
-)  # fmt: skip
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
+    "Noto Sans CJK TC",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Heiti TC",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Noto Sans Bengali",
+    "Noto Sans Tamil",
+    "Noto Sans Thai",
+    "Nirmala UI",
+    "Leelawadee UI",
+    "Arial Unicode MS",
+    "Segoe UI Symbol",
+    "Noto Emoji",
+    "Symbola",
+    "Unifont",
+)
 """Fonts of other scripts, on Linux, macOS and Windows."""
 _BOLD = 1.13
 """Width of bold letters, relative to plain ones."""

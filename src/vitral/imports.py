@@ -9,10 +9,18 @@ from types import TracebackType
 from vitral.errors import MissingExtraError
 
 REQUIRED = {
-    "torch": "torch", "torchvision": "torchvision", "numpy": "numpy", "PIL": "pillow", "safetensors": "safetensors",
-    "huggingface_hub": "huggingface_hub", "sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2",
-    "rich": "rich", "xxhash": "xxhash",
-}  # fmt: skip
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "numpy": "numpy",
+    "PIL": "pillow",
+    "safetensors": "safetensors",
+    "huggingface_hub": "huggingface_hub",
+    "sklearn": "scikit-learn",
+    "matplotlib": "matplotlib",
+    "jinja2": "jinja2",
+    "rich": "rich",
+    "xxhash": "xxhash",
+}
 """Module → the package that has it, of those that vitral requires."""
 _PAIR = ("torch", "torchvision")
 """Packages that fit each other only in certain versions, and from one index."""

@@ -65,12 +65,16 @@ _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
 _AMX = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _AVX512_AND_LATER = _AVX512 | _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16"}
 _ONEDNN_LIMITS: dict[str, frozenset[str]] = {
-    "SSE41": frozenset(), "AVX": frozenset(), "AVX2": _AVX2, "AVX2_VNNI": _AVX2, "AVX2_VNNI_2": _AVX2,
+    "SSE41": frozenset(),
+    "AVX": frozenset(),
+    "AVX2": _AVX2,
+    "AVX2_VNNI": _AVX2,
+    "AVX2_VNNI_2": _AVX2,
     "AVX512_CORE": _AVX2 | _AVX512,
     "AVX512_CORE_VNNI": _AVX2 | _AVX512 | {"avx512_vnni"},
     "AVX512_CORE_BF16": _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"},
     "AVX512_CORE_FP16": _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16", "avx512_fp16"},
-}  # fmt: skip
+}
 """Instruction sets that oneDNN uses up to each limit; others, such as AVX512_CORE_AMX, allow all of these."""
 
 

@@ -36,16 +36,20 @@ def test_a_table_goes_to_standard_output(capsys) -> None:
     out, err = bench(capsys, *TINY, "--peers", "torchvision")
     assert re.split(" {2,}", out.splitlines()[1].strip()) == [name for name in COLUMNS if name != "first s"]
     assert [line.split()[:2] for line in out.splitlines() if line.startswith(("inference", "training"))] == [
-        ["inference", "vitral"], ["inference", "torchvision"], ["training", "vitral"], ["training", "torchvision"]
-    ]  # fmt: skip
+        ["inference", "vitral"],
+        ["inference", "torchvision"],
+        ["training", "vitral"],
+        ["training", "torchvision"],
+    ]
     for part in ("matrix products: fp32", "load average", "torchvision: VisionTransformer", "every peer: inference"):
         assert part in out
     assert err == ""
 
 
 def test_json_and_the_file_are_the_same_report(capsys) -> None:
-    out, err = bench(capsys, *TINY, "--peers", "none", "--what", "inference", "--out", "new/figures.json",
-                     "--format", "json")  # fmt: skip
+    out, err = bench(
+        capsys, *TINY, "--peers", "none", "--what", "inference", "--out", "new/figures.json", "--format", "json"
+    )
     data = json.loads(out)
     assert data == json.loads(Path("new/figures.json").read_text("utf-8"))
     assert "Figures  new/figures.json" in err
@@ -60,8 +64,10 @@ def test_engines_are_rows_of_ours_in_inference_alone(capsys) -> None:
     out, err = bench(capsys, *TINY, "--peers", "none", "--engines", "plain", "--format", "json")
     report = Report.from_json(json.loads(out))
     assert [(row.what, row.who) for row in report.rows] == [
-        ("inference", VITRAL), ("inference", f"{VITRAL} (plain)"), ("training", VITRAL)
-    ]  # fmt: skip
+        ("inference", VITRAL),
+        ("inference", f"{VITRAL} (plain)"),
+        ("training", VITRAL),
+    ]
     assert report.settings[f"{VITRAL} (plain)"] == "the network itself"
     assert err == ""
 
@@ -90,8 +96,10 @@ def test_training_from_files(capsys, make_images: MakeImages) -> None:
     out, _ = bench(capsys, *TINY, "--what", "jpeg", "--data", str(photos), "--peers", "none")
     assert "first s" in out
     assert [line.split("fp32")[0].split(maxsplit=1)[1].strip() for line in out.splitlines() if "fp32  " in line] == [
-        "vitral", "vitral, kept", "vitral, synthetic"
-    ]  # fmt: skip
+        "vitral",
+        "vitral, kept",
+        "vitral, synthetic",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +149,13 @@ def test_a_headless_network_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "device", "batches"),
-    [("inference", "cpu", (1, 32)), ("inference", "cuda", (1, 32)), ("training", "cpu", (32,)),
-     ("training", "cuda", (256,)), ("jpeg", "cuda", (256,))],
-)  # fmt: skip
+    [
+        ("inference", "cpu", (1, 32)),
+        ("inference", "cuda", (1, 32)),
+        ("training", "cpu", (32,)),
+        ("training", "cuda", (256,)),
+        ("jpeg", "cuda", (256,)),
+    ],
+)
 def test_batches_where_none_are_named(what: str, device: str, batches: tuple[int, ...]) -> None:
     assert command._batches(what, device) == batches

@@ -13,19 +13,37 @@ from rich.console import Console
 from vitral.bench.report import COLUMNS, Report, Row
 
 ROW = Row(
-    model="S/16", image_size=(224, 224), what="training", who="timm", compiled=False, precision="bf16", via="",
-    batch=32, images=32, seconds=(0.5, 0.4, 0.9), reference=0.25, flops=10**9, matrix_rate=8e9, memory=3_000_000,
+    model="S/16",
+    image_size=(224, 224),
+    what="training",
+    who="timm",
+    compiled=False,
+    precision="bf16",
+    via="",
+    batch=32,
+    images=32,
+    seconds=(0.5, 0.4, 0.9),
+    reference=0.25,
+    flops=10**9,
+    matrix_rate=8e9,
+    memory=3_000_000,
     first=None,
-)  # fmt: skip
+)
 OURS = dataclasses.replace(ROW, who="vitral", seconds=(0.25, 0.2, 0.3))
 MACHINE = {"cpu": "a CPU", "cores": 2, "instructions": ["avx2"], "system": "Linux", "memory_gib": 4}
 
 
 def report(*rows: Row) -> Report:
     return Report(
-        rows, MACHINE, threads=1, load_average=(0.5, None), date="2026-01-02", versions={"torch": "2"},
-        settings={"timm": "as [it] is"}, notes=("left out: all",),
-    )  # fmt: skip
+        rows,
+        MACHINE,
+        threads=1,
+        load_average=(0.5, None),
+        date="2026-01-02",
+        versions={"torch": "2"},
+        settings={"timm": "as [it] is"},
+        notes=("left out: all",),
+    )
 
 
 def printed(found: Report, width: int = 200) -> str:

@@ -26,10 +26,15 @@ RESNET = of_config("resnet", BiTConfig(image_size=32, classes=5, layers=(1, 1)))
 
 INSTALLED = importlib.util.find_spec("openvino") is not None
 INTEGERS = not int8.unavailable_reason()
-LACKING = [name for name, there in [
-    ("int8", INTEGERS), ("openvino", INSTALLED and not openvino.limitation()),
-    ("openvino-int8", INSTALLED and not openvino.unavailable_reason()),
-] if not there]  # fmt: skip
+LACKING = [
+    name
+    for name, there in [
+        ("int8", INTEGERS),
+        ("openvino", INSTALLED and not openvino.limitation()),
+        ("openvino-int8", INSTALLED and not openvino.unavailable_reason()),
+    ]
+    if not there
+]
 HERE = tuple(name for name in ENGINES if name not in LACKING)
 
 
@@ -111,9 +116,12 @@ def test_each_engine_is_a_row_of_each_precision_and_integers_are_one(monkeypatch
     monkeypatch.setattr(measure, "choose", lambda device, precision="bf16", dim=None: choose(device, precision, dim))
     rows, notes = measure.measure(case(*HERE, precisions=("fp32", "bf16")), rounds=2)
     assert notes == []
-    expected = [(f"{VITRAL} ({name})", "int8" if ENGINES[name].integers else precision)
-                for precision in ("fp32", "bf16") for name in HERE
-                if precision == "bf16" or not ENGINES[name].integers]  # fmt: skip
+    expected = [
+        (f"{VITRAL} ({name})", "int8" if ENGINES[name].integers else precision)
+        for precision in ("fp32", "bf16")
+        for name in HERE
+        if precision == "bf16" or not ENGINES[name].integers
+    ]
     assert [(row.who, row.precision) for row in rows if row.who != VITRAL] == expected
     ours = {row.precision: row for row in rows if row.who == VITRAL}
     for row in rows:

@@ -100,8 +100,11 @@ def test_compiled_ways_stand_beside_the_others(what: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "compile", without_a_compiler)
     rows, _ = measure.measure(case(what, "torchvision", compile=True), rounds=1)
     assert [(row.who, row.compiled) for row in rows] == [
-        (VITRAL, False), ("torchvision", False), (VITRAL, True), ("torchvision", True)
-    ]  # fmt: skip
+        (VITRAL, False),
+        ("torchvision", False),
+        (VITRAL, True),
+        ("torchvision", True),
+    ]
     assert compiled == ["loss" if what == "training" else "ViT", "VisionTransformer"], "of ours the loss as well"
     assert [row.first is not None for row in rows] == [False, False, True, True]
     assert len({row.reference for row in rows}) == 1, "what all are compared with is not compiled"

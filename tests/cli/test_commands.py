@@ -92,9 +92,12 @@ def test_evaluating_on_training_images_is_reported(capsys, trained):
         "note: The weights were selected on these images",
     )
     for words, expected in (
-        ([data], None), (["--split", "train"], learned), ([data, "--split", "train"], learned),
-        (["--split", "val"], chosen), ([], None),
-    ):  # fmt: skip
+        ([data], None),
+        (["--split", "train"], learned),
+        ([data, "--split", "train"], learned),
+        (["--split", "val"], chosen),
+        ([], None),
+    ):
         assert main(["evaluate", str(trained.folder), *words, "--report", "page.html"]) == 0
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
         assert [line.startswith(str(expected)) for line in notes] == [True] * bool(expected)

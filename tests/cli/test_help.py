@@ -90,11 +90,19 @@ def test_help_fits_the_terminal(capsys, monkeypatch, columns):
 def test_help_shows_the_syntax_of_values(capsys):
     out, _ = printed(capsys, "train", "--help-all")
     for shown in (
-        "[DATA]", "--epochs N ", "--lr RATE ", "--out PATH ", "--image-size PIXELS [PIXELS]\n",
-        "--mean NUMBER [NUMBER …]\n", "--randaugment N N ", "--freeze [PATTERN …]",
-        "--crop {none,shift,random-resized}\n", "--flip, --no-flip ",
-        "--resume  ", "(default: digits)",
-    ):  # fmt: skip
+        "[DATA]",
+        "--epochs N ",
+        "--lr RATE ",
+        "--out PATH ",
+        "--image-size PIXELS [PIXELS]\n",
+        "--mean NUMBER [NUMBER …]\n",
+        "--randaugment N N ",
+        "--freeze [PATTERN …]",
+        "--crop {none,shift,random-resized}\n",
+        "--flip, --no-flip ",
+        "--resume  ",
+        "(default: digits)",
+    ):
         assert shown in out
 
 

@@ -95,9 +95,12 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 FORMATS: dict[str, dict[str, Any]] = {
-    "JPEG": {"quality": 100, "subsampling": 0}, "PNG": {}, "WEBP": {"lossless": True}, "TIFF": {},
+    "JPEG": {"quality": 100, "subsampling": 0},
+    "PNG": {},
+    "WEBP": {"lossless": True},
+    "TIFF": {},
     "AVIF": {"quality": 100, "subsampling": "4:4:4"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=["pillow", "torchvision"])

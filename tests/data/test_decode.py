@@ -140,10 +140,22 @@ def test_floats_are_0_to_1_or_0_to_255(values: list[float], wanted: list[int]) -
     assert read_image(encoded(Image.fromarray(array), "TIFF")).ravel().tolist() == wanted
 
 
-@pytest.mark.parametrize("values", [
-    [-1.0, 0.0, 1.0], [0.0, 1.7], [0.0, 65535.0], [-3.0, -3.0], [-100.0, 255.0], [-0.2, 0.5, 1.0], [-2.1, 2.64],
-    [0.0, 4.0], [-0.3, 9.5], [-0.01, 100.0], [0.0, 31.9],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-1.0, 0.0, 1.0],
+        [0.0, 1.7],
+        [0.0, 65535.0],
+        [-3.0, -3.0],
+        [-100.0, 255.0],
+        [-0.2, 0.5, 1.0],
+        [-2.1, 2.64],
+        [0.0, 4.0],
+        [-0.3, 9.5],
+        [-0.01, 100.0],
+        [0.0, 31.9],
+    ],
+)
 def test_floats_of_another_range_are_refused(values: list[float]) -> None:
     array = np.array([values], np.float32)
     for image in (array, encoded(Image.fromarray(array), "TIFF")):
@@ -533,9 +545,17 @@ def tiff(values: np.ndarray, photometric: int, extra: tuple[int, ...] = ()) -> b
     height, width, channels = values.shape
     data, bits = values.tobytes(), (8 * values.dtype.itemsize,) * channels
     entries = [
-        (256, 4, (width,)), (257, 4, (height,)), (258, 3, bits), (259, 3, (1,)), (262, 3, (photometric,)),
-        (273, 4, (0,)), (277, 3, (channels,)), (278, 4, (height,)), (279, 4, (len(data),)), (338, 3, extra),
-    ]  # fmt: skip
+        (256, 4, (width,)),
+        (257, 4, (height,)),
+        (258, 3, bits),
+        (259, 3, (1,)),
+        (262, 3, (photometric,)),
+        (273, 4, (0,)),
+        (277, 3, (channels,)),
+        (278, 4, (height,)),
+        (279, 4, (len(data),)),
+        (338, 3, extra),
+    ]
     entries = [one for one in entries if one[2]]
     after, blobs, head = 14 + 12 * len(entries), b"", b""
     sizes = [len(numbers) * (2 if kind == 3 else 4) for _, kind, numbers in entries]

@@ -228,11 +228,13 @@ def test_a_batch_has_one_scale(kind):
 
 @pytest.mark.parametrize(
     ("high", "kind", "message", "hint"),
-    [(1200.0, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1200"),
-     (1.1, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1"),
-     (2.6, np.float32, "not surely 0 to 1 or 0 to 255", "before standardization"),
-     (4000, np.uint16, "a set has one scale", "--levels BLACK WHITE")],
-)  # fmt: skip
+    [
+        (1200.0, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1200"),
+        (1.1, np.float32, "not surely 0 to 1 or 0 to 255", "--levels 0 1"),
+        (2.6, np.float32, "not surely 0 to 1 or 0 to 255", "before standardization"),
+        (4000, np.uint16, "a set has one scale", "--levels BLACK WHITE"),
+    ],
+)
 def test_a_set_of_floats_without_a_sure_range_is_refused(high, kind, message, hint, tmp_path, capsys):
     for label in "ab":
         for number in range(4):

@@ -113,19 +113,26 @@ def test_splits_are_hashed_independently(make_images: MakeImages) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "fewer": (lambda root: (root / "train/cat/5.png").unlink(), "1 training image of 'cat' fewer"),
-    "more": (lambda root: shutil.copy(root / "test/cat/1.png", root / "test/cat/9.png"),
-             "1 test image of 'cat' more"),
-    "class is renamed": (lambda root: [(root / s / "dog").rename(root / s / "wolf") for s in ("train", "test")],
-                         "class 'dog' is now 'wolf'"),
+    "more": (lambda root: shutil.copy(root / "test/cat/1.png", root / "test/cat/9.png"), "1 test image of 'cat' more"),
+    "class is renamed": (
+        lambda root: [(root / s / "dog").rename(root / s / "wolf") for s in ("train", "test")],
+        "class 'dog' is now 'wolf'",
+    ),
     "class is new": (lambda root: shutil.copytree(root / "train/dog", root / "train/bird"), "class 'bird' is new"),
-    "relabeled": (lambda root: (root / "train/cat/5.png").rename(root / "train/dog/5.png"),
-                   "1 training image of 'cat' fewer; 1 training image of 'dog' more"),
-    "file is renamed": (lambda root: (root / "train/cat/5.png").rename(root / "train/cat/x.png"),
-                        "as many images of each class, but under other names, in another order or split otherwise"),
+    "relabeled": (
+        lambda root: (root / "train/cat/5.png").rename(root / "train/dog/5.png"),
+        "1 training image of 'cat' fewer; 1 training image of 'dog' more",
+    ),
+    "file is renamed": (
+        lambda root: (root / "train/cat/5.png").rename(root / "train/cat/x.png"),
+        "as many images of each class, but under other names, in another order or split otherwise",
+    ),
     "no test": (lambda root: shutil.rmtree(root / "test"), "there are no test images any more"),
-    "own validation": (lambda root: shutil.copytree(root / "test", root / "val"),
-                       "there are separate validation images now"),
-}  # fmt: skip
+    "own validation": (
+        lambda root: shutil.copytree(root / "test", root / "val"),
+        "there are separate validation images now",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)

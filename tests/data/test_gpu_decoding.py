@@ -48,8 +48,11 @@ def all_kinds() -> list[bytes]:
     """Plain JPEGs among files that the GPU must leave alone: EXIF, RGB, gray, PNG, and one to be decoded smaller."""
     plain = [photograph(k, size=(25 + k, 33)) for k in range(8)]
     others = [
-        turned(), photograph(9, "PNG"), photograph(10, size=(90, 120)), photograph(11, keep_rgb=True, subsampling=0)
-    ]  # fmt: skip
+        turned(),
+        photograph(9, "PNG"),
+        photograph(10, size=(90, 120)),
+        photograph(11, keep_rgb=True, subsampling=0),
+    ]
     file = io.BytesIO()
     Image.open(io.BytesIO(photograph(12))).convert("L").save(file, "JPEG")
     return [*plain[:5], *others, file.getvalue(), *plain[5:]]

@@ -41,9 +41,12 @@ def test_every_copy_is_listed_in_text_and_in_the_table(
     with open("lists/findings.csv", newline="") as file:
         rows = {Path(row["file"]).name: row for row in csv.DictReader(file)}
     assert {name: row["finding"] for name, row in rows.items()} == {
-        "empty.png": "unreadable", "leak.png": "leak", "2.png": "contradiction", "other.png": "contradiction",
+        "empty.png": "unreadable",
+        "leak.png": "leak",
+        "2.png": "contradiction",
+        "other.png": "contradiction",
         **{f"copy {number}.png": "copy" for number in range(4)},
-    }  # fmt: skip
+    }
     assert rows["leak.png"]["like"].endswith("val/b/0.png"), "the held-out image stays"
     assert all((tmp_path / "lists" / row["file"]).is_file() for row in rows.values())
 
@@ -84,8 +87,9 @@ def test_nothing_is_replaced_on_the_way_back(copied: Path, capsys: pytest.Captur
     (copied / "train/a/copy 3.png").write_bytes(b"new")
     printed(capsys, "data", "check", "aside", "--move-back")
     assert tree(copied) == before | {
-        "train/a/copy 3.png": b"new", "train/a/copy 3 (2).png": before["train/a/copy 3.png"]
-    }  # fmt: skip
+        "train/a/copy 3.png": b"new",
+        "train/a/copy 3 (2).png": before["train/a/copy 3.png"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,10 @@ def test_a_changed_copy_is_found_and_no_other_pair(change: str) -> None:
 
 
 def test_flat_images_and_small_or_many_ones_are_not_compared() -> None:
-    flat = [Image.fromarray(np.clip(128 + np.random.default_rng(i).normal(0, 1, (64, 64)), 0, 255).astype(np.uint8))
-            for i in range(4)]  # fmt: skip
+    flat = [
+        Image.fromarray(np.clip(128 + np.random.default_rng(i).normal(0, 1, (64, 64)), 0, 255).astype(np.uint8))
+        for i in range(4)
+    ]
     assert near_pairs(thumbnails(flat)) == []
     assert near_pairs(thumbnails([scene(0)])) == []
     assert "32 pixels" in unsearchable(10, 28)

@@ -218,9 +218,17 @@ def test_prediction_reads_the_images_that_training_reads(photos, trained, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "words", [["predict", "{run}", "{long}"], ["train", "{long}"], ["evaluate", "{long}"], ["summary", "{long}"],
-              ["train", "{photos}", "--out", "{long}"], ["predict", "{long}", "{photos}"], ["data", "check", "{long}"]],
-)  # fmt: skip
+    "words",
+    [
+        ["predict", "{run}", "{long}"],
+        ["train", "{long}"],
+        ["evaluate", "{long}"],
+        ["summary", "{long}"],
+        ["train", "{photos}", "--out", "{long}"],
+        ["predict", "{long}", "{photos}"],
+        ["data", "check", "{long}"],
+    ],
+)
 def test_a_path_too_long_is_refused_as_such(words, photos, trained, capsys):
     filled = [word.format(run=trained.folder, long="x" * 300 + "/y", photos=photos) for word in words]
     assert main(filled) == 2

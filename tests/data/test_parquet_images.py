@@ -130,8 +130,9 @@ def test_of_several_columns_the_one_with_the_name_is_read(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="several label columns") as caught:
         load(two)
     assert (caught.value.why, caught.value.hint) == (
-        "coarse_label, fine_label may be it", "--targets coarse_label, or another of them",
-    )  # fmt: skip
+        "coarse_label, fine_label may be it",
+        "--targets coarse_label, or another of them",
+    )
     for column, found in (("coarse_label", ["b", "b"]), ("fine_label", ["a", "b"])):
         dataset = load(two, wanted=Labeling(columns=(column,)))
         assert [dataset.classes[label] for label in dataset["train"].labels] == found
@@ -145,8 +146,9 @@ def test_of_several_columns_the_one_with_the_name_is_read(tmp_path: Path) -> Non
 def test_labels_as_other_programs_write_them(tmp_path: Path) -> None:
     """A missing one is left out and counted; numbers that pandas made fractions are whole."""
     for name, cells, classes in (
-        ("floats", [1.0, None, 2.0, float("nan")], ("1", "2")), ("texts", ["x", "nan", "y", None], ("x", "y")),
-    ):  # fmt: skip
+        ("floats", [1.0, None, 2.0, float("nan")], ("1", "2")),
+        ("texts", ["x", "nan", "y", None], ("x", "y")),
+    ):
         dataset = load(several(tmp_path / f"{name}.parquet", image=images(0, 1, 2, 3), label=("", cells)))
         assert (dataset.classes, dataset["train"].labels.tolist()) == (classes, [0, 1])
         assert dataset.notes[0].startswith("2 images without a class are not used")

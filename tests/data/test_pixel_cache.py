@@ -118,9 +118,15 @@ def _idx(folder: Path) -> Path:
 
 
 SOURCES: dict[str, Callable[[Path], object]] = {
-    "folder": lambda folder: folder, "tar": _tar, "tar.gz": lambda folder: _tar(folder, "w:gz", ".tar.gz"),
-    "zip": _zip, "csv": _csv, "idx": _idx, "digits": lambda _: "digits", "planted": lambda _: "planted",
-}  # fmt: skip
+    "folder": lambda folder: folder,
+    "tar": _tar,
+    "tar.gz": lambda folder: _tar(folder, "w:gz", ".tar.gz"),
+    "zip": _zip,
+    "csv": _csv,
+    "idx": _idx,
+    "digits": lambda _: "digits",
+    "planted": lambda _: "planted",
+}
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -278,12 +284,17 @@ def test_the_key_depends_on_bytes_without_an_identity(make_images: MakeImages):
 def test_the_key_depends_on_preprocessing_and_nothing_else():
     start = PREPROCESSING
     others = [
-        replace(start, image_size=(8, 13)), replace(start, channels=1, mean=(0.5,), std=(0.5,)),
-        replace(start, resize="crop"), replace(start, resize="crop", crop_fraction=0.5),
-        replace(start, interpolation="bicubic"), replace(start, antialias=False), replace(start, resize="letterbox"),
-        replace(start, resize="letterbox", mean=(0.1, 0.5, 0.5)), replace(start, resize_size=(9, 13)),
+        replace(start, image_size=(8, 13)),
+        replace(start, channels=1, mean=(0.5,), std=(0.5,)),
+        replace(start, resize="crop"),
+        replace(start, resize="crop", crop_fraction=0.5),
+        replace(start, interpolation="bicubic"),
+        replace(start, antialias=False),
+        replace(start, resize="letterbox"),
+        replace(start, resize="letterbox", mean=(0.1, 0.5, 0.5)),
+        replace(start, resize_size=(9, 13)),
         replace(start, resize_size=(9, 13), center="floor"),
-    ]  # fmt: skip
+    ]
     assert len({key(split(), one) for one in [start, *others]}) == 11
     assert key(split(), start, "random-resized") not in {key(split(), one) for one in [start, *others]}
     assert key(split(), replace(start, mean=(0.1,) * 3, std=(0.2,) * 3)) == key(split(), start)

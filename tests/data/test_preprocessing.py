@@ -120,8 +120,16 @@ def test_preprocessing_json_round_trip():
 
 def test_older_files_are_read_and_written_the_same():
     """Defaults of later fields are not written: files stay the same, byte for byte."""
-    old = {"image_size": [8, 12], "channels": 3, "resize": "crop", "crop_fraction": 0.875, "interpolation": "bilinear",
-           "antialias": True, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}  # fmt: skip
+    old = {
+        "image_size": [8, 12],
+        "channels": 3,
+        "resize": "crop",
+        "crop_fraction": 0.875,
+        "interpolation": "bilinear",
+        "antialias": True,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+    }
     read = Preprocessing.from_json(old)
     assert read == Preprocessing((8, 12), resize="crop")
     assert json.dumps(read.to_json()) == json.dumps(old)
@@ -184,11 +192,22 @@ def test_other_interpolations_are_pillows(interpolation, channels):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"resize_size": (0, 8)}, {"resize_size": (8.0, 8)}, {"resize_size": 8}, {"resize_size": (10**6, 8)},
-     {"center": "ceil"}, {"interpolation": "box", "antialias": False}, {"mean": (0.5, 0.5, float("nan"))},
-     {"resize": "squash"}, {"interpolation": "cubic"}, {"mean": (0.5,)}, {"std": (1, 1, 0)}, {"crop_fraction": 0},
-     {"crop_fraction": 1.1}],
-)  # fmt: skip
+    [
+        {"resize_size": (0, 8)},
+        {"resize_size": (8.0, 8)},
+        {"resize_size": 8},
+        {"resize_size": (10**6, 8)},
+        {"center": "ceil"},
+        {"interpolation": "box", "antialias": False},
+        {"mean": (0.5, 0.5, float("nan"))},
+        {"resize": "squash"},
+        {"interpolation": "cubic"},
+        {"mean": (0.5,)},
+        {"std": (1, 1, 0)},
+        {"crop_fraction": 0},
+        {"crop_fraction": 1.1},
+    ],
+)
 def test_preprocessing_refuses(wrong):
     with pytest.raises(UsageError):
         Preprocessing((8, 8), **wrong)

@@ -73,9 +73,18 @@ def test_the_images_are_those_of_the_folder(photos: Path, shards: Path) -> None:
     assert dataset["train"].names[0].startswith(f"{shards}/train-000000.tar:train/")
     assert len(set(dataset["train"].labels[:5].tolist())) == 2, "a shard has images of all classes"
     assert [p.name for p in sorted(shards.iterdir())] == [
-        "shards.json", "train-000000.tar", "train-000001.tar", "train-000002.tar", "train-000003.tar",
-        "train.index.npy", "train.names", "val-000000.tar", "val-000001.tar", "val.index.npy", "val.names",
-    ]  # fmt: skip
+        "shards.json",
+        "train-000000.tar",
+        "train-000001.tar",
+        "train-000002.tar",
+        "train-000003.tar",
+        "train.index.npy",
+        "train.names",
+        "val-000000.tar",
+        "val-000001.tar",
+        "val.index.npy",
+        "val.names",
+    ]
 
 
 def test_webdataset_reads_them(photos: Path, shards: Path) -> None:
@@ -185,9 +194,14 @@ def test_worker_processes_read_them(shards: Path) -> None:
     assert len(pickle.dumps(images.fetch)) < 2000, "the index is mapped again, not copied"
     preprocessing = Preprocessing(image_size=(8, 8), channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
     batches = Batches(
-        images, preprocessing, batch_size=4, device=torch.device("cpu"), residency="stream", workers=2,
+        images,
+        preprocessing,
+        batch_size=4,
+        device=torch.device("cpu"),
+        residency="stream",
+        workers=2,
         augmentation=Augmentation(crop="random-resized"),
-    )  # fmt: skip
+    )
     try:
         seen = np.concatenate([batch.indices for batch in batches.epoch(0)])
     finally:
@@ -471,12 +485,25 @@ def test_every_image_of_a_shard_is_read_or_counted(tmp_path: Path) -> None:
     """Dots in names, a name twice, two images of a key, a mask, images without a class, files without an image."""
     write_members(
         tmp_path / "s/train-0.tar",
-        ("p0.png", png(0)), ("p0.cls", b"0"), ("p0.1.png", png(1)), ("p0.1.cls", b"1"), ("p0.2.png", png(2)),
-        ("p0.seg.png", png(3)), ("p1.png", png(4)), ("p1.jpeg", png(5)), ("p1.cls", b"1"),
-        ("p2.png", png(6)), ("p3.png", png(7)), ("p3.cls", b"-1"), ("p4.png", png(8)), ("p4.cls", b"nan"),
+        ("p0.png", png(0)),
+        ("p0.cls", b"0"),
+        ("p0.1.png", png(1)),
+        ("p0.1.cls", b"1"),
+        ("p0.2.png", png(2)),
+        ("p0.seg.png", png(3)),
+        ("p1.png", png(4)),
+        ("p1.jpeg", png(5)),
+        ("p1.cls", b"1"),
+        ("p2.png", png(6)),
+        ("p3.png", png(7)),
+        ("p3.cls", b"-1"),
+        ("p4.png", png(8)),
+        ("p4.cls", b"nan"),
         ("p5.txt", b"a"),
-        ("p6.png", png(9)), ("p6.cls", b"0"), ("p6.png", png(10)),
-    )  # fmt: skip
+        ("p6.png", png(9)),
+        ("p6.cls", b"0"),
+        ("p6.png", png(10)),
+    )
     dataset = load(tmp_path / "s")
     names = [name.rpartition(":")[2] for name in dataset["train"].names]
     assert names == ["p0", "p0.1", "p1", "p6"]

@@ -32,13 +32,31 @@ def counts(data: Path, **wanted: str) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize(
     ("text", "split"),
     [
-        ("train", "train"), ("Training", "train"), ("training_set", "train"), ("seg_train", "train"),
-        ("train2017", "train"), ("TRAIN_IMAGES", "train"), ("trainset", "train"), ("dev", "val"), ("valid", "val"),
-        ("Validation", "val"), ("validation-set", "val"), ("val", "val"), ("test", "test"), ("testing data", "test"),
-        ("test_set", "test"), ("trains", None), ("steam train", None), ("test tube", None), ("cat", None), ("", None),
-        ("images", None), ("2017", None), ("train_test", None),
+        ("train", "train"),
+        ("Training", "train"),
+        ("training_set", "train"),
+        ("seg_train", "train"),
+        ("train2017", "train"),
+        ("TRAIN_IMAGES", "train"),
+        ("trainset", "train"),
+        ("dev", "val"),
+        ("valid", "val"),
+        ("Validation", "val"),
+        ("validation-set", "val"),
+        ("val", "val"),
+        ("test", "test"),
+        ("testing data", "test"),
+        ("test_set", "test"),
+        ("trains", None),
+        ("steam train", None),
+        ("test tube", None),
+        ("cat", None),
+        ("", None),
+        ("images", None),
+        ("2017", None),
+        ("train_test", None),
     ],
-)  # fmt: skip
+)
 def test_names_that_say_split(text, split):
     assert split_name(text) == split
 
@@ -50,19 +68,27 @@ LAYOUTS = {
     "upper case": ({"TRAIN/a": 3, "TRAIN/b": 3, "Validation/a": 2, "Validation/b": 1}, "train", "val"),
     "repeated": (
         {
-            "training_set/training_set/a": 3, "training_set/training_set/b": 3, "test_set/test_set/a": 2,
+            "training_set/training_set/a": 3,
+            "training_set/training_set/b": 3,
+            "test_set/test_set/a": 2,
             "test_set/test_set/b": 1,
-        }, "train", "test",
+        },
+        "train",
+        "test",
     ),
     "below a wrapping folder": (
-        {"set/v2/train/a": 3, "set/v2/train/b": 3, "set/v2/val/a": 2, "set/v2/val/b": 1}, "train", "val",
+        {"set/v2/train/a": 3, "set/v2/train/b": 3, "set/v2/val/a": 2, "set/v2/val/b": 1},
+        "train",
+        "val",
     ),
     "around the classes": (
-        {"train/images/a": 3, "train/images/b": 3, "test/images/a": 2, "test/images/b": 1}, "train", "test",
+        {"train/images/a": 3, "train/images/b": 3, "test/images/a": 2, "test/images/b": 1},
+        "train",
+        "test",
     ),
     "below the classes": ({"a/train": 3, "b/train": 3, "a/val": 2, "b/val": 1}, "train", "val"),
     "below the classes, deeper": ({"a/train/x": 3, "b/train/y": 3, "a/test/x": 2, "b/test/y": 1}, "train", "test"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
@@ -164,8 +190,14 @@ def test_splits_without_classes_are_refused(make_images: MakeImages):
 
 def test_names_in_two_encodings_are_one_class(make_images: MakeImages):
     name = "café Ü 한국"
-    data = make_images({f"train/{unicodedata.normalize('NFC', name)}": 3, "train/b": 3,
-                        f"val/{unicodedata.normalize('NFD', name)}": 2, "val/b": 2})  # fmt: skip
+    data = make_images(
+        {
+            f"train/{unicodedata.normalize('NFC', name)}": 3,
+            "train/b": 3,
+            f"val/{unicodedata.normalize('NFD', name)}": 2,
+            "val/b": 2,
+        }
+    )
     assert counts(data) == {"train": {name: 3, "b": 3}, "val": {name: 2, "b": 2}}
 
 
@@ -218,8 +250,12 @@ def test_a_missing_label_is_named_with_its_line(make_images: MakeImages, label):
 @pytest.mark.parametrize("values", [("True", "False"), ("1", "0"), ("yes", "no")])
 def test_a_column_of_booleans_is_the_split(make_images: MakeImages, column, split, values):
     true, false = values
-    table = table_of(make_images({"a": 4, "b": 4}), f"file,label,{column}", "{name}.png,{label},{own}",
-                     own=[false, false, false, true])  # fmt: skip
+    table = table_of(
+        make_images({"a": 4, "b": 4}),
+        f"file,label,{column}",
+        "{name}.png,{label},{own}",
+        own=[false, false, false, true],
+    )
     assert counts(table) == {"train": {"a": 3, "b": 3}, split: {"a": 1, "b": 1}}
     assert f"splits by the columns {column} as {split}" in load(str(table)).notes[0]
 
@@ -231,8 +267,12 @@ def test_a_boolean_that_is_none_is_refused(make_images: MakeImages):
 
 
 def test_split_names_of_a_table_are_those_of_folders(make_images: MakeImages):
-    table = table_of(make_images({"a": 4, "b": 4}), "file,label,split", "{name}.png,{label},{own}",
-                     own=["training_set", "training_set", "Dev", "test-set"])  # fmt: skip
+    table = table_of(
+        make_images({"a": 4, "b": 4}),
+        "file,label,split",
+        "{name}.png,{label},{own}",
+        own=["training_set", "training_set", "Dev", "test-set"],
+    )
     assert counts(table) == {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}, "test": {"a": 1, "b": 1}}
 
 

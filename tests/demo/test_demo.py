@@ -208,8 +208,11 @@ def test_it_overwrites_only_its_own_files(shown, tmp_path):
     assert np.array_equal(np.asarray(Image.open(folder / "ship.png")), draw("ship"))
     assert (folder / "notes.txt").read_text() == "mine"
     assert {path.name for path in folder.iterdir()} == {
-        *(f"{name}.png" for name in SCENES), "explained", "demo.json", "notes.txt"
-    }  # fmt: skip
+        *(f"{name}.png" for name in SCENES),
+        "explained",
+        "demo.json",
+        "notes.txt",
+    }
 
 
 @pytest.mark.parametrize(
@@ -316,8 +319,10 @@ def test_packing_a_run(trained, tmp_path, monkeypatch):
     reported = weights.trained
     evaluation = vitral.evaluate(target, data, split="test", precision="fp32")
     assert reported["test"] == {
-        "images": 12, "accuracy": evaluation.accuracy, "accuracy_interval": list(evaluation.accuracy_interval)
-    }  # fmt: skip
+        "images": 12,
+        "accuracy": evaluation.accuracy,
+        "accuracy_interval": list(evaluation.accuracy_interval),
+    }
     assert reported["command"] == f"vitral train {data} {shlex.join(as_words(_typed()))}"
     assert reported["seconds"] == trained.result["seconds"]
     assert reported["training_images"] == 24

@@ -50,10 +50,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
     (programs / "torchrun").write_text(torchrun)
     (programs / "torchrun").chmod(0o755)
     return {
-        **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "RANKS": "1",
-        "RDZV_PORT": str(port), "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]",
-        "PET_LOCAL_ADDR": "localhost", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER": "localhost",
-    }  # fmt: skip
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "RANKS": "1",
+        "RDZV_PORT": str(port),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "PET_LOCAL_ADDR": "localhost",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER": "localhost",
+    }
 
 
 def script_of(kind: str) -> str:

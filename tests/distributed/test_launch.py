@@ -36,9 +36,18 @@ def test_a_launcher_runs_one_command(how, photos, tmp_path):
     words = words_of(photos, out, format="json")
     start = {
         "nproc": ["-m", "vitral", *words, "--nproc", "2"],
-        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "localhost",
-                     "-m", "vitral", *words],
-    }  # fmt: skip
+        "torchrun": [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--local-addr",
+            "localhost",
+            "-m",
+            "vitral",
+            *words,
+        ],
+    }
     done = subprocess.run([sys.executable, *start[how]], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # of one rank

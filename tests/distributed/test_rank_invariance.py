@@ -24,8 +24,14 @@ from vitral.workflows.planning import throughput
 
 PLAIN: dict[str, Any] = {}
 MIXED = {
-    "mixup": 0.4, "cutmix": 1.0, "erase": 0.5, "crop": "shift", "shift": 0.25, "flip": True, "label_smoothing": 0.1,
-}  # fmt: skip
+    "mixup": 0.4,
+    "cutmix": 1.0,
+    "erase": 0.5,
+    "crop": "shift",
+    "shift": 0.25,
+    "flip": True,
+    "label_smoothing": 0.1,
+}
 CASES: dict[str, dict[str, Any]] = {
     "accumulation, uneven rows, a last step of one micro-batch": {"batch_size": 5, "accumulate": 2},
     "mixup": {**MIXED, "batch_size": 7},
@@ -38,11 +44,14 @@ CASES: dict[str, dict[str, Any]] = {
     "two operations for each image": {"augment": "randaugment", "batch_size": 9, "flip": True},
     "streamed crops": {"crop": "random-resized", "residency": "stream", "workers": 1},
     "muon, no clipping": {
-        "optimizer": "muon", "position": "sincos", "clip": 0.0, "layer_scale": 0.1,
+        "optimizer": "muon",
+        "position": "sincos",
+        "clip": 0.0,
+        "layer_scale": 0.1,
     },
     "sgd": {"optimizer": "sgd", "lr": 0.05},
     "recomputed blocks": {"checkpointing": True, "dropout": 0.1},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +70,14 @@ def photos(tmp_path_factory) -> Path:
 
 
 SHARDED = (
-    "accumulation, uneven rows, a last step of one micro-batch", "mixup", "sgd", "recomputed blocks",
-    "batch norms over all ranks, averaged weights", "dropout of every kind", "muon, no clipping",
-)  # fmt: skip
+    "accumulation, uneven rows, a last step of one micro-batch",
+    "mixup",
+    "sgd",
+    "recomputed blocks",
+    "batch norms over all ranks, averaged weights",
+    "dropout of every kind",
+    "muon, no clipping",
+)
 """Cases for parameters that are shared out, too."""
 
 
@@ -158,9 +172,14 @@ def test_losses_of_four_ranks(strategy, name, photos, tmp_path, monkeypatch):
 
 
 def compared(
-    options: dict[str, Any], counts: tuple[int, ...], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    environment: Mapping[str, str] | None = None, **more: str,
-) -> None:  # fmt: skip
+    options: dict[str, Any],
+    counts: tuple[int, ...],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: Mapping[str, str] | None = None,
+    **more: str,
+) -> None:
     """Compare one process with these numbers of ranks."""
     options = {"val_fraction": 0.2, **options}
     monkeypatch.setattr("vitral.workflows.planning.memory.EVAL_BATCH", 2)  # four batches of validation

@@ -150,16 +150,25 @@ def test_ranks_that_are_started_again_meet_at_the_same_store(rank, photos, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize(("launcher", "after"), sampled(
-    [("nproc", 2.5), ("torchrun", 2.5), ("torchrun", 0.0), ("nproc", 0.0)], 2
-))  # fmt: skip
+@pytest.mark.parametrize(
+    ("launcher", "after"), sampled([("nproc", 2.5), ("torchrun", 2.5), ("torchrun", 0.0), ("nproc", 0.0)], 2)
+)
 def test_a_real_launcher_ends_within_30_seconds_of_an_early_death(launcher, after, photos, tmp_path):
     words = command(photos, tmp_path / "run", epochs=1)
     start_words = {
         "nproc": ["-m", "vitral", *words, "--nproc", "2"],
-        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "localhost",
-                     "-m", "vitral", *words],
-    }[launcher]  # fmt: skip
+        "torchrun": [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--local-addr",
+            "localhost",
+            "-m",
+            "vitral",
+            *words,
+        ],
+    }[launcher]
     process = subprocess.Popen(
         [sys.executable, *start_words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

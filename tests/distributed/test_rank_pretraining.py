@@ -17,9 +17,13 @@ from vitral.cli.main import main
 from vitral.pretraining.methods import needs_teacher
 
 OPTIONS: dict[str, Any] = {
-    **{name: value for name, value in TINY.items() if name not in ("ema", "crop")}, "image_size": 12, "batch_size": 5,
-    "epochs": 2, "val_fraction": 0.2, "warmup": 0.5,
-}  # fmt: skip
+    **{name: value for name, value in TINY.items() if name not in ("ema", "crop")},
+    "image_size": 12,
+    "batch_size": 5,
+    "epochs": 2,
+    "val_fraction": 0.2,
+    "warmup": 0.5,
+}
 MAE: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "crop": "shift"}
 DINO: dict[str, Any] = {"prototypes": 16, "local_crops": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,13 +32,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "distill: computed in every step, with a stem": ("distill", {"teacher_views": 0, "model": "C+mu/4"}),
     "mpp": ("mpp", {"drop_path": 0.2, "crop": "none"}),
     "dino: sinkhorn, masked patches, koleo, dropped branches": (
-        "dino", {**DINO, "centering": "sinkhorn", "ibot": 1.0, "koleo": 0.1, "drop_path": 0.2},
+        "dino",
+        {**DINO, "centering": "sinkhorn", "ibot": 1.0, "koleo": 0.1, "drop_path": 0.2},
     ),
     "dino: centered, accumulated": ("dino", {**DINO, "ibot": 0.5, "accumulate": 2}),
-    "mae: recomputed blocks, dropout, accumulated": ("mae", {**MAE, "checkpointing": True, "dropout": 0.1,
-                                                            "accumulate": 2}),
+    "mae: recomputed blocks, dropout, accumulated": (
+        "mae",
+        {**MAE, "checkpointing": True, "dropout": 0.1, "accumulate": 2},
+    ),
     "mpp: gray images, clipped": ("mpp", {"channels": 1, "clip": 0.01, "crop": "none"}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

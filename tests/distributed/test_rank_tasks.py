@@ -22,16 +22,28 @@ from vitral.kernels.random import Rows
 FIXED: dict[str, Any] = {**TINY, "epochs": 2, "val_fraction": 0.25}
 CASES: dict[str, dict[str, Any]] = {
     "packed": {
-        **FIXED, "pack": True, "image_size": 16, "pack_min_size": 8, "pack_drop": (0.5, 0.0), "flip": True,
-        "erase": 0.5, "batch_size": 5,
+        **FIXED,
+        "pack": True,
+        "image_size": 16,
+        "pack_min_size": 8,
+        "pack_drop": (0.5, 0.0),
+        "flip": True,
+        "erase": 0.5,
+        "batch_size": 5,
     },
     "text": {**textlines.OPTIONS, "epochs": 2, "batch_size": 7},
     "patch sizes": {**FIXED, "patch_sizes": (2, 4, 8), "batch_size": 5, "flip": True, "mixup": 0.2},
     "packed, accumulated": {**FIXED, "pack": True, "image_size": 16, "accumulate": 2, "augment": "affine"},
-    "text, dropout": {**textlines.OPTIONS, "epochs": 2, "drop_path": 0.2, "dropout": 0.1, "augment": "affine",
-                      "optimizer": "adamw"},
+    "text, dropout": {
+        **textlines.OPTIONS,
+        "epochs": 2,
+        "drop_path": 0.2,
+        "dropout": 0.1,
+        "augment": "affine",
+        "optimizer": "adamw",
+    },
     "patch sizes, averaged weights": {**FIXED, "patch_sizes": (4, 8), "ema": 0.9, "drop_path": 0.2, "accumulate": 2},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,15 @@ def start(count: int, work: Callable[[], int], environment: Mapping[str, str] | 
 
     def ranked(rank: int) -> int:
         os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **(environment or {}),
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            **(environment or {}),
+        }
         return work()
 
     return [fork(partial(ranked, rank)) for rank in range(count)]

@@ -49,9 +49,11 @@ def test_choosing_an_epoch(count, last):
     val = Split([f"{n}.png" for n in range(count)], np.zeros(count, int), lambda index: np.zeros((8, 8, 3), np.uint8))
     changed: dict[str, Any] = {}
     draft: Any = SimpleNamespace(
-        run=Run(ema=0.9), given={}, dataset=SimpleNamespace(splits={"val": val}),
+        run=Run(ema=0.9),
+        given={},
+        dataset=SimpleNamespace(splits={"val": val}),
         change=lambda *choices, **options: changed.update(options),
-    )  # fmt: skip
+    )
     keep_last(draft)
     assert changed == ({"keep": "last"} if last else {})
 

@@ -58,7 +58,12 @@ def test_small_temperatures_do_not_overflow():
 
 def test_mismatched_sizes_are_refused():
     train, labels = torch.from_numpy(features(4, 0)), np.arange(4) % 2
-    for bad in ((train, labels[:3], train), (train, labels, train[:, :2]), (train, labels, train, 0),
-                (train, labels, train, 3, 0.0), (train[:0], labels[:0], train)):  # fmt: skip
+    for bad in (
+        (train, labels[:3], train),
+        (train, labels, train[:, :2]),
+        (train, labels, train, 0),
+        (train, labels, train, 3, 0.0),
+        (train[:0], labels[:0], train),
+    ):
         with pytest.raises(UsageError):
             knn(*bad)

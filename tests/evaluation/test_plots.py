@@ -40,10 +40,17 @@ HISTORIES = {
 @pytest.mark.parametrize("name", HISTORIES)
 def test_curves(drawn, name):
     history = [
-        {"epoch": k + 1, "train_loss": loss, "val_loss": 1.1 * loss, "train_accuracy": accuracy,
-         "val_accuracy": 0.98 * accuracy, "lr": 1e-3 * (1 - k / 2000), "gradient_norm": loss}
+        {
+            "epoch": k + 1,
+            "train_loss": loss,
+            "val_loss": 1.1 * loss,
+            "train_accuracy": accuracy,
+            "val_accuracy": 0.98 * accuracy,
+            "lr": 1e-3 * (1 - k / 2000),
+            "gradient_norm": loss,
+        }
         for k, (loss, accuracy) in enumerate(HISTORIES[name])
-    ]  # fmt: skip
+    ]
     plots = figures.curves(history, len(history), METRICS)
     assert len(plots) == len(drawn) == 4
     assert [faults(figure) for figure in drawn] == [[], [], [], []]

@@ -139,9 +139,13 @@ def test_files_for_a_network_that_is_read(vit: nn.Module, tmp_path: Path):
 @pytest.mark.slow
 def test_labels_of_transformers():
     config = transformers.ViTConfig(
-        hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, image_size=64,
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=96,
+        image_size=64,
         id2label={0: "ant", 1: "bee"},
-    )  # fmt: skip
+    )
     model = transformers.ViTForImageClassification(config)
     assert vitral.explain(model, IMAGES, "bee")[0].label == "bee"
     assert vitral.explain(model, IMAGES, "bee", layer="vit.layers.0.layernorm_before")[0].label == "bee"

@@ -239,8 +239,12 @@ def test_checks_of_a_map():
             [f.srg(model, images, random, wanted[:, t : t + 1].expand(3, f.RANDOM_MAPS)) for t in range(2)], -1
         )
         gaussian = f.srg(model, images, f.gaussian_map(GRID).expand(3, 2, -1, -1), wanted)
-    for name, values in (("srg", gains), ("random_srg", random.mean(1)), ("random_srg_std", random.std(1)),
-                         ("gaussian_srg", gaussian)):  # fmt: skip
+    for name, values in (
+        ("srg", gains),
+        ("random_srg", random.mean(1)),
+        ("random_srg_std", random.std(1)),
+        ("gaussian_srg", gaussian),
+    ):
         torch.testing.assert_close(torch.tensor([one[name] for one in found]).view(3, 2), values, rtol=1e-3, atol=1e-5)
     alone = f.check_faithfulness(
         model, images[1:2], wanted[1:2], "occlusion", maps=METHODS["occlusion"].run(model, images[1:2], wanted[1:2])
@@ -355,10 +359,12 @@ def test_benchmark_agrees_with_the_functions_for_one_image():
     answer = model(images).argmax(1, keepdim=True)
     maps = METHODS["rollout"].run(model, images, answer).values
     wanted = {
-        "srg": f.srg(model, images, maps, answer), "deletion": f.deletion(model, images, maps, answer),
-        "insertion": f.insertion(model, images, maps, answer), "inside": f.inside(maps, torch.eye(4)[None]),
+        "srg": f.srg(model, images, maps, answer),
+        "deletion": f.deletion(model, images, maps, answer),
+        "insertion": f.insertion(model, images, maps, answer),
+        "inside": f.inside(maps, torch.eye(4)[None]),
         "hits": f.hits(maps, torch.eye(4)[None]),
-    }  # fmt: skip
+    }
     for name, value in wanted.items():
         assert getattr(row, name) == b.Estimate(pytest.approx(value.item(), rel=1e-4, abs=1e-6), None, None, 1)
     assert found.right is None

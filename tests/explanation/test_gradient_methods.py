@@ -23,8 +23,24 @@ from vitral.explanation.methods.method import grid_of, on_grid, quiet, readout
 from vitral.model import BiT, ViT, ViTConfig
 from vitral.model.vit import MLP
 
-ATTENTIVE = ("paper", "oblong", "post-norm", "swiglu", "mean", "mean-all", "mean-pooled-norm", "map", "map-with-prefix",
-             "distilled", "cls-mean", "rotary", "qk-norm", "layer-scale", "pre-logits", "hybrid")  # fmt: skip
+ATTENTIVE = (
+    "paper",
+    "oblong",
+    "post-norm",
+    "swiglu",
+    "mean",
+    "mean-all",
+    "mean-pooled-norm",
+    "map",
+    "map-with-prefix",
+    "distilled",
+    "cls-mean",
+    "rotary",
+    "qk-norm",
+    "layer-scale",
+    "pre-logits",
+    "hybrid",
+)
 TARGETS = torch.tensor([[1, 3], [0, 2]])
 
 
@@ -396,5 +412,8 @@ def test_targets_share_a_forward_pass_and_no_graph_is_built_before_the_first_blo
 def test_every_kind_has_methods_of_both_sorts():
     assert {"root", "hybrid"} <= set(KINDS)
     assert {m for m in METHODS if METHODS[m].any_network} >= {
-        "grad-cam", "input-gradient", "integrated-gradients", "smoothgrad",
-    }  # fmt: skip
+        "grad-cam",
+        "input-gradient",
+        "integrated-gradients",
+        "smoothgrad",
+    }

@@ -22,10 +22,29 @@ from vitral.explanation.inspect.positions import position_similarity
 from vitral.model import BiT, BiTConfig, ViT, ViTConfig
 
 KINDS = (
-    "paper", "oblong", "gray", "post-norm", "mean-no-cls", "mean-pooled-norm", "mean-all", "map", "map-with-prefix",
-    "registers", "distilled-with-registers", "cls-mean", "cls-without-position", "none", "rotary", "hybrid", "root",
-    "qk-norm", "scale-by-width", "regularized", "swiglu", "mnist-7562",
-)  # fmt: skip
+    "paper",
+    "oblong",
+    "gray",
+    "post-norm",
+    "mean-no-cls",
+    "mean-pooled-norm",
+    "mean-all",
+    "map",
+    "map-with-prefix",
+    "registers",
+    "distilled-with-registers",
+    "cls-mean",
+    "cls-without-position",
+    "none",
+    "rotary",
+    "hybrid",
+    "root",
+    "qk-norm",
+    "scale-by-width",
+    "regularized",
+    "swiglu",
+    "mnist-7562",
+)
 OBLONG = ViTConfig(image_size=(12, 40), patch_size=(4, 8), dim=16, depth=2, heads=2, mlp_dim=16, classes=3, registers=1)
 
 

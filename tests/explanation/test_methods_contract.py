@@ -17,12 +17,37 @@ from vitral.testing import MethodContract, check_maps
 KINDS = {
     name: VARIANTS[name]
     for name in (
-        "paper", "oblong", "gray", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-no-cls", "mean-pooled-norm",
-        "mean-all", "map", "map-with-prefix", "registers", "distilled", "cls-mean", "none", "sincos", "rotary",
-        "qk-norm", "layer-scale", "no-bias", "pre-logits", "tanh", "no-final-norm", "root", "hybrid",
-        "hybrid-of-two-layers", "conv-stem", "conv-stem-with-patches",
+        "paper",
+        "oblong",
+        "gray",
+        "post-norm",
+        "gelu-tanh",
+        "swiglu",
+        "mean",
+        "mean-no-cls",
+        "mean-pooled-norm",
+        "mean-all",
+        "map",
+        "map-with-prefix",
+        "registers",
+        "distilled",
+        "cls-mean",
+        "none",
+        "sincos",
+        "rotary",
+        "qk-norm",
+        "layer-scale",
+        "no-bias",
+        "pre-logits",
+        "tanh",
+        "no-final-norm",
+        "root",
+        "hybrid",
+        "hybrid-of-two-layers",
+        "conv-stem",
+        "conv-stem-with-patches",
     )
-}  # fmt: skip
+}
 BIT = BiTConfig(image_size=32, layers=(1, 1), classes=5)
 OPTIONS = {"rise": {"masks": 16}, "integrated-gradients": {"steps": 4}, "smoothgrad": {"samples": 3}}
 """Cheaper than the defaults, where a method has a number of passes to choose."""

@@ -18,8 +18,10 @@ from vitral.errors import UsageError
 from vitral.explanation.methods import METHODS
 
 FEW: dict[str, dict[str, Any]] = {
-    "rise": {"masks": 8}, "smoothgrad": {"samples": 2}, "integrated-gradients": {"steps": 2},
-}  # fmt: skip
+    "rise": {"masks": 8},
+    "smoothgrad": {"samples": 2},
+    "integrated-gradients": {"steps": 2},
+}
 
 
 @contextlib.contextmanager

@@ -84,8 +84,11 @@ def test_a_patch_has_the_mean_over_its_windows():
 @pytest.mark.parametrize("name", ["paper", "mean-no-cls", "map", "rotary"])
 @pytest.mark.parametrize("keep", [0.5, 0.25])
 def test_rise_with_every_mask_is_the_closed_form(name, keep):
-    config = ViTConfig(**SHAPE | {k: getattr(VITS[name], k) for k in ("pool", "cls_token", "position", "registers")}
-                       | {"image_size": 8})  # fmt: skip
+    config = ViTConfig(
+        **SHAPE
+        | {k: getattr(VITS[name], k) for k in ("pool", "cls_token", "position", "registers")}
+        | {"image_size": 8}
+    )
     model, images, targets = mild(config), random_images(config), torch.tensor([[1, 3], [2, 0]])
     count = round(4 * keep)
     subsets = list(itertools.combinations(range(4), count))
@@ -96,9 +99,16 @@ def test_rise_with_every_mask_is_the_closed_form(name, keep):
             mask[:, list(subset)] = True
             logits.append(model(images, mask).gather(1, targets))
     logits = torch.stack(logits)  # (subsets, B, T)
-    wanted = torch.stack(
-        [torch.stack([y for y, s in zip(logits, subsets, strict=True) if patch in s]).mean(0) for patch in range(4)], -1
-    ) - logits.mean(0)[..., None]  # fmt: skip
+    wanted = (
+        torch.stack(
+            [
+                torch.stack([y for y, s in zip(logits, subsets, strict=True) if patch in s]).mean(0)
+                for patch in range(4)
+            ],
+            -1,
+        )
+        - logits.mean(0)[..., None]
+    )
     found = METHODS["rise"].run(model, images, targets, keep=keep).values
     torch.testing.assert_close(found.double().flatten(2), wanted, rtol=1e-5, atol=1e-6)
     assert found.sum((-2, -1)).abs().max() < 1e-5

@@ -41,10 +41,14 @@ FILES = {
     "torch": {"model.pt2"},
     "openvino": {"model.xml", "model.bin"},
     "web": {
-        "index.html", "model.json", "model.onnx", *web.BROWSER, "runtime/LICENSE.txt",
+        "index.html",
+        "model.json",
+        "model.onnx",
+        *web.BROWSER,
+        "runtime/LICENSE.txt",
         *(f"runtime/{name.replace('.mjs', '.js')}" for name in RUNTIME),
     },
-}  # fmt: skip
+}
 BESIDE = {"preprocessing.json", "export.json"}
 
 

@@ -20,9 +20,18 @@ from vitral.model import DecoderConfig, EncoderDecoder, EncoderDecoderConfig, Vi
 EXACT = {"device": "cpu", "precision": "fp32"}
 LINES = ("a", "b", "ab", "ba", "aab", "bbb", "")
 TROCR = {
-    "position": "sinusoidal", "first_position": 2, "scale_embedding": True, "norm_embedding": True, "norm": "post",
-    "final_norm": False, "tied_head": True, "head_bias": False, "start_token": 2, "end_token": 2, "pad_token": 1,
-}  # fmt: skip
+    "position": "sinusoidal",
+    "first_position": 2,
+    "scale_embedding": True,
+    "norm_embedding": True,
+    "norm": "post",
+    "final_norm": False,
+    "tied_head": True,
+    "head_bias": False,
+    "start_token": 2,
+    "end_token": 2,
+    "pad_token": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +70,11 @@ def read_without_vitral(folder: Path, images: np.ndarray) -> list[tuple[str, flo
 @pytest.mark.slow
 def test_the_two_graphs_read_the_same_texts(file, exported):
     assert {path.name for path in exported.folder.iterdir()} == {
-        "encoder.onnx", "decoder_step.onnx", "preprocessing.json", "export.json",
-    }  # fmt: skip
+        "encoder.onnx",
+        "decoder_step.onnx",
+        "preprocessing.json",
+        "export.json",
+    }
     assert exported.record["files"] == ["decoder_step.onnx", "encoder.onnx", "preprocessing.json"]
     reader = vitral.load(file, **EXACT)
     images = [np.asarray(draw(line)) for line in LINES]
@@ -86,8 +98,11 @@ def test_the_files_state_characters_and_axes(file, exported):
     onnx = pytest.importorskip("onnx")
     for name in ("encoder.onnx", "decoder_step.onnx"):
         model = onnx.load(str(exported.folder / name))
-        stated = {one.key: json.loads(one.value) for one in model.metadata_props if one.key != "vitral.version"
-                  and one.key != "vitral.weights"}  # fmt: skip
+        stated = {
+            one.key: json.loads(one.value)
+            for one in model.metadata_props
+            if one.key != "vitral.version" and one.key != "vitral.weights"
+        }
         assert stated["vitral.classes"] == list(vitral.load(file, **EXACT).classes)
         assert stated["vitral.text"]["end"] == 2
     axes = {

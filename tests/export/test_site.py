@@ -124,9 +124,13 @@ def detecting(predictor: vitral.Predictor, score: str) -> tuple[vitral.Predictor
     detector = Detector(score, 0.0, statistics if score == "distance" else {})
     output = dataclasses.replace(predictor.output, unknown=detector)
     other = vitral.Predictor(
-        predictor.network, predictor.preprocessing, predictor.classes, machine=predictor.machine, source="demo",
+        predictor.network,
+        predictor.preprocessing,
+        predictor.classes,
+        machine=predictor.machine,
+        source="demo",
         output=output,
-    )  # fmt: skip
+    )
     pixels = torch.stack([other.prepare(data) for data in DRAWN.values()])
     scores = np.sort(other.rows(pixels)[:, -1])
     other.output = dataclasses.replace(

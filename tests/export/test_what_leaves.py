@@ -67,9 +67,16 @@ class Kind:
     def weights(self) -> native.Weights:
         own = self.preprocessing
         config = ViTConfig(
-            image_size=own.image_size, patch_size=8, channels=own.channels, classes=len(NAMES), dim=48, depth=2,
-            heads=3, mlp_dim=96, **self.head,
-        )  # fmt: skip
+            image_size=own.image_size,
+            patch_size=8,
+            channels=own.channels,
+            classes=len(NAMES),
+            dim=48,
+            depth=2,
+            heads=3,
+            mlp_dim=96,
+            **self.head,
+        )
         state = {name: 2 * tensor for name, tensor in randomized(ViT(config)).state_dict().items()}
         return native.Weights(config, state, own, NAMES, {}, self.output)
 
@@ -85,9 +92,7 @@ KINDS = {
     ),
     "MLP": Kind(Preprocessing((32, 32), 3), {"task": "class", "temperature": 0.4}, {}, {"pre_logits": True}),
     "distilled": Kind(Preprocessing((32, 32), 3), {"task": "class", "temperature": 0.4}, {}, {"dist_token": True}),
-    "crop": Kind(
-        Preprocessing((32, 32), 3, "crop", 0.5, "bicubic", resize_size=(64, 64)), {}, {"resize": "stretch"}
-    ),
+    "crop": Kind(Preprocessing((32, 32), 3, "crop", 0.5, "bicubic", resize_size=(64, 64)), {}, {"resize": "stretch"}),
     "gray": Kind(Preprocessing((32, 32), 1, mean=(0.2,), std=(0.4,)), {}, {"mean": (0.5,), "std": (0.5,)}),
     "levels": Kind(Preprocessing((32, 32), 1, mean=(0.5,), std=(0.5,), levels=(0, 4095)), {}, {"levels": None}),
     "labels": Kind(Preprocessing((32, 32), 3), {"task": "labels", "thresholds": [0.9, 0.5, 0.9, 0.999]}, {}),
@@ -96,7 +101,7 @@ KINDS = {
         {"task": "numbers", "mean": [1.0, -7.0, 0.0, 3.0], "deviation": [2.0, 0.5, 9.0, 1.0]},
         {},
     ),
-}  # fmt: skip
+}
 GRAPHS, READY, OTHERS, OWN = (
     ("onnx", "torch", "openvino"),
     ("onnx+", "torch+", "web"),
@@ -262,10 +267,16 @@ def leave(target: str, weights: Path, folder: Path, run: Path) -> list[str]:
 
 
 READERS: dict[str, Callable[[Path, Path], dict[str, float]]] = {
-    "onnx": through_onnx, "onnx+": through_onnx, "torch": through_torch, "torch+": through_torch,
-    "openvino": through_openvino, "timm": through_timm, "hf": through_transformers, "push": through_transformers,
+    "onnx": through_onnx,
+    "onnx+": through_onnx,
+    "torch": through_torch,
+    "torch+": through_torch,
+    "openvino": through_openvino,
+    "timm": through_timm,
+    "hf": through_transformers,
+    "push": through_transformers,
     "native": lambda folder, image: of_run(folder / "model.safetensors", image),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("target", [each for each in TARGETS if each != "web"])
@@ -316,10 +327,16 @@ def test_a_page_answers_or_is_refused(kind, files, trained, tmp_path):
     assert (found["label"] == "unknown") == found["unknown"] == (kind == "temperature")
 
 
-@pytest.mark.parametrize(("score", "ready", "carried"), [
-    ("confidence", False, True), ("confidence", True, True), ("energy", False, True), ("energy", True, False),
-    ("distance", False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("score", "ready", "carried"),
+    [
+        ("confidence", False, True),
+        ("confidence", True, True),
+        ("energy", False, True),
+        ("energy", True, False),
+        ("distance", False, False),
+    ],
+)
 def test_a_threshold_of_unknown_images_leaves_or_a_warning_says_so(score, ready, carried, tmp_path):
     kind = KINDS["temperature"]
     statistics = fit_statistics(np.random.default_rng(0).normal(size=(20, 48)), np.arange(20) % len(NAMES))

@@ -19,8 +19,14 @@ from vitral.inference.engines.int8 import observe
 from vitral.model.vit import MLP, Attention, Block
 
 SIZES: dict[str, Any] = {
-    "image_size": 16, "channels": 3, "classes": 3, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64,
-}  # fmt: skip
+    "image_size": 16,
+    "channels": 3,
+    "classes": 3,
+    "dim": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 64,
+}
 IMAGES = [np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8) for i in range(3)]
 
 

@@ -181,9 +181,12 @@ def test_sources_without_images(predictor, tmp_path):
     (tmp_path / "endless.txt").write_bytes(b"x" * 70_000)
     (tmp_path / "damaged.zip").write_bytes(b"PK")
     for name, why in {
-        "empty": "no images", "empty.txt": "the list is empty", "binary.txt": "not a list", "endless.txt": "not a list",
+        "empty": "no images",
+        "empty.txt": "the list is empty",
+        "binary.txt": "not a list",
+        "endless.txt": "not a list",
         "damaged.zip": "cannot read archive",
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(DataError, match=why):
             predictor(tmp_path / name)
     (tmp_path / "gone.txt").write_text("gone.png\n")
@@ -348,8 +351,16 @@ def test_predictions_as_a_data_frame(predictor, folder):
     assert np.array_equal(np.float32(frame["probability"]), [np.float32(one.confidence) for one in found])
     wide = found[1:3].to_frame(top=5, all=True)
     assert list(wide.columns) == [
-        "path", "class", "probability", "label_1", "probability_1", "label_2", "probability_2", "p_day", "p_night",
-    ]  # fmt: skip
+        "path",
+        "class",
+        "probability",
+        "label_1",
+        "probability_1",
+        "label_2",
+        "probability_2",
+        "p_day",
+        "p_night",
+    ]
     assert np.array_equal(np.float32(wide[["p_day", "p_night"]]), [one.probabilities for one in found[1:3]])
     assert predictor([]).to_frame().shape == (0, 3)
     assert isinstance(frame, pandas.DataFrame)

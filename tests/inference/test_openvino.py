@@ -30,10 +30,27 @@ from vitral.model import BiT, BiTConfig
 from vitral.workflows.quantize import quantize
 
 SOME = (
-    "paper", "oblong", "gray", "post-norm", "gelu-tanh", "swiglu", "mean", "mean-pooled-norm", "map-with-prefix",
-    "distilled-with-registers", "cls-mean", "sincos", "qk-norm-rotary", "layer-scale", "scale-by-width", "no-bias",
-    "pre-logits", "tanh", "headless", "hybrid",
-)  # fmt: skip
+    "paper",
+    "oblong",
+    "gray",
+    "post-norm",
+    "gelu-tanh",
+    "swiglu",
+    "mean",
+    "mean-pooled-norm",
+    "map-with-prefix",
+    "distilled-with-registers",
+    "cls-mean",
+    "sincos",
+    "qk-norm-rotary",
+    "layer-scale",
+    "scale-by-width",
+    "no-bias",
+    "pre-logits",
+    "tanh",
+    "headless",
+    "hybrid",
+)
 """Of all variants those that differ in what is computed: a second each."""
 
 FP32, BF16 = choose("cpu", "fp32"), choose("cpu", "bf16")

@@ -49,17 +49,26 @@ def of_torch(model: Decoder) -> nn.TransformerDecoder:
     """torch's decoder with the same weights."""
     config = model.config
     layer = nn.TransformerDecoderLayer(
-        config.dim, config.heads, config.mlp_dim, 0.0, config.activation,
-        batch_first=True, norm_first=config.norm == "pre",
-    )  # fmt: skip
+        config.dim,
+        config.heads,
+        config.mlp_dim,
+        0.0,
+        config.activation,
+        batch_first=True,
+        norm_first=config.norm == "pre",
+    )
     norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.final_norm else None
     theirs = nn.TransformerDecoder(layer, config.depth, norm).double().eval()
     state = {}
     for name, value in model.state_dict().items():
         for ours, other in (
-            ("blocks.", "layers."), ("attn.qkv.", "self_attn.in_proj_"), ("attn.proj.", "self_attn.out_proj."),
-            ("cross.proj.", "multihead_attn.out_proj."), ("mlp.fc1", "linear1"), ("mlp.fc2", "linear2"),
-        ):  # fmt: skip
+            ("blocks.", "layers."),
+            ("attn.qkv.", "self_attn.in_proj_"),
+            ("attn.proj.", "self_attn.out_proj."),
+            ("cross.proj.", "multihead_attn.out_proj."),
+            ("mlp.fc1", "linear1"),
+            ("mlp.fc2", "linear2"),
+        ):
             name = name.replace(ours, other)
         if "cross.q." in name:
             kv = model.state_dict()[name.replace("layers.", "blocks.").replace("cross.q.", "cross.kv.")]

@@ -54,10 +54,15 @@ def timms(ours: ViT) -> torch.nn.Module:
     c = ours.config
     kernel = tuple(side // stem_stride(c.stem) for side in c.patch)
     theirs = VisionTransformer(
-        img_size=c.image, patch_size=kernel, embed_dim=c.dim, depth=c.depth, num_heads=c.heads,
-        mlp_ratio=c.mlp_dim / c.dim, num_classes=c.classes,
+        img_size=c.image,
+        patch_size=kernel,
+        embed_dim=c.dim,
+        depth=c.depth,
+        num_heads=c.heads,
+        mlp_ratio=c.mlp_dim / c.dim,
+        num_classes=c.classes,
         embed_layer=partial(layers.HybridEmbed, backbone=hybrid._resnetv2(c.stem)),
-    )  # fmt: skip
+    )
     state = ours.state_dict()
     if not c.stem:  # the root alone has no name of its own there
         state = {name.replace("backbone.stem.", "backbone."): value for name, value in state.items()}

@@ -185,10 +185,14 @@ def timm_network(shape: BiTConfig, seed: int = 0):
     resnetv2 = pytest.importorskip("timm.models.resnetv2")
     layers = pytest.importorskip("timm.layers")
     theirs = resnetv2.ResNetV2(
-        layers=shape.layers, channels=[256 * 2**i for i in range(len(shape.layers))], num_classes=shape.classes,
-        in_chans=shape.channels, width_factor=shape.width, stem_type="fixed",
+        layers=shape.layers,
+        channels=[256 * 2**i for i in range(len(shape.layers))],
+        num_classes=shape.classes,
+        in_chans=shape.channels,
+        width_factor=shape.width,
+        stem_type="fixed",
         conv_layer=lambda *args, **options: layers.StdConv2d(*args, **options, eps=1e-8),
-    )  # fmt: skip
+    )
     ours = random_network(shape, seed)
     state = {name.replace("head.", "head.fc."): value for name, value in ours.state_dict().items()}
     state["head.fc.weight"] = state["head.fc.weight"][:, :, None, None]  # a 1×1 convolution there
@@ -317,9 +321,13 @@ def test_layers_learn_slower_towards_the_root():
     factor = {name: group["factor"] for group in groups for name in group["names"]}
     decay = {name: group["weight_decay"] for group in groups for name in group["names"]}
     wanted = {
-        "head.weight": 1, "norm.bias": 1, "stages.1.blocks.0.conv1.weight": 0.5, "stages.0.blocks.1.norm1.bias": 0.25,
-        "stages.0.blocks.0.downsample.conv.weight": 0.125, "stem.conv.weight": 0.0625,
-    }  # fmt: skip
+        "head.weight": 1,
+        "norm.bias": 1,
+        "stages.1.blocks.0.conv1.weight": 0.5,
+        "stages.0.blocks.1.norm1.bias": 0.25,
+        "stages.0.blocks.0.downsample.conv.weight": 0.125,
+        "stem.conv.weight": 0.0625,
+    }
     assert {name: factor[name] for name in wanted} == wanted
     assert all(value == (0.1 if BiT(SMALL).get_parameter(n).ndim > 1 else 0.0) for n, value in decay.items())
 

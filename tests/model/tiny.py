@@ -11,8 +11,14 @@ from vitral.model import WRITE_UPS, ViT, ViTConfig
 from vitral.model.position import Rope
 
 SHAPE: dict[str, Any] = {
-    "image_size": 12, "patch_size": 4, "classes": 5, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24,
-}  # fmt: skip
+    "image_size": 12,
+    "patch_size": 4,
+    "classes": 5,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 24,
+}
 
 VARIANTS: dict[str, ViTConfig] = {
     name: ViTConfig(**SHAPE | changes)

@@ -153,15 +153,24 @@ def test_loss_and_reconstruction_are_those_of_transformers(normalize):
 def translated(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Names of transformers' ViTMAE, and its separate q, k and v, to vitral's."""
     plain = {
-        "vit.embeddings.cls_token": "encoder.cls_token", "vit.embeddings.position_embeddings": "encoder.pos_embed",
-        "vit.embeddings.patch_embeddings.projection": "encoder.patch_embed.proj", "vit.layernorm": "encoder.norm",
-        "decoder.decoder_embed": "decoder.embed", "decoder.decoder_norm": "decoder.norm",
-        "decoder.decoder_pred": "decoder.pixels", "decoder.decoder_pos_embed": "decoder.position",
-        "decoder.mask_token": "decoder.mask_token", "vit.layers.": "encoder.blocks.",
-        "decoder.decoder_layers.": "decoder.blocks.", "attention.q_proj": "attn.q", "attention.k_proj": "attn.k",
-        "attention.v_proj": "attn.v", "attention.o_proj": "attn.proj", "layernorm_before": "norm1",
+        "vit.embeddings.cls_token": "encoder.cls_token",
+        "vit.embeddings.position_embeddings": "encoder.pos_embed",
+        "vit.embeddings.patch_embeddings.projection": "encoder.patch_embed.proj",
+        "vit.layernorm": "encoder.norm",
+        "decoder.decoder_embed": "decoder.embed",
+        "decoder.decoder_norm": "decoder.norm",
+        "decoder.decoder_pred": "decoder.pixels",
+        "decoder.decoder_pos_embed": "decoder.position",
+        "decoder.mask_token": "decoder.mask_token",
+        "vit.layers.": "encoder.blocks.",
+        "decoder.decoder_layers.": "decoder.blocks.",
+        "attention.q_proj": "attn.q",
+        "attention.k_proj": "attn.k",
+        "attention.v_proj": "attn.v",
+        "attention.o_proj": "attn.proj",
+        "layernorm_before": "norm1",
         "layernorm_after": "norm2",
-    }  # fmt: skip
+    }
     renamed = {}
     for name, value in state.items():
         for old, new in plain.items():

@@ -56,8 +56,9 @@ def test_labels_are_measured_if_there_are_any():
     assert model.training  # as before
     for other in (dataset(1, train=30, val=10), dataset(2, train=30)):
         assert set(Monitor(other, Preprocessing((8, 8)), choose("cpu", "fp32"), 16)(model)) == {
-            "feature_rank", "feature_spread",
-        }  # fmt: skip
+            "feature_rank",
+            "feature_spread",
+        }
 
 
 def test_at_most_a_thousand_of_each_split():

@@ -52,9 +52,13 @@ def test_the_server_is_as_its_description_says(server, tmp_path):
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "schemathesis.cli", *words], cwd=tmp_path, env=environment, text=True, timeout=220,
+        [sys.executable, "-m", "schemathesis.cli", *words],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        timeout=220,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, "\n".join(line[:300] for line in (done.stdout + done.stderr).splitlines())
 
 

@@ -142,9 +142,12 @@ def test_a_client_that_leaves_frees_its_place(server, drawings):
     for _ in range(2):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(
-                f"{server.url}/v1/predict", content=drawings["ship.png"], headers=PNG, trust_env=False,
+                f"{server.url}/v1/predict",
+                content=drawings["ship.png"],
+                headers=PNG,
+                trust_env=False,
                 timeout=httpx.Timeout(10, read=0.05),
-            )  # fmt: skip
+            )
     assert eventually(lambda: server.metric("vitral_requests_abandoned_total") == before + 2)
     assert waiting(server) <= 2
     for one in holding:

@@ -167,8 +167,11 @@ def test_choose_paste_and_history(visit, drawings, tmp_path):
     visit.give(("cat.png", drawings["cat.png"]), kind="paste")
     visit.give(("bird.png", drawings["bird.png"]), ("frog.png", drawings["frog.png"]))
     assert [one.get_attribute("title") for one in page.locator("#gallery button").all()] == [
-        "frog.png", "bird.png", "cat.png", "dog.png",
-    ]  # fmt: skip
+        "frog.png",
+        "bird.png",
+        "cat.png",
+        "dog.png",
+    ]
     page.locator("#gallery button").last.click()
     assert page.locator("#status").text_content().startswith("dog.png: dog")
     assert page.evaluate("document.activeElement.id") == "result-title"
@@ -247,13 +250,16 @@ def test_classes_are_listed_and_a_method_is_recommended(visit, predictor, drawin
     visit.page.wait_for_function("() => document.getElementById('legend').hidden")
 
 
-@pytest.mark.parametrize(("size", "resize", "share"), [
-    ((60, 30), {"resize": "stretch"}, (1, 1)),
-    ((60, 30), {"resize": "letterbox"}, (1, 2)),
-    ((60, 30), {"resize": "crop", "crop_fraction": 0.8}, (0.4, 0.8)),
-    ((60, 30), {"resize": "crop", "crop_fraction": 0.8, "resize_size": [48, 48]}, (1 / 3, 2 / 3)),
-    ((60, 30), {"resize": "native"}, (1, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "resize", "share"),
+    [
+        ((60, 30), {"resize": "stretch"}, (1, 1)),
+        ((60, 30), {"resize": "letterbox"}, (1, 2)),
+        ((60, 30), {"resize": "crop", "crop_fraction": 0.8}, (0.4, 0.8)),
+        ((60, 30), {"resize": "crop", "crop_fraction": 0.8, "resize_size": [48, 48]}, (1 / 3, 2 / 3)),
+        ((60, 30), {"resize": "native"}, (1, 1)),
+    ],
+)
 def test_a_map_lies_over_what_the_network_saw(visit, size, resize, share):
     """As `Preprocessing.geometry` cuts it, to a pixel: share of height and of width."""
     facts = {"image_size": [32, 32], "resize_size": None, **resize}

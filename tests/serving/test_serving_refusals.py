@@ -33,9 +33,17 @@ def server(write_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refusals")
     (folder / "tokens").write_text(f"# for tests\n{OTHER}\n\n{TOKEN}\n")
     words = (
-        "--token-file", str(folder / "tokens"), "--max-images", "3", "--max-body", "1", "--max-pixels", "1",
-        "--log-format", "json",
-    )  # fmt: skip
+        "--token-file",
+        str(folder / "tokens"),
+        "--max-images",
+        "3",
+        "--max-body",
+        "1",
+        "--max-pixels",
+        "1",
+        "--log-format",
+        "json",
+    )
     with serving(str(write_run(folder / "sky", seed=1)), *words) as running:
         running.client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield running
@@ -268,9 +276,14 @@ def test_a_slow_body_is_given_up(server):
 
 def test_without_a_token_only_names_of_this_machine_are_answered():
     for host, answered in (
-        ("localhost", True), ("127.0.0.1:8000", True), ("[::1]:8000", True), ("evil.example", False), ("", False),
-        ("127.0.0.1.nip.io", False), ("localhost.evil.example:8000", False),
-    ):  # fmt: skip
+        ("localhost", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("evil.example", False),
+        ("", False),
+        ("127.0.0.1.nip.io", False),
+        ("localhost.evil.example:8000", False),
+    ):
         with nullcontext() if answered else pytest.raises(Problem, match="host-not-allowed"):
             Access(local=True).check_host(Headers({"host": host}))
         Access().check_host(Headers({"host": host}))
@@ -305,9 +318,11 @@ def test_token_files(tmp_path):
 
 def test_names_of_models():
     assert named(["runs/photos", "demo", "timm:vit_small_patch16_224.x", "b=runs/photos/"]) == {
-        "photos": "runs/photos", "demo": "demo", "vit_small_patch16_224.x": "timm:vit_small_patch16_224.x",
+        "photos": "runs/photos",
+        "demo": "demo",
+        "vit_small_patch16_224.x": "timm:vit_small_patch16_224.x",
         "b": "runs/photos/",
-    }  # fmt: skip
+    }
     for wrong, words in ((["a/x", "b/x"], "two models"), (["runs/with space"], "cannot be the name"), ([], "no model")):
         with pytest.raises(UsageError, match=words):
             named(wrong)

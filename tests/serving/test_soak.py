@@ -113,7 +113,7 @@ BAD: dict[str, tuple[Bad, tuple[int | None, ...]]] = {
     "not HTTP": (lambda server, image: raw(server, b"\x16\x03\x01\x02\x00\x01\r\n\r\n"), (400,)),
     "slow-loris": (lambda server, image: raw(server, HEAD[:30]), (None,)),
     "cut off": (lambda server, image: raw(server, CUT + image[:100], cut=True), (None,)),
-}  # fmt: skip
+}
 """Kind of bad request → sends one and returns the status of its answer; the statuses that are right."""
 
 

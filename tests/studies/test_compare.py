@@ -113,8 +113,10 @@ def test_of_three_the_conclusion_names_those_that_are_beaten():
         "a is more accurate than c on 100 images. Between it and b no difference can be claimed."
     )
     assert [(one.first, one.second, one.claimed) for one in found.differences] == [
-        ("a", "b", False), ("a", "c", True), ("b", "c", True)
-    ]  # fmt: skip
+        ("a", "b", False),
+        ("a", "c", True),
+        ("b", "c", True),
+    ]
 
 
 def test_only_images_held_out_of_all_are_compared(runs):

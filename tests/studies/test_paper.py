@@ -28,10 +28,23 @@ def supposed(study: Study, accuracy: Any) -> Results:
         cost = float(cell.factors.get("epochs", 1))
         outcomes.append(
             Outcome(
-                cell, "done", split="test", images=1000, train_images=100, accuracy=value, loss=1.0, ece=0.1,
-                macro_f1=value, epochs=1, best_epoch=1, parameters=7, flops=cost, seconds=cost, held_out="same",
+                cell,
+                "done",
+                split="test",
+                images=1000,
+                train_images=100,
+                accuracy=value,
+                loss=1.0,
+                ece=0.1,
+                macro_f1=value,
+                epochs=1,
+                best_epoch=1,
+                parameters=7,
+                flops=cost,
+                seconds=cost,
+                held_out="same",
             )
-        )  # fmt: skip
+        )
     return Results(study, tuple(outcomes))
 
 

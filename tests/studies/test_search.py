@@ -76,8 +76,9 @@ def stamps(folder: Path) -> dict[str, int]:
 
 
 def past_of(accuracy: Any, *rates: float) -> list[Past]:
-    return [Past({"lr": one, "augment": "none"}, accuracy(one), {1: accuracy(one) / 2, 2: accuracy(one)})
-            for one in rates]  # fmt: skip
+    return [
+        Past({"lr": one, "augment": "none"}, accuracy(one), {1: accuracy(one) / 2, 2: accuracy(one)}) for one in rates
+    ]
 
 
 # Drawing
@@ -109,9 +110,7 @@ def test_draws_go_where_results_are_best():
 
 def test_the_first_trial_is_as_asked_and_none_is_repeated():
     first = {"flip": False, "augment": "affine"}
-    study = Study(
-        "search", "x", vary={"flip": (False, True), "augment": ("none", "affine")}, first=first, trials=4
-    )  # fmt: skip
+    study = Study("search", "x", vary={"flip": (False, True), "augment": ("none", "affine")}, first=first, trials=4)
     past = list[Past]()
     for _ in range(4):
         past.append(Past(propose(study, past), 0.5, {}))
@@ -124,8 +123,9 @@ def test_the_median_rule():
     rng, study = np.random.default_rng(0), searched("x")
     for _ in range(20):
         curves = rng.uniform(size=(6, 3)).round(2)
-        past = [Past({"lr": 1e-3, "augment": "none"}, float(one[-1]), dict(enumerate(one.tolist(), 1)))
-                for one in curves]  # fmt: skip
+        past = [
+            Past({"lr": 1e-3, "augment": "none"}, float(one[-1]), dict(enumerate(one.tolist(), 1))) for one in curves
+        ]
         own = rng.uniform(size=2).round(2)
         median = float(np.median(curves[:, 1]))
         assert is_hopeless(study, past, dict(enumerate(own.tolist(), 1))) == (own.max() < median)
@@ -270,8 +270,9 @@ def test_tuning_begins_with_the_plans_own_values(data, tmp_path):
     assert study.vary["lr"] == Span(6.6e-4, 1.65e-2, log=True)
     assert study.options["epochs"] == 2
     assert list(tune_study(str(data), 3, None, {**FIXED, "lr": 1e-3}, tmp_path / "other").vary) == [
-        "augment", "drop_path",
-    ]  # fmt: skip
+        "augment",
+        "drop_path",
+    ]
 
 
 def test_minutes_are_planned_once_for_all_trials(data, tmp_path, monkeypatch):

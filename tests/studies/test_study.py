@@ -364,11 +364,24 @@ def supposed(study: Study, accuracy: Any, noise: float = 0.004) -> Results:
         cost = 1e9 * cell.factors.get("epochs", 1) * (2 if cell.factors.get("model") == "B" else 1)
         outcomes.append(
             Outcome(
-                cell, "done", split="test", images=1000, train_images=int(1000 * cell.factors.get("fraction", 1)),
-                accuracy=value, loss=1.0, ece=0.1, macro_f1=value, epochs=1, best_epoch=1, parameters=7, flops=cost,
-                seconds=cost, images_per_second=1.0, held_out="same",
+                cell,
+                "done",
+                split="test",
+                images=1000,
+                train_images=int(1000 * cell.factors.get("fraction", 1)),
+                accuracy=value,
+                loss=1.0,
+                ece=0.1,
+                macro_f1=value,
+                epochs=1,
+                best_epoch=1,
+                parameters=7,
+                flops=cost,
+                seconds=cost,
+                images_per_second=1.0,
+                held_out="same",
             )
-        )  # fmt: skip
+        )
     return Results(study, tuple(outcomes))
 
 
@@ -506,8 +519,9 @@ def test_the_command_runs_prints_and_continues(data, tmp_path, capsys):
     assert "Report" in err
     found = as_json(capsys, "study", "resume", out)
     assert [run["factors"] for run in found["runs"][:2]] == [
-        {"cls_token": True, "pool": "mean"}, {"cls_token": False, "pool": "mean"},
-    ]  # fmt: skip
+        {"cls_token": True, "pool": "mean"},
+        {"cls_token": False, "pool": "mean"},
+    ]
     assert found["finished"]
     _, err = printed(capsys, "study", "resume", str(tmp_path), code=2)
     assert "not a study" in err

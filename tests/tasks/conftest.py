@@ -32,9 +32,11 @@ def tables(tmp_path_factory) -> Path:
     write(folder / "labels.csv", ["file", "labels", "split"], [(f, "|".join(own), s) for f, own, _, s in rows])
     bits = [(f, *(int(name in own) for name in COLORS), s) for f, own, _, s in rows]
     write(folder / "bits.csv", ["file", *COLORS, "split"], bits)
-    write(folder / "numbers.csv", ["file", "id", "width", "area", "split"], [
-        (f, k, w + 0.5, 1000 * w, s) for k, (f, _, w, s) in enumerate(rows)
-    ])  # fmt: skip
+    write(
+        folder / "numbers.csv",
+        ["file", "id", "width", "area", "split"],
+        [(f, k, w + 0.5, 1000 * w, s) for k, (f, _, w, s) in enumerate(rows)],
+    )
     return folder
 
 

@@ -38,15 +38,24 @@ def test_no_code_compares_the_name_of_a_task():
 
 def compares_a_task(node: ast.Compare | ast.MatchValue) -> bool:
     constants = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
-    names = ({one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-             | {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | constants)  # fmt: skip
+    names = (
+        {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+        | {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        | constants
+    )
     return bool({"class", "labels", "numbers", "text"} & constants) and any("task" in str(one) for one in names)
 
 
 @pytest.mark.parametrize(
-    ("code", "found"), [("run.task == 'text'", True), ("task in ('class', None)", True), ("kind == 'text'", False),
-                        ("saved.get('task', 'class') != 'class'", True), ("task == 'other'", False)],
-)  # fmt: skip
+    ("code", "found"),
+    [
+        ("run.task == 'text'", True),
+        ("task in ('class', None)", True),
+        ("kind == 'text'", False),
+        ("saved.get('task', 'class') != 'class'", True),
+        ("task == 'other'", False),
+    ],
+)
 def test_such_a_comparison_is_found(code, found):
     (node,) = [one for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Compare)]
     assert compares_a_task(node) is found

@@ -96,11 +96,14 @@ def test_the_line_of_excel_that_names_the_separator(table, tmp_path):
 @pytest.mark.parametrize(
     ("text", "what", "why"),
     [
-        ("file,label\na.png,x\nb.png,y,z\n", "a row with too many cells",
-         "line 3 has 3 cells, and the first line names 2"),
+        (
+            "file,label\na.png,x\nb.png,y,z\n",
+            "a row with too many cells",
+            "line 3 has 3 cells, and the first line names 2",
+        ),
         ("file,label,label\na.png,x,z\n", "2 columns are called label", None),
     ],
-)  # fmt: skip
+)
 def test_cells_that_belong_to_no_column(text, what, why, table, tmp_path):
     """An unquoted comma would cut a label short."""
     read(table("file label", ("x",), ("y",)))

@@ -31,9 +31,12 @@ class TestCsv(TrackerContract):
 def test_other_trackers_keep_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"tensorboard": "tensorboard"}.get(name, name))
     for key, value in {
-        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
-        "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
-    }.items():  # fmt: skip
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
+    }.items():
         monkeypatch.setenv(key, value)
     tracker = importlib.import_module(TRACKERS[name]).Tracker
     contract = type("TestOther", (TrackerContract,), {"tracker": tracker, "name": name})()

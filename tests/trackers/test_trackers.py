@@ -30,9 +30,12 @@ from vitral.workflows import train as workflow
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No network, and MLflow's store in a folder."""
     for name, value in {
-        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
-        "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
-    }.items():  # fmt: skip
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
+    }.items():
         monkeypatch.setenv(name, value)
 
 

@@ -44,9 +44,13 @@ PREPROCESSING = Preprocessing((8, 8))
 def batches(run: Run, count: int = 24) -> Batches:
     images = Split([f"p{i}.png" for i in range(count)], np.arange(count) % 3, lambda i: noise(i, (8, 8)))
     return Batches(
-        images, PREPROCESSING, batch_size=run.batch_size, device=torch.device("cpu"), augmentation=Augmentation(),
+        images,
+        PREPROCESSING,
+        batch_size=run.batch_size,
+        device=torch.device("cpu"),
+        augmentation=Augmentation(),
         seed=run.seed,
-    )  # fmt: skip
+    )
 
 
 def state_of(run: Run, config: ViTConfig = CONFIG) -> State:
@@ -70,9 +74,12 @@ def trained(run: Run, state: State | None = None, **parts: Any) -> State:
     """`fit` with silent defaults for all parts not given."""
     state = state or state_of(run)
     given: dict[str, Any] = {
-        "train": batches(run), "objective": Classification(PREPROCESSING, run.augmentation, 3),
-        "listener": Callback(), "ranks": ALONE, **parts,
-    }  # fmt: skip
+        "train": batches(run),
+        "objective": Classification(PREPROCESSING, run.augmentation, 3),
+        "listener": Callback(),
+        "ranks": ALONE,
+        **parts,
+    }
     step = Step(state.model, state.optimizer, given.pop("objective"), choose("cpu", "fp32"), run)
     images, listener, ranks = (given.pop(name) for name in ("train", "listener", "ranks"))
     fit(state, run, images, step, EpochEnd(**given), listener=listener, ranks=ranks)
@@ -289,9 +296,10 @@ def test_weights_broken_by_the_last_step_are_not_saved():
     saved = []
     with pytest.raises(TrainingError, match="no longer finite in epoch 2") as caught:
         trained(
-            run_of(epochs=2, clip=None), save=lambda state, best, must: saved.append(state.epoch),
+            run_of(epochs=2, clip=None),
+            save=lambda state, best, must: saved.append(state.epoch),
             objective=failing_at(5, lambda v: v + 0 * (v - v.detach()).sqrt()),
-        )  # fmt: skip
+        )
     assert saved == [1]
     assert len(str(caught.value).splitlines()) <= 5
 
@@ -358,8 +366,13 @@ def test_a_state_round_trips(tmp_path):
     assert close(state.model, other.model, 0)
     assert close(state.evaluated, other.evaluated, 0)
     assert (other.epoch, other.step, other.batch, other.history, other.best, other.seconds) == (
-        state.epoch, state.step, state.batch, state.history, state.best, state.seconds,
-    )  # fmt: skip
+        state.epoch,
+        state.step,
+        state.batch,
+        state.history,
+        state.best,
+        state.seconds,
+    )
 
 
 @pytest.mark.parametrize("number", STOPS)
@@ -416,9 +429,17 @@ class _Terminal(io.StringIO):
 EPOCH = ["train loss 1.0000", "val loss 1.0000", "74 images/s", "2.0 s"]
 
 
-@pytest.mark.parametrize(("columns", "parts"), [
-    (112, EPOCH), (111, [*EPOCH[:2], "2.0 s"]), (98, EPOCH[:2]), (91, EPOCH[1:2]), (80, EPOCH[1:2]), (40, EPOCH[1:2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        (112, EPOCH),
+        (111, [*EPOCH[:2], "2.0 s"]),
+        (98, EPOCH[:2]),
+        (91, EPOCH[1:2]),
+        (80, EPOCH[1:2]),
+        (40, EPOCH[1:2]),
+    ],
+)
 @pytest.mark.parametrize("epoch", [1, 30])
 def test_an_epochs_line_fits_the_terminal_if_it_can(epoch, columns, parts):
     """The same parts in each epoch; in a log, which is no terminal, all of them."""

@@ -13,9 +13,18 @@ from vitral.training.optimizers.muon import Muon
 from vitral.training.options import Run
 
 CONFIG = ViTConfig(
-    image_size=8, patch_size=4, classes=3, dim=8, depth=3, heads=2, mlp_dim=12, registers=1, layer_scale=0.1,
-    qk_norm=True, pre_logits=True,
-)  # fmt: skip
+    image_size=8,
+    patch_size=4,
+    classes=3,
+    dim=8,
+    depth=3,
+    heads=2,
+    mlp_dim=12,
+    registers=1,
+    layer_scale=0.1,
+    qk_norm=True,
+    pre_logits=True,
+)
 MAPPED = ViTConfig(
     image_size=8, patch_size=4, classes=3, dim=8, depth=2, heads=2, mlp_dim=12, pool="map", cls_token=False
 )
@@ -54,10 +63,17 @@ def test_layers_learn_slower_towards_the_patches():
     groups = parameter_groups(network(), Run(layer_decay=0.5))
     factor = {name: group["factor"] for group in groups for name in group["names"]}
     wanted = {
-        "head.weight": 1, "norm.weight": 1, "pre_logits.weight": 1, "blocks.2.mlp.fc1.weight": 0.5,
-        "blocks.1.norm1.bias": 0.25, "blocks.0.attn.qkv.weight": 0.125, "pos_embed": 0.0625, "cls_token": 0.0625,
-        "reg_token": 0.0625, "patch_embed.proj.weight": 0.0625,
-    }  # fmt: skip
+        "head.weight": 1,
+        "norm.weight": 1,
+        "pre_logits.weight": 1,
+        "blocks.2.mlp.fc1.weight": 0.5,
+        "blocks.1.norm1.bias": 0.25,
+        "blocks.0.attn.qkv.weight": 0.125,
+        "pos_embed": 0.0625,
+        "cls_token": 0.0625,
+        "reg_token": 0.0625,
+        "patch_embed.proj.weight": 0.0625,
+    }
     found = {name: next(factor[n] for n in factor if n.startswith(name)) for name in wanted}
     assert found == wanted
 

@@ -32,9 +32,12 @@ def test_names_to_type_stay_on_one_line_if_there_is_room(width: int, whole: bool
 def test_a_run_prints_what_depends_on_the_images() -> None:
     output = io.StringIO()
     more = (
-        Choice("seed", "3", "requested"), Choice("epochs", "9", "requested"), Choice("threads", "WARNING: 1", "busy"),
-        Choice("mirror", "yes", "photographs"), Choice("data", "1 note", "2 files are not used"),
-    )  # fmt: skip
+        Choice("seed", "3", "requested"),
+        Choice("epochs", "9", "requested"),
+        Choice("threads", "WARNING: 1", "busy"),
+        Choice("mirror", "yes", "photographs"),
+        Choice("data", "1 note", "2 files are not used"),
+    )
     print_plan(Console(file=output, width=100), Plan(Run(), (*CHOICES, *more)))
     rows = [line.split()[0] for line in output.getvalue().splitlines()[2:] if line.strip() and line[0] != " "]
     assert rows == ["init", "epochs", "threads", "data", "and"]

@@ -169,8 +169,13 @@ def test_a_damaged_configuration(tmp_path, text):
 
 @pytest.mark.parametrize("name", [name for names in run_module._LIMITS.values() for name in names])
 def test_a_number_out_of_range_gets_a_valid_example(name):
-    pairs = {"resize_size": (0, 8), "randaugment": (-1, 3), "multiple": (0, 8), "pack_drop": (-1.0, 0.0),
-             "patch_sizes": (0, 8)}  # fmt: skip
+    pairs = {
+        "resize_size": (0, 8),
+        "randaugment": (-1, 3),
+        "multiple": (0, 8),
+        "pack_drop": (-1.0, 0.0),
+        "patch_sizes": (0, 8),
+    }
     bad = {"image_size": 0, **pairs}.get(name, -1_000_000)
     kind = typing.get_type_hints(Run)[name]
     bad = float(bad) if isinstance(bad, int) and "float" in str(kind) else bad

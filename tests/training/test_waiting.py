@@ -49,10 +49,18 @@ PREPROCESSING = Preprocessing((8, 8))
 aten = torch.ops.aten
 
 READS = {
-    aten._local_scalar_dense.default, aten.is_nonzero.default, aten.item.default, aten.equal.default,
-    aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.histc.default,
-    aten.unique_dim.default, aten._unique2.default, aten.repeat_interleave.Tensor,
-}  # fmt: skip
+    aten._local_scalar_dense.default,
+    aten.is_nonzero.default,
+    aten.item.default,
+    aten.equal.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.bincount.default,
+    aten.histc.default,
+    aten.unique_dim.default,
+    aten._unique2.default,
+    aten.repeat_interleave.Tensor,
+}
 """Operations that read a value or a size from the device."""
 BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operations that do so if indexed by a mask."""
@@ -134,9 +142,18 @@ class _Event:
 
 
 EVERYTHING: dict[str, Any] = {
-    "crop": "shift", "flip": True, "erase": 0.5, "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "clip": 1.0,
-    "ema": 0.99, "accumulate": 2, "batch_size": 4, "epochs": 2,
-}  # fmt: skip
+    "crop": "shift",
+    "flip": True,
+    "erase": 0.5,
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+    "clip": 1.0,
+    "ema": 0.99,
+    "accumulate": 2,
+    "batch_size": 4,
+    "epochs": 2,
+}
 """Options that enable all parts of a step except TrivialAugment's operations, which are tested alone."""
 
 
@@ -149,9 +166,14 @@ def epoch_of(run: Run, residency: Residency, name: str = "mu/4", **more: Any) ->
     state = State(model, OptimizerSet(model, run), Averaged(model, run.ema or 0.0))
     images = Split([f"p{i}.png" for i in range(24)], np.arange(24) % 3, lambda i: noise(i, (8, 8)))
     batches = Batches(
-        images, PREPROCESSING, batch_size=run.batch_size, device=GPU, augmentation=run.augmentation,
-        residency=residency, workers=0,
-    )  # fmt: skip
+        images,
+        PREPROCESSING,
+        batch_size=run.batch_size,
+        device=GPU,
+        augmentation=run.augmentation,
+        residency=residency,
+        workers=0,
+    )
     objective = Classification(PREPROCESSING, run.augmentation, 3, run.label_smoothing, **more)
     machine = Machine(GPU, "fp32", "simulated")
     with waits() as found:

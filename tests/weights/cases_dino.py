@@ -45,9 +45,13 @@ NORM = {"norm.weight": (48,), "norm.bias": (48,)}
 
 
 def _case(
-    state: State, make: Callable[[Size], torch.nn.Module], convert: Any, sizes: tuple[Size, ...],
-    timms: State | None = None, **options: Any,
-) -> Case:  # fmt: skip
+    state: State,
+    make: Callable[[Size], torch.nn.Module],
+    convert: Any,
+    sizes: tuple[Size, ...],
+    timms: State | None = None,
+    **options: Any,
+) -> Case:
     """`timms` is the same file where timm cannot read the first spelling."""
 
     def write(folder: Path) -> Path:
@@ -66,9 +70,12 @@ def _dinov2(registers: int = 0, *, gated: bool = False, chunked: bool = False) -
     def make() -> Case:
         mlp = {"w12": (256, 48), "w3": (48, 128)} if gated else PLAIN
         shapes = {
-            "cls_token": (1, 1, 48), "pos_embed": (1, 17, 48), "mask_token": (1, 48), **PATCHES,
+            "cls_token": (1, 1, 48),
+            "pos_embed": (1, 17, 48),
+            "mask_token": (1, 48),
+            **PATCHES,
             **({"register_tokens": (1, registers, 48)} if registers else {}),
-        }  # fmt: skip
+        }
         whole = _random({**shapes, **_blocks(mlp, lambda i: f"blocks.{i}"), **NORM})
         state = {n.replace("blocks.1.", "blocks.1.1.").replace("blocks.0.", "blocks.0.0."): t for n, t in whole.items()}
         wide = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": torch.nn.SiLU, "mlp_ratio": 256 / 48}

@@ -17,9 +17,13 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 SHAPE: dict[str, Any] = {
-    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
     "num_labels": 5,
-}  # fmt: skip
+}
 WIDE = {"intermediate_size": 80}
 OTHER = ((32, 32), (48, 48), (40, 56))
 Output = Callable[[Any], Tensor]
@@ -68,9 +72,16 @@ def built(name: str, config: str, **changes: Any) -> Any:
 
 
 def case(
-    name: str, config: str, out: Output, sizes: Sequence[Size] = ((32, 32),), *, interpolate: bool = True,
-    save: Callable[[Any, Path], Path] | None = None, options: dict[str, Any] | None = None, **changes: Any,
-) -> Callable[[], Case]:  # fmt: skip
+    name: str,
+    config: str,
+    out: Output,
+    sizes: Sequence[Size] = ((32, 32),),
+    *,
+    interpolate: bool = True,
+    save: Callable[[Any, Path], Path] | None = None,
+    options: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Callable[[], Case]:
     def make() -> Case:
         model = built(name, config, **changes)
 

@@ -55,9 +55,12 @@ def case(
 
 def vit(spelling: Spelling, sizes: tuple[Size, ...] = SIZES, beside: Any = None, **parts: Any) -> Callable[[], Case]:
     return case(
-        lambda: ref.random_vit(spelling, **parts), lambda a, x: ref.vit(a, x, spelling), sizes,
-        channels=parts.get("channels", 3), **(beside or {}),
-    )  # fmt: skip
+        lambda: ref.random_vit(spelling, **parts),
+        lambda a, x: ref.vit(a, x, spelling),
+        sizes,
+        channels=parts.get("channels", 3),
+        **(beside or {}),
+    )
 
 
 def hybrid(stages: tuple[int, ...], patch: int, **parts: Any) -> Callable[[], Case]:

@@ -162,8 +162,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "deit/release": _bare(_tiny(), "deit.pth", lambda s: {"model": s}, heads=4, format="deit"),
     "mae/pre-trained": _bare(_tiny(num_classes=0), "mae_pretrain.pth", _mae, heads=4),
     "deit3/release": _bare(
-        _tiny(init_values=0.1, no_embed_class=True), "deit3.pth",
-        lambda s: {"model": _renamed(ls1__gamma="gamma_1", ls2__gamma="gamma_2")(s)}, heads=4,
+        _tiny(init_values=0.1, no_embed_class=True),
+        "deit3.pth",
+        lambda s: {"model": _renamed(ls1__gamma="gamma_1", ls2__gamma="gamma_2")(s)},
+        heads=4,
     ),
     "torchvision/vit": torchvision_case,
-}  # fmt: skip
+}

@@ -18,9 +18,13 @@ def built(encoder: str = "ViT", encoding: dict[str, Any] | None = None, **decodi
     """A network of transformers; `encoding` and `decoding` are fields of its two configurations."""
     torch.manual_seed(0)
     shape = {
-        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
-        "image_size": 16, "patch_size": 4,
-    }  # fmt: skip
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "image_size": 16,
+        "patch_size": 4,
+    }
     first = getattr(transformers, f"{encoder}Config")(**{**shape, **(encoding or {})})
     usual = {"vocab_size": 17, "d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
     second = transformers.TrOCRConfig(**{**usual, "max_position_embeddings": 12, **decoding})
@@ -46,9 +50,11 @@ def case(*encoder: Any, **decoding: Any) -> Callable[[], Case]:
 
 SMALL = {"scale_embedding": True, "tie_word_embeddings": False, "d_model": 32, "cross_attention_hidden_size": 24}
 BASE = {
-    "use_learned_position_embeddings": False, "layernorm_embedding": False, "activation_function": "relu",
+    "use_learned_position_embeddings": False,
+    "layernorm_embedding": False,
+    "activation_function": "relu",
     "scale_embedding": True,
-}  # fmt: skip
+}
 CASES = {
     "hf-trocr/learned": case(),
     "hf-trocr/base": case("ViT", {"qkv_bias": False}, **BASE),

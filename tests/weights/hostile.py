@@ -52,7 +52,7 @@ def damaged_safetensors(folder: Path) -> dict[str, Path]:
         "values in JSON; at most 500,000": (b"[" + b"[]," * 500_000 + b"1]", data, None),
         "5,001 tensors; at most 5,000": ({f"t{i}": entry(0, 0, [0]) for i in range(5_001)}, b"", None),
         "a tensor's name holds a control character: 'a  [31m'": ({"a\0\x1b[31m": a}, data, None),
-    }  # fmt: skip
+    }
     return {
         said: safetensors(folder / f"{number}.safetensors", *content)
         for number, (said, content) in enumerate(files.items())

@@ -54,21 +54,34 @@ def test_default_names():
 
 @pytest.mark.parametrize(
     ("config", "names"),
-    [({"id2label": {"1": "dog", "0": "cat"}}, ("cat", "dog")), ({"id2label": {0: "cat", 1: "dog"}}, ("cat", "dog")),
-     ({"id2label": {"0": "crane", "1": "crane"}}, ("crane (0)", "crane (1)")), ({}, None), ({"id2label": {}}, None),
-     ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, None), ({"label_names": ["cat", "dog"]}, ("cat", "dog")),
-     ({"architecture": "vit", "pretrained_cfg": {"label_names": ["n01440764"]}}, ("n01440764",)),
-     ({"pretrained_cfg": {"labels": {"0": "cat"}}}, ("cat",)), ({"pretrained_cfg": None}, None)],
-)  # fmt: skip
+    [
+        ({"id2label": {"1": "dog", "0": "cat"}}, ("cat", "dog")),
+        ({"id2label": {0: "cat", 1: "dog"}}, ("cat", "dog")),
+        ({"id2label": {"0": "crane", "1": "crane"}}, ("crane (0)", "crane (1)")),
+        ({}, None),
+        ({"id2label": {}}, None),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, None),
+        ({"label_names": ["cat", "dog"]}, ("cat", "dog")),
+        ({"architecture": "vit", "pretrained_cfg": {"label_names": ["n01440764"]}}, ("n01440764",)),
+        ({"pretrained_cfg": {"labels": {"0": "cat"}}}, ("cat",)),
+        ({"pretrained_cfg": None}, None),
+    ],
+)
 def test_names_in_a_config(config, names):
     assert from_config(config) == names
 
 
 @pytest.mark.parametrize(
     "config",
-    [{"id2label": {"0": "cat", "2": "dog"}}, {"id2label": {"0": 1}}, {"id2label": ["cat", None]}, {"id2label": "cat"},
-     {"label_names": [""]}, {"id2label": {"0": {"name": "cat"}}}],
-)  # fmt: skip
+    [
+        {"id2label": {"0": "cat", "2": "dog"}},
+        {"id2label": {"0": 1}},
+        {"id2label": ["cat", None]},
+        {"id2label": "cat"},
+        {"label_names": [""]},
+        {"id2label": {"0": {"name": "cat"}}},
+    ],
+)
 def test_names_that_are_none(config):
     with pytest.raises(WeightsError, match=f"'{next(iter(config))}' should be one name for each number"):
         from_config(config)
@@ -132,7 +145,9 @@ def test_photographs_of_imagenet_are_evaluated(shared_data: Path, tmp_path: Path
             folder.mkdir()
             (folder / name).write_bytes(tar.extractfile(member).read())  # type: ignore[union-attr]
     found = evaluate_images(network(imagenet_names()), DataOptions(tmp_path), InferenceOptions("cpu", "fp32"))
-    words = {Path(name).stem: imagenet_names()[label] for name, label in
-             zip(found.images.names, found.images.labels, strict=True)}  # fmt: skip
+    words = {
+        Path(name).stem: imagenet_names()[label]
+        for name, label in zip(found.images.names, found.images.labels, strict=True)
+    }
     assert found.evaluation.images == len(members) == 10
     assert all(stem.split("_", 1)[1].lower() == name.replace(" ", "_").lower() for stem, name in words.items()), words

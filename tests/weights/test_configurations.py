@@ -23,18 +23,29 @@ from vitral.weights.formats.huggingface_config import FIELDS as USES
 from vitral.weights.load import read
 
 SHAPE: dict[str, Any] = {
-    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
     "num_labels": 5,
-}  # fmt: skip
+}
 WIDE = {"intermediate_size": 80}
 TEXT = {
-    "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "hidden_size": 48,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 11,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 DECODER = {
-    "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
     "decoder_intermediate_size": 32,
-}  # fmt: skip
+}
 
 
 TOWERS = {f"{family}Config": f"{family}VisionConfig" for family in ("Siglip", "Siglip2", "CLIP")}
@@ -76,9 +87,23 @@ MODELS: dict[str, Model] = {
 }
 
 ACTIVATIONS = (
-    "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fast", "gelu_accurate", "gelu_10", "quick_gelu", "relu",
-    "silu", "swish", "relu6", "tanh", "leaky_relu", "mish", "linear", "sigmoid",
-)  # fmt: skip
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "gelu_python",
+    "gelu_fast",
+    "gelu_accurate",
+    "gelu_10",
+    "quick_gelu",
+    "relu",
+    "silu",
+    "swish",
+    "relu6",
+    "tanh",
+    "leaky_relu",
+    "mish",
+    "linear",
+    "sigmoid",
+)
 FIELDS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ACTIVATIONS,
     "num_attention_heads": (1, 2, 3, 6, 12),
@@ -238,11 +263,25 @@ def test_fields_together_are_equal_or_refused(name: str, tmp_path: Path):
 
 
 CONTRADICTIONS: dict[str, Any] = {
-    "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 40, "mlp_ratio": 3, "patch_size": 4,
-    "num_channels": 1, "qkv_bias": False, "query_bias": False, "value_bias": False, "key_bias": True,
-    "proj_bias": False, "mlp_bias": False, "use_swiglu_ffn": True, "use_gated_mlp": True, "num_register_tokens": 1,
-    "head_dim": 6, "quantization_config": {"bits": 8}, "is_decoder": True,
-}  # fmt: skip
+    "num_hidden_layers": 1,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "mlp_ratio": 3,
+    "patch_size": 4,
+    "num_channels": 1,
+    "qkv_bias": False,
+    "query_bias": False,
+    "value_bias": False,
+    "key_bias": True,
+    "proj_bias": False,
+    "mlp_bias": False,
+    "use_swiglu_ffn": True,
+    "use_gated_mlp": True,
+    "num_register_tokens": 1,
+    "head_dim": 6,
+    "quantization_config": {"bits": 8},
+    "is_decoder": True,
+}
 """Fields of a configuration that the tensors, as saved with the usual values, contradict."""
 
 

@@ -27,8 +27,14 @@ from vitral.weights.read.source import Source
 from vitral.weights.transform.infer import infer
 
 SHAPE: dict[str, Any] = {
-    "image_size": (24, 32), "patch_size": 8, "classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48,
-}  # fmt: skip
+    "image_size": (24, 32),
+    "patch_size": 8,
+    "classes": 5,
+    "dim": 32,
+    "depth": 2,
+    "heads": 4,
+    "mlp_dim": 48,
+}
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 
@@ -192,9 +198,15 @@ def _native(weights: Weights, folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("architecture", "heads"),
-    [("vit_giant_patch14_reg4_dinov2", 24), ("vit_huge_plus_patch16_dinov3", 20), ("vit_base_patch16_gap_224", 16),
-     ("vit_large_patch16_224", 16), ("vit_huge_patch14_224", 16), ("deit3_medium_patch16_224", 8)],
-)  # fmt: skip
+    [
+        ("vit_giant_patch14_reg4_dinov2", 24),
+        ("vit_huge_plus_patch16_dinov3", 20),
+        ("vit_base_patch16_gap_224", 16),
+        ("vit_large_patch16_224", 16),
+        ("vit_huge_patch14_224", 16),
+        ("deit3_medium_patch16_224", 8),
+    ],
+)
 def test_heads_that_no_tensor_tells_are_those_of_the_published_network(architecture: str, heads: int):
     with torch.device("meta"):
         model = timm.create_model(architecture)

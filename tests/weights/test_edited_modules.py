@@ -20,13 +20,27 @@ from vitral.model.settings import SWITCHES, changed_setting, settings_of
 from vitral.weights.load import read
 
 SIZES: dict[str, Any] = {
-    "image_size": 32, "patch_size": 16, "classes": 5, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48,
-}  # fmt: skip
+    "image_size": 32,
+    "patch_size": 16,
+    "classes": 5,
+    "dim": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 48,
+}
 CONFIGS: dict[str, Any] = {
     "vit": ViTConfig(**SIZES),
     "parts": ViTConfig(
-        **SIZES, qk_norm=True, attn_norm=True, mlp_norm=True, layer_scale=0.1, norm_pre=True, pre_logits=True,
-        registers=1, position="sincos", rope=Rope(offset=0.5),
+        **SIZES,
+        qk_norm=True,
+        attn_norm=True,
+        mlp_norm=True,
+        layer_scale=0.1,
+        norm_pre=True,
+        pre_logits=True,
+        registers=1,
+        position="sincos",
+        rope=Rope(offset=0.5),
     ),
     "map": ViTConfig(**SIZES, pool="map", final_norm="pooled"),
     "distilled": ViTConfig(**SIZES, dist_token=True),
@@ -38,7 +52,7 @@ CONFIGS: dict[str, Any] = {
         DecoderConfig(vocabulary=12, length=5, dim=32, depth=1, heads=2, mlp_dim=48),
     ),
     "foreign": ForeignConfig("timm:resnet10t", image_size=32, classes=5),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -135,10 +149,16 @@ def sequential(model: Any) -> None:
 
 
 EDITS = {
-    replaced_position: "position", rotary_base: "_tables", own_tanh: "tanh", gradient: "blocks.0.attn.scale",
-    tensor: "blocks.0.attn.scale", callable_backend: "blocks.1.attn.backend", no_head: "head", removed: "blocks.1",
+    replaced_position: "position",
+    rotary_base: "_tables",
+    own_tanh: "tanh",
+    gradient: "blocks.0.attn.scale",
+    tensor: "blocks.0.attn.scale",
+    callable_backend: "blocks.1.attn.backend",
+    no_head: "head",
+    removed: "blocks.1",
     sequential: "blocks.0.mlp.fc1",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -228,9 +248,12 @@ def test_a_head_replaced_in_a_predictor_is_stopped(engine, outputs, tmp_path):
     predictor(image)
     predictor.model.head = nn.Linear(32, outputs)
     calls = [
-        lambda: predictor(image), lambda: predictor.probabilities([image]), lambda: list(predictor.stream([image])),
-        lambda: vitral.explain(predictor, image), lambda: vitral.evaluate(predictor, tmp_path),
-    ]  # fmt: skip
+        lambda: predictor(image),
+        lambda: predictor.probabilities([image]),
+        lambda: list(predictor.stream([image])),
+        lambda: vitral.explain(predictor, image),
+        lambda: vitral.evaluate(predictor, tmp_path),
+    ]
     for call in calls:
         with pytest.raises(UsageError, match=f"{outputs} outputs, and there are names for 5 classes"):
             call()

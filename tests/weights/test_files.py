@@ -18,9 +18,12 @@ from vitral.weights.files import read_tensors, write_tensors
 
 def test_round_trip_of_every_kind_of_number(tmp_path):
     tensors = {
-        "a": torch.randn(2, 3), "half": torch.randn(3).bfloat16(), "whole": torch.arange(4),
-        "scalar": torch.tensor(2.5), "view": torch.randn(4, 4).t(),
-    }  # fmt: skip
+        "a": torch.randn(2, 3),
+        "half": torch.randn(3).bfloat16(),
+        "whole": torch.arange(4),
+        "scalar": torch.tensor(2.5),
+        "view": torch.randn(4, 4).t(),
+    }
     header = {"list": [1, 2.5, None], "text": "Käfer 甲虫"}
     write_tensors(tmp_path / "deep/er/x.safetensors", tensors, header)
     read, told = read_tensors(tmp_path / "deep/er/x.safetensors")

@@ -15,8 +15,13 @@ from hub_server import FIRST, SECOND, Hub, point_at, serving
 from vitral.errors import UsageError, WeightsError
 from vitral.weights.read.hub import _TRIAL, is_reference, offered, parse, resolve
 
-MODEL = {"config.json": b'{"a": 1}', "model.safetensors": b"weights", "README.md": b"read", "run.py": b"code",
-         "pytorch_model.bin": b"pickle"}  # fmt: skip
+MODEL = {
+    "config.json": b'{"a": 1}',
+    "model.safetensors": b"weights",
+    "README.md": b"read",
+    "run.py": b"code",
+    "pytorch_model.bin": b"pickle",
+}
 
 
 @pytest.fixture
@@ -76,13 +81,21 @@ def test_timm_names_stand_for_its_repositories(hub, tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "fetched"),
-    [(["model.safetensors", "tf_model.h5", "flax_model.npz"], ["model.safetensors"]),
-     (["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-       "pytorch_model.bin"],
-      ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]),
-     (["pytorch_model.bin", "training_args.bin", "x.npz"], ["pytorch_model.bin"]),
-     (["ViT-B_16.npz"], ["ViT-B_16.npz"])],
-)  # fmt: skip
+    [
+        (["model.safetensors", "tf_model.h5", "flax_model.npz"], ["model.safetensors"]),
+        (
+            [
+                "model.safetensors.index.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                "pytorch_model.bin",
+            ],
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"],
+        ),
+        (["pytorch_model.bin", "training_args.bin", "x.npz"], ["pytorch_model.bin"]),
+        (["ViT-B_16.npz"], ["ViT-B_16.npz"]),
+    ],
+)
 def test_safetensors_first(hub, tmp_path, files, fetched):
     shards = {"weight_map": {f"w{i}": file for i, file in enumerate(f for f in files if "-of-" in f)}}
     hub.commits["a/b"] = {
@@ -182,10 +195,29 @@ def test_gated_models_revisions_and_repositories_without_weights(hub, tmp_path):
 
 @pytest.mark.parametrize(
     "reference",
-    ["hf:../../etc", "hf:google", "hf:google/", "hf:/etc/passwd", "hf:a/b/c", "timm:a/b", "timm:", "timm:..", "hf:a/..",
-     "hf:a/b@", "hf:a/b@../main", "hf:a/b@x//y", "hf:a/b@-x", "hf:a b/c", "hf:a/b\n", "git:a/b", "hf:a/b?x=1",
-     "hf:a--b/c", "hf:a/b@refs/../../x", "hf:a/.b"],
-)  # fmt: skip
+    [
+        "hf:../../etc",
+        "hf:google",
+        "hf:google/",
+        "hf:/etc/passwd",
+        "hf:a/b/c",
+        "timm:a/b",
+        "timm:",
+        "timm:..",
+        "hf:a/..",
+        "hf:a/b@",
+        "hf:a/b@../main",
+        "hf:a/b@x//y",
+        "hf:a/b@-x",
+        "hf:a b/c",
+        "hf:a/b\n",
+        "git:a/b",
+        "hf:a/b?x=1",
+        "hf:a--b/c",
+        "hf:a/b@refs/../../x",
+        "hf:a/.b",
+    ],
+)
 def test_malformed_references_are_refused_without_a_request(hub, tmp_path, reference):
     with pytest.raises(UsageError, match="not the name of a model on a hub"):
         resolve(reference, cache_dir=tmp_path)

@@ -30,8 +30,14 @@ from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import differences
 
 SHAPE: dict[str, Any] = {
-    "image_size": 32, "patch_size": 8, "classes": 5, "dim": 48, "depth": 2, "heads": 4, "mlp_dim": 96,
-}  # fmt: skip
+    "image_size": 32,
+    "patch_size": 8,
+    "classes": 5,
+    "dim": 48,
+    "depth": 2,
+    "heads": 4,
+    "mlp_dim": 96,
+}
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 
@@ -236,9 +242,15 @@ def drawing(folder: Path, gray: bool = False) -> Path:
 def test_the_pipeline_gives_our_labels_and_probabilities(name: str, resize: Any, tmp_path: Path):
     weights = weights_of(**CLASSIFIERS[name][1])
     preprocessing = Preprocessing(
-        (32, 32), resize=resize, crop_fraction=0.875, resize_size=(36, 36) if resize == "crop" else None,
-        interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), center="floor",
-    )  # fmt: skip
+        (32, 32),
+        resize=resize,
+        crop_fraction=0.875,
+        resize_size=(36, 36) if resize == "crop" else None,
+        interpolation="bicubic",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        center="floor",
+    )
     weights = Weights(weights.config, weights.state, preprocessing, NAMES, {})
     write(weights, tmp_path / "out", "hf")
     compare(weights, tmp_path / "out", drawing(tmp_path), tolerance=1e-6)

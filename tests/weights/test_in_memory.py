@@ -27,14 +27,23 @@ from vitral.model import ViT, ViTConfig
 from vitral.weights.load import read
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 32,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 32,
     "patch_size": 8,
-}  # fmt: skip
+}
 TIMM: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7}
 TORCHVISION: dict[str, Any] = {
-    "image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 96,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_layers": 2,
+    "num_heads": 4,
+    "hidden_dim": 48,
+    "mlp_dim": 96,
     "num_classes": 7,
-}  # fmt: skip
+}
 
 
 def randomized(module: nn.Module) -> nn.Module:
@@ -289,7 +298,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a BiT with another epsilon": (other_bit, "'norm' has other parameters than BiT's"),
     "a ResNetV2 of batch norms": (lambda: timm.create_model("resnetv2_50"), "has other parameters than BiT's"),
     "a ResNetV2 with other maxima": (
-        lambda: timm.create_model("resnetv2_50x1_bit", global_pool="max"), "AdaptiveMaxPool2d",
+        lambda: timm.create_model("resnetv2_50x1_bit", global_pool="max"),
+        "AdaptiveMaxPool2d",
     ),
     "two epsilons": (two_epsilons, "epsilons differ"),
     "more in the head": (squashed, "'heads.squash' is a Tanh"),
@@ -308,11 +318,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "relative positions": (lambda: timm.create_model("beit_base_patch16_224", depth=1), "relative position bias"),
     "a convolutional stem": (
-        torchvision_vit(
-            conv_stem_configs=[torchvision.models.vision_transformer.ConvStemConfig(16, 3, 2)] * 3
-        ), "Conv2dNormActivation",
+        torchvision_vit(conv_stem_configs=[torchvision.models.vision_transformer.ConvStemConfig(16, 3, 2)] * 3),
+        "Conv2dNormActivation",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("build", "why"), [pytest.param(*one, id=name) for name, one in REFUSED.items()])

@@ -27,9 +27,15 @@ from vitral.weights.native import Weights
 from vitral.weights.preprocessing_configs import DEFAULTS
 
 SHAPE: dict[str, Any] = {
-    "image_size": 32, "patch_size": 8, "classes": 7, "dim": 32, "depth": 3, "heads": 4, "mlp_dim": 48,
+    "image_size": 32,
+    "patch_size": 8,
+    "classes": 7,
+    "dim": 32,
+    "depth": 3,
+    "heads": 4,
+    "mlp_dim": 48,
     "activation": "gelu-tanh",
-}  # fmt: skip
+}
 
 
 def file_of(arrays: ref.Arrays, folder: Path) -> Path:
@@ -92,9 +98,16 @@ def test_timms_own_reader_gives_the_same_hybrid_but_for_its_small_numbers(
     assert side == 2 * patch * 4 * 2 ** max(len(stages) - 1, 0)
     backbone = _resnetv2(stages)
     model = VisionTransformer(
-        side, patch, num_classes=7, embed_dim=32, depth=1, num_heads=4, mlp_ratio=1.5, act_layer="gelu_tanh",
+        side,
+        patch,
+        num_classes=7,
+        embed_dim=32,
+        depth=1,
+        num_heads=4,
+        mlp_ratio=1.5,
+        act_layer="gelu_tanh",
         embed_layer=lambda **given: HybridEmbed(backbone, **given),
-    ).eval()  # fmt: skip
+    ).eval()
     model.load_pretrained(str(path))
     images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
     small = dataclasses.replace(weights, config=dataclasses.replace(weights.config, stem_numerics="timm"))
@@ -136,9 +149,15 @@ def test_other_spellings_become_the_papers(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"cls_token": False, "pool": "mean"}, {"pre_logits": True},
-     {"image_size": (24, 40)}, {"stem": (1,), "patch_size": 8}, {"stem": (), "patch_size": (8, 16)}],
-)  # fmt: skip
+    [
+        {},
+        {"cls_token": False, "pool": "mean"},
+        {"pre_logits": True},
+        {"image_size": (24, 40)},
+        {"stem": (1,), "patch_size": 8},
+        {"stem": (), "patch_size": (8, 16)},
+    ],
+)
 def test_a_network_of_ours_comes_back_bit_for_bit(changes: dict[str, Any], tmp_path: Path):
     weights = weights_of(**changes)
     (path,) = write(weights, tmp_path / "vit.npz", "jax")

@@ -30,8 +30,11 @@ def test_round_trip(tmp_path, weights):
     native.save(tmp_path / "m.safetensors", weights)
     read = native.read(tmp_path / "m.safetensors")
     assert (read.config, read.preprocessing, read.classes, read.trained) == (
-        weights.config, weights.preprocessing, weights.classes, weights.trained,
-    )  # fmt: skip
+        weights.config,
+        weights.preprocessing,
+        weights.classes,
+        weights.trained,
+    )
     assert all(torch.equal(read.state[name], value) for name, value in weights.state.items())
     model = native.build(read)
     assert not model.training

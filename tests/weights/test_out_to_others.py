@@ -64,12 +64,15 @@ def test_what_is_not_square_is_refused_for_torchvision(size: tuple[int, int], tm
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"dist_token": True}, {"activation": "swiglu"}, {"pool": "map"},
+        {},
+        {"dist_token": True},
+        {"activation": "swiglu"},
+        {"pool": "map"},
         {"position": "rotary", "norm_eps": 1e-5, "registers": 4, "qkv_bias": False},
         {"stem": (), "stem_numerics": "timm", "patch_size": 16},
         {"stem": (3, 4, 9), "stem_numerics": "timm", "patch_size": 16},
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("asked", [{}, {"num_classes": 7}, {"num_classes": 0}, {"in_chans": 1}])
 def test_timm_replaces_head_and_first_layer(changes: dict[str, Any], asked: dict[str, int], tmp_path: Path):
     """`num_classes` and `in_chans` of timm's `create_model`, which keeps all other weights."""

@@ -111,9 +111,16 @@ def folder_of(path: Path, names: list[str], **options: Any) -> Path:
     torch.manual_seed(1)
     labels = dict(enumerate(names))
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=8,
-        id2label=labels, label2id={name: i for i, name in labels.items()}, **options,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=8,
+        id2label=labels,
+        label2id={name: i for i, name in labels.items()},
+        **options,
+    )
     model = transformers.ViTForImageClassification(config).eval()
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1
@@ -124,9 +131,14 @@ def folder_of(path: Path, names: list[str], **options: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("names", "problem"),
-    [(["beach", "dog", "sunset"], "multi_label_classification"), (["safe"], "multi_label_classification"),
-     (["safe"], None), (["a", "b"], "single_label_classification"), (["a", "b"], None)],
-)  # fmt: skip
+    [
+        (["beach", "dog", "sunset"], "multi_label_classification"),
+        (["safe"], "multi_label_classification"),
+        (["safe"], None),
+        (["a", "b"], "single_label_classification"),
+        (["a", "b"], None),
+    ],
+)
 def test_probabilities_are_those_of_their_pipeline(names, problem, make_images, tmp_path):
     folder = folder_of(tmp_path / "hf", names, problem_type=problem)
     image = make_images({"a": 1}, size=(16, 16)) / "a/0.png"

@@ -18,8 +18,14 @@ from vitral.weights.native import Weights, build
 
 KEYS = {"mae": "model", "dino": "teacher"}
 SHAPE: dict[str, Any] = {
-    "image_size": 32, "patch_size": 8, "classes": 0, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48,
-}  # fmt: skip
+    "image_size": 32,
+    "patch_size": 8,
+    "classes": 0,
+    "dim": 32,
+    "depth": 2,
+    "heads": 4,
+    "mlp_dim": 48,
+}
 
 
 def weights(**changes: Any) -> Weights:

@@ -104,26 +104,61 @@ def test_timms_description_comes_back(config):
 
 
 PROCESSORS = [
-    {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "resample": 2,
-     "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-    {"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "do_resize": True, "do_normalize": True,
-     "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "resample": 3},
+    {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "resample": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
+    {
+        "feature_extractor_type": "ViTFeatureExtractor",
+        "size": 32,
+        "do_resize": True,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.5, 0.6, 0.7],
+        "resample": 3,
+    },
     {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 40}, "resample": 0},
-    {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 37}, "resample": 3,
-     "crop_size": {"height": 32, "width": 32}, "image_mean": list(IMAGENET_MEAN), "image_std": list(IMAGENET_STD)},
+    {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": 37},
+        "resample": 3,
+        "crop_size": {"height": 32, "width": 32},
+        "image_mean": list(IMAGENET_MEAN),
+        "image_std": list(IMAGENET_STD),
+    },
     {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32}, "crop_size": 32, "resample": 2},
-    {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 36}, "resample": 1,
-     "crop_size": {"height": 24, "width": 32}},
+    {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": 36},
+        "resample": 1,
+        "crop_size": {"height": 24, "width": 32},
+    },
     {"image_processor_type": "DeiTImageProcessor", "size": 38, "crop_size": 32},
-    {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32},
-     "rescale_factor": 0.00392156862},
+    {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "rescale_factor": 0.00392156862,
+    },
     {"image_processor_type": "DINOv3ViTImageProcessorFast", "size": {"height": 32, "width": 32}},
     {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "do_normalize": False},
-    {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "rescale_factor": 1 / 127.5,
-     "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
-    {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "do_rescale": False,
-     "image_mean": [120.0] * 3, "image_std": [60.0] * 3},
-]  # fmt: skip
+    {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "rescale_factor": 1 / 127.5,
+        "image_mean": [1.0] * 3,
+        "image_std": [1.0] * 3,
+    },
+    {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "do_rescale": False,
+        "image_mean": [120.0] * 3,
+        "image_std": [60.0] * 3,
+    },
+]
 
 
 def transformers_processors(config: dict[str, object]) -> list[object]:
@@ -205,8 +240,11 @@ def test_our_own_crop_is_written_to_within_a_pixel():
 
 def test_the_network_has_the_last_word_on_the_size():
     """DINOv2's files say 256 → 224 for networks of 518: the share that is cut away stays."""
-    config = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256},
-              "crop_size": {"height": 224, "width": 224}}  # fmt: skip
+    config = {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": 256},
+        "crop_size": {"height": 224, "width": 224},
+    }
     assert from_huggingface(config).image_size == (224, 224)
     recipe = from_huggingface(config, (518, 518))
     assert (recipe.image_size, recipe.resize_size) == ((518, 518), (592, 592))
@@ -273,12 +311,22 @@ def test_differences_are_described():
 
 @pytest.mark.parametrize(
     ("config", "field"),
-    [({"input_size": [3, 224]}, "input_size"), ({"input_size": [3, "224", 224]}, "input_size"),
-     ({"input_size": [3, True, 224]}, "input_size"), ({"mean": "0.5"}, "mean"), ({"mean": [0.5]}, "mean"),
-     ({"std": [0.5, 0.5, math.nan]}, "std"), ({"std": [0.5, 0.5, 0.0]}, "std"), ({"crop_pct": "0.9"}, "crop_pct"),
-     ({"crop_pct": 1.5}, "crop_pct"), ({"crop_pct": 1e-9}, "resize_size"), ({"crop_mode": "os.system"}, "crop_mode"),
-     ({"interpolation": "random"}, "interpolation"), ({"interpolation": ["bicubic"]}, "interpolation")],
-)  # fmt: skip
+    [
+        ({"input_size": [3, 224]}, "input_size"),
+        ({"input_size": [3, "224", 224]}, "input_size"),
+        ({"input_size": [3, True, 224]}, "input_size"),
+        ({"mean": "0.5"}, "mean"),
+        ({"mean": [0.5]}, "mean"),
+        ({"std": [0.5, 0.5, math.nan]}, "std"),
+        ({"std": [0.5, 0.5, 0.0]}, "std"),
+        ({"crop_pct": "0.9"}, "crop_pct"),
+        ({"crop_pct": 1.5}, "crop_pct"),
+        ({"crop_pct": 1e-9}, "resize_size"),
+        ({"crop_mode": "os.system"}, "crop_mode"),
+        ({"interpolation": "random"}, "interpolation"),
+        ({"interpolation": ["bicubic"]}, "interpolation"),
+    ],
+)
 def test_timm_fields_of_a_surprising_type_are_named(config, field):
     with pytest.raises(WeightsError, match=field):
         from_timm(config)
@@ -286,15 +334,24 @@ def test_timm_fields_of_a_surprising_type_are_named(config, field):
 
 @pytest.mark.parametrize(
     ("config", "field"),
-    [({"size": "224"}, "size"), ({"size": {"shortest_edge": "224"}}, "size"), ({"size": {"longest_edge": 224}}, "size"),
-     ({"size": {"height": -1, "width": 2}}, "size"), ({"size": {"height": 10**9, "width": 2}}, "size"),
-     ({"size": {"shortest_edge": 224}}, "do_center_crop"), ({"do_center_crop": "yes"}, "do_center_crop"),
-     ({"do_center_crop": True, "do_resize": False}, "do_resize"), ({"resample": 6}, "resample"),
-     ({"resample": "bicubic"}, "resample"), ({"image_mean": [0.5, None, 0.5]}, "image_mean"),
-     ({"image_std": [0.5]}, "image_std"), ({"rescale_factor": 0}, "rescale_factor"),
-     ({"image_processor_type": "my.module.Processor"}, "image_processor_type"),
-     ({"image_processor_type": {"auto_map": "x"}}, "image_processor_type")],
-)  # fmt: skip
+    [
+        ({"size": "224"}, "size"),
+        ({"size": {"shortest_edge": "224"}}, "size"),
+        ({"size": {"longest_edge": 224}}, "size"),
+        ({"size": {"height": -1, "width": 2}}, "size"),
+        ({"size": {"height": 10**9, "width": 2}}, "size"),
+        ({"size": {"shortest_edge": 224}}, "do_center_crop"),
+        ({"do_center_crop": "yes"}, "do_center_crop"),
+        ({"do_center_crop": True, "do_resize": False}, "do_resize"),
+        ({"resample": 6}, "resample"),
+        ({"resample": "bicubic"}, "resample"),
+        ({"image_mean": [0.5, None, 0.5]}, "image_mean"),
+        ({"image_std": [0.5]}, "image_std"),
+        ({"rescale_factor": 0}, "rescale_factor"),
+        ({"image_processor_type": "my.module.Processor"}, "image_processor_type"),
+        ({"image_processor_type": {"auto_map": "x"}}, "image_processor_type"),
+    ],
+)
 def test_huggingface_fields_of_a_surprising_type_are_named(config, field):
     with pytest.raises(WeightsError, match=field):
         from_huggingface(config)

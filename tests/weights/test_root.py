@@ -57,13 +57,15 @@ WRAPPED = {
     "a teacher's backbone": lambda own: {"teacher": below("backbone.", own) | HEADS},
     "teacher and student": lambda own: {
         "model": below("student.backbone.", {name: tensor + 1 for name, tensor in own.items()})
-        | below("teacher.backbone.", own) | HEADS,
+        | below("teacher.backbone.", own)
+        | HEADS,
         "iteration": 5,
     },
-    "averaged weights beside current ones": lambda own: below("model.", {n: t + 1 for n, t in own.items()})
-    | below("ema_model.", own),
+    "averaged weights beside current ones": lambda own: (
+        below("model.", {n: t + 1 for n, t in own.items()}) | below("ema_model.", own)
+    ),
     "the same weights twice": lambda own: below("first.", own) | below("second.", own),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRAPPED)

@@ -51,8 +51,10 @@ def test_the_list_is_that_of_the_installed_timm():
     for name, entry in listed["architectures"].items():
         found = architectures()[name]
         assert (found.signature, found.fields, found.refused) == (
-            entry["signature"], entry.get("fields", {}), entry.get("refused", "")
-        ), name  # fmt: skip
+            entry["signature"],
+            entry.get("fields", {}),
+            entry.get("refused", ""),
+        ), name
     assert list(architectures()) == list(listed["architectures"])
 
 

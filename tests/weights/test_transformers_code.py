@@ -31,8 +31,14 @@ from vitral.weights.native import Weights, build, save
 
 CLASSES = ("b", "10", "a")
 SMALL: dict[str, Any] = {
-    "image_size": (32, 24), "patch_size": 8, "classes": 3, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 80,
-}  # fmt: skip
+    "image_size": (32, 24),
+    "patch_size": 8,
+    "classes": 3,
+    "dim": 48,
+    "depth": 2,
+    "heads": 3,
+    "mlp_dim": 80,
+}
 STEM = {"conv_stem": ((16, 2), (24, 2), (24, 1))}
 OPTIONS: dict[str, dict[str, Any]] = {
     "stem": STEM,
@@ -55,9 +61,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "inner-norms": {"attn_norm": True, "mlp_norm": True, "activation": "swiglu", "pool": "map"},
     "tanh": {"pre_logits": True, "logits_tanh": True, "logit_scale": 3.0, "activation": "quick-gelu"},
     "plain": {
-        **STEM, "qkv_bias": False, "proj_bias": False, "mlp_bias": False, "patch_bias": False, "activation": "silu",
+        **STEM,
+        "qkv_bias": False,
+        "proj_bias": False,
+        "mlp_bias": False,
+        "patch_bias": False,
+        "activation": "silu",
     },
-}  # fmt: skip
+}
 RESNETS: dict[str, dict[str, Any]] = {
     "bit": {},
     "bit-of-timm": {"numerics": "timm", "width": 2},
@@ -66,9 +77,11 @@ RESNETS: dict[str, dict[str, Any]] = {
 }
 SHAPES: dict[str, ViTConfig | BiTConfig] = {
     **{name: ViTConfig(**{**SMALL, **options}) for name, options in OPTIONS.items()},
-    **{name: BiTConfig(**{"image_size": (33, 47), "classes": 3, "layers": (1, 2), **options})
-       for name, options in RESNETS.items()},
-}  # fmt: skip
+    **{
+        name: BiTConfig(**{"image_size": (33, 47), "classes": 3, "layers": (1, 2), **options})
+        for name, options in RESNETS.items()
+    },
+}
 
 
 def weights_of(shape: ViTConfig | BiTConfig, output: dict[str, Any] | None = None) -> Weights:
@@ -209,9 +222,13 @@ def test_what_transformers_saves_is_read_again(name, dtype, tmp_path):
 def test_other_classes_of_a_fine_tuned_network_are_read(tmp_path):
     write(weights_of(SHAPES["stem"]), tmp_path / "first", "hf")
     theirs = transformers.AutoModelForImageClassification.from_pretrained(
-        tmp_path / "first", trust_remote_code=True, num_labels=2, id2label={0: "x", 1: "y"},
-        label2id={"x": 0, "y": 1}, ignore_mismatched_sizes=True,
-    )  # fmt: skip
+        tmp_path / "first",
+        trust_remote_code=True,
+        num_labels=2,
+        id2label={0: "x", 1: "y"},
+        label2id={"x": 0, "y": 1},
+        ignore_mismatched_sizes=True,
+    )
     theirs.save_pretrained(tmp_path / "again")
     predictor = vitral.load(tmp_path / "again", device="cpu", precision="fp32")
     assert predictor.classes == ("x", "y")

@@ -39,13 +39,20 @@ def deit() -> dict[str, object]:
     tied = torch.randn(3, 4)
     model = OrderedDict(
         {
-            "cls_token": torch.nn.Parameter(torch.randn(1, 1, 4)), "blocks.0.attn.qkv.weight": torch.randn(12, 4),
-            "head.weight": tied, "head_dist.weight": tied, "half": torch.randn(3).half(),
-            "turned": torch.randn(5, 3).t(), "flag": torch.tensor([True, False, True]),
-            "bf": torch.randn(3).bfloat16(), "part": torch.randn(9)[2:5],
-            "count": torch.tensor(3), "nothing": torch.zeros(0, 4), "turning": torch.randn(3, dtype=torch.complex64),
+            "cls_token": torch.nn.Parameter(torch.randn(1, 1, 4)),
+            "blocks.0.attn.qkv.weight": torch.randn(12, 4),
+            "head.weight": tied,
+            "head_dist.weight": tied,
+            "half": torch.randn(3).half(),
+            "turned": torch.randn(5, 3).t(),
+            "flag": torch.tensor([True, False, True]),
+            "bf": torch.randn(3).bfloat16(),
+            "part": torch.randn(9)[2:5],
+            "count": torch.tensor(3),
+            "nothing": torch.zeros(0, 4),
+            "turning": torch.randn(3, dtype=torch.complex64),
         }
-    )  # fmt: skip
+    )
     options = argparse.Namespace(lr=1e-3, model="deit_tiny", out=pathlib.PurePosixPath("/tmp"), best=np.float64(0.5))
     optimizer = {"state": {0: {"step": 1, "exp_avg": torch.ones(4)}}, "param_groups": [{"lr": 0.1}]}
     return {"model": model, "optimizer": optimizer, "epoch": 299, "args": options}
@@ -386,14 +393,20 @@ def test_the_reader_sees_no_secrets(tmp_path, monkeypatch):
         ({"model": {"a": 1}}, ["a"], ["unwrapped 'model'"]),
         ({"model": {"a": 1}, "model_ema": {"b": 2}}, ["b"], ["unwrapped 'model_ema'", "left out: 'model' (1 tensor)"]),
         ({"model": {"a": 1}, "model_ema": None}, ["a"], ["unwrapped 'model'", "left out: 'model_ema'"]),
-        ({"student": {"a": 1}, "teacher": {"b": 2, "c": 3}, "epoch": "x"}, ["b", "c"],
-         ["unwrapped 'teacher'", "left out: 'student' (1 tensor), 'epoch'"]),
+        (
+            {"student": {"a": 1}, "teacher": {"b": 2, "c": 3}, "epoch": "x"},
+            ["b", "c"],
+            ["unwrapped 'teacher'", "left out: 'student' (1 tensor), 'epoch'"],
+        ),
         ({"model": {"teacher": {"x": {"y": 1}}}}, ["x.y"], ["unwrapped 'model'", "unwrapped 'teacher'"]),
-        ({"parts": {"a": 1, "n": None}, "optimizer": {"s": 2}, "args": 3}, ["parts.a", "args"],
-         ["left out: 'optimizer' (1 tensor)", "left out, not tensors: 'parts.n'"]),
+        (
+            {"parts": {"a": 1, "n": None}, "optimizer": {"s": 2}, "args": 3},
+            ["parts.a", "args"],
+            ["left out: 'optimizer' (1 tensor)", "left out, not tensors: 'parts.n'"],
+        ),
         ({"list": [1, (2,)], 7: 3}, ["list.0", "list.1.0", "7"], []),
     ],
-)  # fmt: skip
+)
 def test_unwrapping(tree, names, notes):
     """Numbers stand for tensors."""
 

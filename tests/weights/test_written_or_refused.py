@@ -92,19 +92,34 @@ def test_a_random_file_of_the_authors_is_equal_or_refused(seed: int, tmp_path: P
     map_head = not cls and rng.random() < 0.5
     tables = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding", "pos_embedding")
     spelling = Spelling(
-        prefix=rng.choice(("", "params/", "opt/target/")), linen=linen or stacked or map_head, stacked=stacked,
-        table=rng.choice(tables), cls_position=True, map_head="MAPHead_0/",
-    )  # fmt: skip
+        prefix=rng.choice(("", "params/", "opt/target/")),
+        linen=linen or stacked or map_head,
+        stacked=stacked,
+        table=rng.choice(tables),
+        cls_position=True,
+        map_head="MAPHead_0/",
+    )
     if spelling.table == "pos_embedding" and cls and rng.random() < 0.5:
         spelling = Spelling(spelling.prefix, spelling.linen, stacked, "pos_embedding", cls_position=False)
     stages = rng.choice((None, None, (), (1,), (1, 2)))
     patch = rng.choice(((8, 8), (4, 8), (2, 6))) if stages is None else (2, 2)
     grid = rng.choice(((4, 4), (3, 3), (1, 1), (2, 2)))
     arrays = ref.random_vit(
-        spelling, dim=rng.choice((24, 36)), heads=rng.choice((1, 2, 6)), depth=rng.choice((1, 2)), cls=cls,
-        hidden=rng.choice((24, 50)), patch=patch, grid=grid, classes=rng.choice((0, 3)), map_head=map_head,
-        channels=rng.choice((1, 3)), pre_logits=rng.random() < 0.3, stages=stages, seed=seed,
-    )  # fmt: skip
+        spelling,
+        dim=rng.choice((24, 36)),
+        heads=rng.choice((1, 2, 6)),
+        depth=rng.choice((1, 2)),
+        cls=cls,
+        hidden=rng.choice((24, 50)),
+        patch=patch,
+        grid=grid,
+        classes=rng.choice((0, 3)),
+        map_head=map_head,
+        channels=rng.choice((1, 3)),
+        pre_logits=rng.random() < 0.3,
+        stages=stages,
+        seed=seed,
+    )
     np.savez(tmp_path / "vit.npz", **arrays)
     stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
     kernel = arrays[f"{spelling.prefix}embedding/kernel"]
@@ -197,9 +212,15 @@ def by_transformers(weights: Weights, folder: Path, images: Tensor) -> Tensor:
 def by_torchvision(weights: Weights, folder: Path, images: Tensor) -> Tensor:
     config = weights.config
     model = torchvision.models.VisionTransformer(
-        config.image[0], config.patch[0], config.depth, config.heads, config.dim, config.mlp_dim,
-        num_classes=config.classes or 1, representation_size=config.dim if config.pre_logits else None,
-    )  # fmt: skip
+        config.image[0],
+        config.patch[0],
+        config.depth,
+        config.heads,
+        config.dim,
+        config.mlp_dim,
+        num_classes=config.classes or 1,
+        representation_size=config.dim if config.pre_logits else None,
+    )
     if not config.classes:
         del model.heads.head
     model.load_state_dict(load_file(folder / "model.safetensors"))

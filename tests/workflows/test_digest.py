@@ -310,9 +310,14 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> Cal
 
     def batches(workers: int = 0, crop: Any = "none") -> Batches:
         return Batches(
-            images, Preprocessing((8, 12)), batch_size=4, device=torch.device("cpu"), residency="cache",
-            workers=workers, augmentation=Augmentation(crop=crop),
-        )  # fmt: skip
+            images,
+            Preprocessing((8, 12)),
+            batch_size=4,
+            device=torch.device("cpu"),
+            residency="cache",
+            workers=workers,
+            augmentation=Augmentation(crop=crop),
+        )
 
     return batches
 

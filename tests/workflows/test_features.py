@@ -29,8 +29,14 @@ from vitral.workflows.tables.features import FeatureCache, content, evaluate_fea
 MACHINE = choose("cpu", "fp32")
 SIZE = (8, 8)
 TINY: dict[str, Any] = {
-    "image_size": SIZE, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "classes": 3,
-}  # fmt: skip
+    "image_size": SIZE,
+    "patch_size": 4,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 32,
+    "classes": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +90,17 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pool": "mean"}, {"pool": "map"}, {"pool": "cls-mean"}, {"pre_logits": True}, {"classes": 0},
-     {"classes": 0, "pre_logits": True}, {"registers": 2, "pool": "mean", "final_norm": "pooled"}],
-)  # fmt: skip
+    [
+        {},
+        {"pool": "mean"},
+        {"pool": "map"},
+        {"pool": "cls-mean"},
+        {"pre_logits": True},
+        {"classes": 0},
+        {"classes": 0, "pre_logits": True},
+        {"registers": 2, "pool": "mean", "final_norm": "pooled"},
+    ],
+)
 def test_the_head_of_the_features_is_the_logits(colors, changes):
     model = network(**changes).train()
     images = load_data(str(colors))["test"]
@@ -289,8 +303,17 @@ def test_the_command(trained, colors, tmp_path, capsys):
     assert any("the run trained these features on all of these training images" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("words", [["--few-shot", "one"], ["--few-shot", "0"], ["--few-shot", ""], ["--knn", "0"],
-                                   ["--cache", "x"], ["--knn", "3", "--report", "page.html"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--few-shot", "one"],
+        ["--few-shot", "0"],
+        ["--few-shot", ""],
+        ["--knn", "0"],
+        ["--cache", "x"],
+        ["--knn", "3", "--report", "page.html"],
+    ],
+)
 def test_refusals_of_the_command(trained, colors, words, capsys):
     assert main(["evaluate", str(trained.folder), str(colors), *words]) == 2
     assert 1 <= len(capsys.readouterr().err.strip().splitlines()) <= 5

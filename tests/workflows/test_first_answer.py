@@ -18,9 +18,17 @@ from vitral.errors import Interrupted, UsageError
 from vitral.workflows.planning.plan import plan_run
 
 OPTIONS: dict[str, Any] = {
-    "image_size": 32, "epochs": 2, "batch_size": 8, "threads": 1, "device": "cpu", "precision": "fp32",
-    "augment": "none", "crop": "none", "flip": False, "keep": "best",
-}  # fmt: skip
+    "image_size": 32,
+    "epochs": 2,
+    "batch_size": 8,
+    "threads": 1,
+    "device": "cpu",
+    "precision": "fp32",
+    "augment": "none",
+    "crop": "none",
+    "flip": False,
+    "keep": "best",
+}
 
 
 @pytest.fixture

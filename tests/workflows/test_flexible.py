@@ -21,8 +21,14 @@ from vitral.training.objectives.flexible import SCHEME, FlexibleViT
 from vitral.weights.transform.adapt import adapt
 
 SHAPE: dict[str, Any] = {
-    "image_size": 16, "patch_size": 4, "classes": 3, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 16,
-}  # fmt: skip
+    "image_size": 16,
+    "patch_size": 4,
+    "classes": 3,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 16,
+}
 CHANGES: dict[str, dict[str, Any]] = {
     "paper": {},
     "mean": {"pool": "mean", "registers": 1},

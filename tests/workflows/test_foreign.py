@@ -79,8 +79,10 @@ def of_function() -> nn.Module:
 
 
 SOURCES = {
-    "timm:test_vit": of_timm, "torchvision:shufflenet_v2_x0_5": of_torchvision, "own_nets:build": of_function,
-}  # fmt: skip
+    "timm:test_vit": of_timm,
+    "torchvision:shufflenet_v2_x0_5": of_torchvision,
+    "own_nets:build": of_function,
+}
 
 
 class StopAfter(Callback):

@@ -40,11 +40,14 @@ def reported(job: Job) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("mu/4", {"image_size": 32, "depth": 6}), ("Ti/16", {"image_size": 64}),
+        ("mu/4", {"image_size": 32, "depth": 6}),
+        ("Ti/16", {"image_size": 64}),
         ("Ti/16", {"image_size": 64, "pool": "mean"}),
-        ("C+Femto/4", {"image_size": 32}), ("R26+S/32", {"image_size": 64}), ("BiT-R50x1", {"image_size": 64}),
+        ("C+Femto/4", {"image_size": 32}),
+        ("R26+S/32", {"image_size": 64}),
+        ("BiT-R50x1", {"image_size": 64}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activations_are_estimated_from_the_layers(name, changes, checkpointing):
     """Compared with the tensors that torch saves for backward, counted rather than measured."""
@@ -183,10 +186,15 @@ def test_large_images_are_evaluated_in_small_batches(memory):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("mu/4", {"image_size": 32}), ("Ti/2", {"image_size": 32}), ("L/16", {}), ("S/16", {"registers": 4}),
-        ("C+Femto/4", {"image_size": 32}), ("C+Micro/16", {"image_size": 128}), ("C+S/16", {}),
+        ("mu/4", {"image_size": 32}),
+        ("Ti/2", {"image_size": 32}),
+        ("L/16", {}),
+        ("S/16", {"registers": 4}),
+        ("C+Femto/4", {"image_size": 32}),
+        ("C+Micro/16", {"image_size": 128}),
+        ("C+S/16", {}),
     ],
-)  # fmt: skip
+)
 def test_the_upper_bound_holds(name, changes):
     of = config(name, **changes)
     assert needs(of).inference <= room._upper_bound(of) < 12 * needs(of).inference
@@ -226,11 +234,13 @@ def test_other_errors_are_left_alone():
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),
-        RuntimeError("MPS backend out of memory (MPS allocated: 2 GB)"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("MPS backend out of memory (MPS allocated: 2 GB)"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
-)  # fmt: skip
+)
 def test_out_of_memory_in_a_run_suggests_what_needs_less(error, make_images: MakeImages, tmp_path, monkeypatch):
     photos, out = str(make_images({"a": 6, "b": 6})), tmp_path / "run"
 

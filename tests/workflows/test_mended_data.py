@@ -62,10 +62,12 @@ MENDED: dict[str, tuple[str, Callable[[Path], object], int, str]] = {
     "a held-out image moved": ("val", move, 4, "1 has another label, and labels count as they are now"),
     "a held-out image renamed": ("val", rename, 4, ""),
     "a held-out image overwritten and one added": (
-        "val", lambda path: (path.with_name("new.png").write_bytes(b""), path.write_bytes(b"")), 3,
+        "val",
+        lambda path: (path.with_name("new.png").write_bytes(b""), path.write_bytes(b"")),
+        3,
         "1 was removed or edited (cat/{name})",
     ),
-}  # fmt: skip
+}
 """Change → an image of which split it is done to, the held-out images that are there afterwards, and their note."""
 
 

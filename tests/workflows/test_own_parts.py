@@ -22,9 +22,18 @@ from vitral.training.callbacks import Callback, RunStart
 pytestmark = pytest.mark.python
 
 OPTIONS = {name: TINY[name] for name in ("epochs", "lr", "device", "precision", "ema")} | {
-    "image_size": 16, "batch_size": 8, "val_fraction": 0.25, "quiet": True, "init": "none", "model": "mu/4",
-    "label_smoothing": 0.0, "mixup": 0.0, "crop": "none", "probe": False, "threads": 1,
-}  # fmt: skip
+    "image_size": 16,
+    "batch_size": 8,
+    "val_fraction": 0.25,
+    "quiet": True,
+    "init": "none",
+    "model": "mu/4",
+    "label_smoothing": 0.0,
+    "mixup": 0.0,
+    "crop": "none",
+    "probe": False,
+    "threads": 1,
+}
 
 CODE = """
 import torch.nn.functional as F

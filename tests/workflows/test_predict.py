@@ -79,9 +79,17 @@ def test_each_row(predictor, suffix):
     assert (done.images, done.failed, done.kept) == (23, 2, 0)
     found = rows(f"t{suffix}")
     assert list(found[0]) == [
-        "path", "class", "probability", "label_1", "probability_1", "label_2", "probability_2", "p_day", "p_night",
+        "path",
+        "class",
+        "probability",
+        "label_1",
+        "probability_1",
+        "label_2",
+        "probability_2",
+        "p_day",
+        "p_night",
         "error",
-    ]  # fmt: skip
+    ]
     wanted = list(predictor.stream("photos", 4))
     assert [row["path"] for row in found] == [one.name for one in wanted]
     for row, one in zip(found, wanted, strict=True):
@@ -114,9 +122,11 @@ def test_exit_code_and_summary(capsys, trained):
     text = json.loads(out)
     assert (text["out"], text["images"], text["errors"], len(text["model_hash"])) == ("t.csv", 1, 0, 64)
     for words, why in (
-        (["--resume"], "--resume goes with --out"), (["--all"], "--all goes with --out"),
-        (["--out", "t.xlsx"], "are written as .csv"), (["--out", "photos/t"], "has no extension"),
-    ):  # fmt: skip
+        (["--resume"], "--resume goes with --out"),
+        (["--all"], "--all goes with --out"),
+        (["--out", "t.xlsx"], "are written as .csv"),
+        (["--out", "photos/t"], "has no extension"),
+    ):
         assert why in printed(capsys, "predict", run, "photos", *words, code=2)[1]
     Path("folder.csv").mkdir()
     assert "written to a file" in printed(capsys, "predict", run, "photos", "--out", "folder.csv", code=2)[1]
@@ -236,12 +246,23 @@ def killed_in(function: str, count: int, *, before: bool) -> Any:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     ("function", "count", "before"),
-    mostly_slow([
-        ("write", 1, True), ("write", 2, True), ("write", 5, True), ("write", 6, True), ("ftruncate", 1, True),
-        ("ftruncate", 1, False), ("fsync", 2, True), ("replace", 1, True), ("replace", 1, False), ("replace", 2, True),
-        ("replace", 2, False),
-    ], 4),
-)  # fmt: skip
+    mostly_slow(
+        [
+            ("write", 1, True),
+            ("write", 2, True),
+            ("write", 5, True),
+            ("write", 6, True),
+            ("ftruncate", 1, True),
+            ("ftruncate", 1, False),
+            ("fsync", 2, True),
+            ("replace", 1, True),
+            ("replace", 1, False),
+            ("replace", 2, True),
+            ("replace", 2, False),
+        ],
+        4,
+    ),
+)
 def test_killed_in_mid_call(predictor, monkeypatch, suffix, function, count, before):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
@@ -288,10 +309,14 @@ def test_kept_rows_are_not_computed_again(predictor, monkeypatch):
 def test_damaged_lines_are_computed_again(predictor):
     write(predictor, "whole.csv")
     for damage in (
-        lambda text: text.replace(b"photos/a/5.png", b"photos/a/x.png"), lambda text: text[:-1],
-        lambda text: text + b"photos/a/8.png,day\n", lambda text: text.replace(b"path,", b"name,", 1),
-        lambda text: text + b"\0" * 4096, lambda text: text + b'"unclosed\n', lambda text: text + b"\xff\n",
-    ):  # fmt: skip
+        lambda text: text.replace(b"photos/a/5.png", b"photos/a/x.png"),
+        lambda text: text[:-1],
+        lambda text: text + b"photos/a/8.png,day\n",
+        lambda text: text.replace(b"path,", b"name,", 1),
+        lambda text: text + b"\0" * 4096,
+        lambda text: text + b'"unclosed\n',
+        lambda text: text + b"\xff\n",
+    ):
         stopped(predictor, "cut.csv")
         partial = Path("cut.csv.partial")
         partial.write_bytes(damage(partial.read_bytes()))

@@ -69,20 +69,28 @@ class TestCard:
         card = (written / "README.md").read_text("utf-8")
         assert table(card, "split") == [
             [
-                name, f"{one['images']:,}", share(one["accuracy"]),
+                name,
+                f"{one['images']:,}",
+                share(one["accuracy"]),
                 f"{share(one['accuracy_interval'][0])} to {share(one['accuracy_interval'][1])}",
-                share(one["balanced_accuracy"]), share(one["macro_f1"]), share(one["ece"]),
+                share(one["balanced_accuracy"]),
+                share(one["macro_f1"]),
+                share(one["ece"]),
             ]
             for name in ("val", "test")
             for one in [result[name]]
-        ]  # fmt: skip
+        ]
         assert table(card, "class")[: result["classes"]] == [
             [
-                one["name"], str(one["images"]), share(one["precision"]), share(one["recall"]), share(one["f1"]),
+                one["name"],
+                str(one["images"]),
+                share(one["precision"]),
+                share(one["recall"]),
+                share(one["f1"]),
                 f"{one['most_confused_with']}, {one['times']} times" if one["times"] else "",
             ]
             for one in result["test"]["per_class"]
-        ]  # fmt: skip
+        ]
         wrong = table(card.split("### Confusions")[1], "class") if "| predicted |" in card else []
         confusion = result["test"]["confusion"]
         names = [one["name"] for one in result["test"]["per_class"]]

@@ -191,6 +191,9 @@ def test_the_sheet_and_the_command(photos, tmp_path, capsys, monkeypatch):
         assert found.caption(index).splitlines()[1].startswith("predicted " if right else "wrong: ")
     answer = as_json(capsys, "replay", str(run.folder), "--epoch", "1", "--image", found.names[0], "--out", "b.png")
     assert answer["images"][0] == {
-        "image": found.names[0], "label": found.label(0), "loss": pytest.approx(float(found.losses[0])),
-        "predicted": found.predicted(0)[0], "probability": pytest.approx(found.predicted(0)[1]),
-    }  # fmt: skip
+        "image": found.names[0],
+        "label": found.label(0),
+        "loss": pytest.approx(float(found.losses[0])),
+        "predicted": found.predicted(0)[0],
+        "probability": pytest.approx(found.predicted(0)[1]),
+    }

@@ -24,9 +24,15 @@ pytestmark = pytest.mark.report
 DRAWN = [(network_figures, one) for one in ("explain", "patch_filters", "attention_distance", "position_similarity")]
 """Figures of the network: the report is written without one that fails, and says so."""
 WRITTEN = [
-    (execute, "_report"), (execute, "summarize"), (report, "render"), (figures, "curves"), (figures, "reliability"),
-    (figures, "embedded"), (network_figures, "draw_figures"), (network_figures, "confident_mistakes"),
-]  # fmt: skip
+    (execute, "_report"),
+    (execute, "summarize"),
+    (report, "render"),
+    (figures, "curves"),
+    (figures, "reliability"),
+    (figures, "embedded"),
+    (network_figures, "draw_figures"),
+    (network_figures, "confident_mistakes"),
+]
 """Parts without which there is no report."""
 
 

@@ -61,13 +61,15 @@ def rename_class(photos: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "an image fewer": (lambda photos: (photos / "cat/3.png").unlink(), "1 image of 'cat' fewer"),
-    "an image more": (lambda photos: shutil.copy(photos / "cat/3.png", photos / "dog/new.png"),
-                       "1 image of 'dog' more"),
+    "an image more": (
+        lambda photos: shutil.copy(photos / "cat/3.png", photos / "dog/new.png"),
+        "1 image of 'dog' more",
+    ),
     "a renamed class": (rename_class, "class 'dog' is now 'wolf'"),
     "a class more": (lambda photos: shutil.copytree(photos / "cat", photos / "bird"), "class 'bird' is new"),
     "a class fewer": (lambda photos: shutil.rmtree(photos / "dog"), "class 'dog' is gone"),
     "a renamed image": (lambda photos: (photos / "cat/3.png").rename(photos / "cat/x.png"), "under other names"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -107,10 +109,15 @@ def test_another_cut_of_the_same_images_is_other_data(photos, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"val_fraction": 0.0}, {"train_share": 0.6}, {"train_share": 0.5, "val_share": 0.3}, {"seed": 5},
-        {"residency": "stream", "workers": 0}, {"recipe": "mnist-7562", "model": "mu/4"},
+        {},
+        {"val_fraction": 0.0},
+        {"train_share": 0.6},
+        {"train_share": 0.5, "val_share": 0.3},
+        {"seed": 5},
+        {"residency": "stream", "workers": 0},
+        {"recipe": "mnist-7562", "model": "mu/4"},
     ],
-)  # fmt: skip
+)
 def test_unchanged_data_resume(photos, tmp_path, options):
     whole = train(photos, tmp_path / "run", **options)
     before, config = weights_of(whole.folder), (whole.folder / "config.json").read_text("utf-8")
@@ -361,9 +368,12 @@ def test_training_images_in_another_container_are_recognized(make_images: MakeIm
     for number, path in enumerate(namesakes.glob("*/*")):
         Image.fromarray(noise(1000 + number, (8, 10))).save(path)
     for run, data, known in (
-        (of_folder, tmp_path / "shards", True), (of_shards, photos, True), (of_folder, part, True),
-        (of_folder, namesakes, False), (of_shards, namesakes, False),
-    ):  # fmt: skip
+        (of_folder, tmp_path / "shards", True),
+        (of_shards, photos, True),
+        (of_folder, part, True),
+        (of_folder, namesakes, False),
+        (of_shards, namesakes, False),
+    ):
         notes = evaluate_images(run.folder, DataOptions(data), OPTIONS).notes
         assert any(note.startswith("The network was trained on these images") for note in notes) == known, data
 

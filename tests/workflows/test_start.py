@@ -162,9 +162,12 @@ def test_published_weights_are_taken_if_they_are_in_the_cache(
     assert "in the cache already (Apache-2.0), trained on 14 million photographs" in choice.reason
     assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": pinned, "recipe": "finetune"}
     for given, stats in (
-        ({"epochs": 2}, STATS), ({"model": "C+Micro/16"}, STATS), ({"recipe": "backbone"}, STATS),
-        ({"recipe": "finetune"}, STATS), ({"val_fraction": 0.0}, STATS),
-    ):  # fmt: skip
+        ({"epochs": 2}, STATS),
+        ({"model": "C+Micro/16"}, STATS),
+        ({"recipe": "backbone"}, STATS),
+        ({"recipe": "finetune"}, STATS),
+        ({"val_fraction": 0.0}, STATS),
+    ):
         assert choose_start(given, "class", stats, machine())[0] == {"init": "backbone"}
     monkeypatch.undo()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -430,8 +433,14 @@ def test_few_photographs_are_learned_from_its_features(shared_data: Path, tmp_pa
     probe: dict[str, Any] = {"recipe": "linear-probe", "device": "cpu", "threads": 1, "quiet": True}
     run = vitral.train(shared_data / "hymenoptera.tar", out=tmp_path / "run", **probe)
     assert run.result["val_accuracy"] > 0.82
-    random = vitral.train(shared_data / "hymenoptera.tar", out=tmp_path / "random", init="none", model="C+Micro/16",
-                          image_size=128, **probe)  # fmt: skip
+    random = vitral.train(
+        shared_data / "hymenoptera.tar",
+        out=tmp_path / "random",
+        init="none",
+        model="C+Micro/16",
+        image_size=128,
+        **probe,
+    )
     assert random.result["val_accuracy"] < run.result["val_accuracy"] - 0.1
 
 

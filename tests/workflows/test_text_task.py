@@ -138,13 +138,18 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(run, lines, tmp_path, monkey
 @pytest.mark.parametrize(
     "words",
     [
-        ("explain", "RUN", "IMAGE", "--compare"), ("inspect", "RUN"), ("embed", "RUN", "IMAGE", "--out", "e.npz"),
-        ("export", "RUN", "--to", "torch"), ("quantize", "RUN"), ("evaluate", "RUN", "--knn", "3"),
+        ("explain", "RUN", "IMAGE", "--compare"),
+        ("inspect", "RUN"),
+        ("embed", "RUN", "IMAGE", "--out", "e.npz"),
+        ("export", "RUN", "--to", "torch"),
+        ("quantize", "RUN"),
+        ("evaluate", "RUN", "--knn", "3"),
         ("replay", "RUN", "--step", "1"),
-        ("predict", "RUN", "IMAGE", "--tta", "mirror"), ("convert", "RUN", "target", "--to", "timm"),
+        ("predict", "RUN", "IMAGE", "--tta", "mirror"),
+        ("convert", "RUN", "target", "--to", "timm"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_command_that_cannot_do_it_says_so(words, run, lines, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"DATA": str(lines), "RUN": str(run.folder), "IMAGE": str(next((lines / "val").iterdir()))}
@@ -157,11 +162,16 @@ def test_a_command_that_cannot_do_it_says_so(words, run, lines, tmp_path, capsys
 @pytest.mark.parametrize(
     "options",
     [
-        {"recipe": "small"}, {"teacher": "demo"}, {"mixup": 0.2}, {"mask": 0.5}, {"flip": True},
-        {"model": "BiT-R50x1"}, {"compile": True},
+        {"recipe": "small"},
+        {"teacher": "demo"},
+        {"mixup": 0.2},
+        {"mask": 0.5},
+        {"flip": True},
+        {"model": "BiT-R50x1"},
+        {"compile": True},
     ],
     ids=lambda one: next(iter(one)),
-)  # fmt: skip
+)
 def test_options_without_effect_on_text_are_refused(options, lines, tmp_path):
     given = {name: value for name, value in OPTIONS.items() if name not in options}
     if "model" in options:

@@ -43,17 +43,33 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_the_run_folder(trained):
     folder = trained.folder
     assert sorted(os.listdir(folder)) == [
-        "checkpoints", "config.json", "held-out.jsonl", "manifest.json", "metrics.jsonl", "model.safetensors",
-        "report.html", "result.json",
-    ]  # fmt: skip
+        "checkpoints",
+        "config.json",
+        "held-out.jsonl",
+        "manifest.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
+        "result.json",
+    ]
     assert os.listdir(folder / "checkpoints") == ["last.safetensors"]
     history = lines(folder)
     assert [line["epoch"] for line in history] == [1, 2, 3, 4, 5, 6]
     for line in history:
         assert set(line) == {
-            "epoch", "step", "images_seen", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr",
-            "gradient_norm", "images_per_second", "waited", "seconds",
-        }  # fmt: skip
+            "epoch",
+            "step",
+            "images_seen",
+            "train_loss",
+            "train_accuracy",
+            "val_loss",
+            "val_accuracy",
+            "lr",
+            "gradient_norm",
+            "images_per_second",
+            "waited",
+            "seconds",
+        }
     config = json.loads((folder / "config.json").read_text("utf-8"))
     assert set(config) == {"command", "run", "plan", "paths", "versions", "data"}
     assert vitral.Run.from_json(config["run"]).epochs == 6
@@ -64,10 +80,26 @@ def test_the_result(trained):
     result = json.loads((trained.folder / "result.json").read_text("utf-8"))
     assert result == json.loads(json.dumps(dict(trained.result)))
     assert set(result) == {
-        "model", "data", "parameters", "classes", "images", "best_epoch", "keep", "epochs", "seconds",
-        "images_per_second", "device", "precision", "seed", "command", "versions", "val_accuracy", "val",
-        "test_accuracy", "test",
-    }  # fmt: skip
+        "model",
+        "data",
+        "parameters",
+        "classes",
+        "images",
+        "best_epoch",
+        "keep",
+        "epochs",
+        "seconds",
+        "images_per_second",
+        "device",
+        "precision",
+        "seed",
+        "command",
+        "versions",
+        "val_accuracy",
+        "val",
+        "test_accuracy",
+        "test",
+    }
     assert {"vitral", "torch", "torchvision", "python"} <= set(result["versions"])
     assert result["images"] == {"train": 24, "val": 8, "test": 12}
     assert result["val_accuracy"] == max(line["val_accuracy"] for line in lines(trained.folder))
@@ -175,8 +207,13 @@ def test_without_validation_and_test(make_images, tmp_path):
 )
 def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatch, options, keep):
     """The averaged weights of the last one are kept, unless the user says otherwise."""
-    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": 0.0}
-                        if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5})  # fmt: skip
+    monkeypatch.setattr(
+        execute,
+        "_validate",
+        lambda model, running: (
+            {"val_loss": 1.0, "val_accuracy": 0.0} if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5}
+        ),
+    )
     run = train(make_images({"a": 8, "b": 8}), tmp_path / "run", **{"ema": 0.5, **options})
     assert run.result["keep"] == keep
     assert run.result["best_epoch"] == (3 if keep == "last" else 1)
@@ -184,9 +221,10 @@ def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatc
     assert ("too few to choose an epoch" in reasons.get("keep", "")) == (keep == "last")
     page = (run.folder / "report.html").read_text("utf-8")
     for text, there in (
-        ("The weights of the last epoch were kept", keep == "last"), ("best epoch", keep == "best"),
+        ("The weights of the last epoch were kept", keep == "last"),
+        ("best epoch", keep == "best"),
         ("The weights were selected on these images", keep == "best"),
-    ):  # fmt: skip
+    ):
         assert (text in page) == there
     notes = evaluate_images(run.folder, OWN_DATA, InferenceOptions("cpu", "fp32")).notes
     assert any("were selected on these" in note for note in notes) == (keep == "best")
@@ -199,8 +237,13 @@ def test_many_validation_images_choose_the_epoch(make_images, tmp_path, monkeypa
 
 
 def test_early_stopping_ends_the_run(make_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(execute, "_validate", lambda model, running: {"val_loss": 1.0, "val_accuracy": 0.0}
-                        if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5})  # fmt: skip
+    monkeypatch.setattr(
+        execute,
+        "_validate",
+        lambda model, running: (
+            {"val_loss": 1.0, "val_accuracy": 0.0} if running.state.epoch else {"val_loss": 0.5, "val_accuracy": 0.5}
+        ),
+    )
     run = train(make_images({"a": 4, "b": 4}), tmp_path / "run", epochs=9, early_stop=2)
     assert (run.result["epochs"], run.result["best_epoch"]) == (3, 1)
     assert len(lines(run.folder)) == 3
@@ -488,9 +531,11 @@ def test_a_run_resumes_from_another_folder(make_images, tmp_path, monkeypatch):
 
 def test_options_may_be_paths_and_lists(make_images, tmp_path):
     run = vitral.train(
-        make_images({"cat": 4, "dog": 4}), out=tmp_path / "run", quiet=True,
+        make_images({"cat": 4, "dog": 4}),
+        out=tmp_path / "run",
+        quiet=True,
         **{**TINY, "epochs": 1, "mean": [0.4, 0.4, 0.4]},
-    )  # fmt: skip
+    )
     assert json.loads((run.folder / "config.json").read_text())["run"]["mean"] == [0.4, 0.4, 0.4]
 
 

@@ -90,11 +90,13 @@ def test_a_threshold_survives_its_file_and_a_damaged_one_is_refused(tmp_path: Pa
     assert (again.unknown.score, again.unknown.threshold) == ("distance", 3.5)
     other = {**statistics, "means": statistics["means"] + 1}
     for fields, tensors in (
-        (saved, {}), (saved, other),
+        (saved, {}),
+        (saved, other),
         ({"unknown": {"score": "feeling", "threshold": 1}}, {}),
         ({"unknown": {"score": "energy", "threshold": "nan"}}, {}),
-        ({"unknown": {"score": "energy"}}, {}), ({"unknown": 3}, {}),
-    ):  # fmt: skip
+        ({"unknown": {"score": "energy"}}, {}),
+        ({"unknown": 3}, {}),
+    ):
         with pytest.raises(vitral.VitralError, match="damaged header"):
             output_of(output.names, fields, tensors)
 
@@ -237,10 +239,12 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_computed(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for words, why in (
-        ([strange, "--known-share", "1.5"], "between 0 and 1"), ([strange, "--tta", "mirror"], "--tta"),
-        ([strange, "--knn", "3"], "--unknown goes without"), ([str(tmp_path / "empty")], "no images"),
+        ([strange, "--known-share", "1.5"], "between 0 and 1"),
+        ([strange, "--tta", "mirror"], "--tta"),
+        ([strange, "--knn", "3"], "--unknown goes without"),
+        ([str(tmp_path / "empty")], "no images"),
         ([str(tmp_path / "absent")], "no such"),
-    ):  # fmt: skip
+    ):
         out, err = printed(capsys, "evaluate", run, "--unknown", *words, code=2)
         assert why in err
         assert not out

@@ -93,10 +93,15 @@ def run_cases(
         rows += measured
         collected += more
     return Report(
-        rows=rows, machine=machine.describe(cases[0].device), threads=torch.get_num_threads(),
-        load_average=(before, machine.load_average()), date=machine.today(), versions=machine.versions(),
-        settings=_settings(cases), notes=tuple(dict.fromkeys(collected)),
-    )  # fmt: skip
+        rows=rows,
+        machine=machine.describe(cases[0].device),
+        threads=torch.get_num_threads(),
+        load_average=(before, machine.load_average()),
+        date=machine.today(),
+        versions=machine.versions(),
+        settings=_settings(cases),
+        notes=tuple(dict.fromkeys(collected)),
+    )
 
 
 def _cases(options: BenchOptions) -> tuple[list[Case], list[str]]:

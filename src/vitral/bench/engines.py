@@ -95,6 +95,10 @@ def predictor_by(engine: Engine, default: Predictor, ranges: Ranges | None) -> P
     """
     with openvino.without_cache():
         return Predictor(
-            default.model, default.preprocessing, default.classes, machine=default.machine, engine=engine.name,
+            default.model,
+            default.preprocessing,
+            default.classes,
+            machine=default.machine,
+            engine=engine.name,
             ranges=ranges if engine.integers else None,
-        )  # fmt: skip
+        )

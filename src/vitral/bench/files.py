@@ -58,9 +58,14 @@ class VitralLoader:
         kept: Residency,
     ):
         self.arguments: dict[str, Any] = {
-            "split": split, "preprocessing": preprocessing, "batch_size": batch, "device": device,
-            "augmentation": AUGMENTATION, "residency": kept, "workers": workers,
-        }  # fmt: skip
+            "split": split,
+            "preprocessing": preprocessing,
+            "batch_size": batch,
+            "device": device,
+            "augmentation": AUGMENTATION,
+            "residency": kept,
+            "workers": workers,
+        }
         self.batches: Batches | None = None
         self.numbers = count()
 
@@ -78,9 +83,14 @@ class TorchvisionLoader:
     def __init__(self, split: Split, preprocessing: Preprocessing, batch: int, device: torch.device, workers: int):
         self.device = device
         self.loader = DataLoader(
-            _Files(split, preprocessing), batch_size=batch, shuffle=True, drop_last=True, num_workers=workers,
-            persistent_workers=workers > 0, pin_memory=device.type == "cuda",
-        )  # fmt: skip
+            _Files(split, preprocessing),
+            batch_size=batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         for pair in self.loader:
@@ -93,12 +103,14 @@ class _Files(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, split: Split, preprocessing: Preprocessing):
         self.split, self.channels = split, preprocessing.channels
-        self.transform = v2.Compose([
-            v2.RandomResizedCrop(preprocessing.image_size, scale=(AUGMENTATION.crop_area, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(preprocessing.mean, preprocessing.std),
-        ])  # fmt: skip
+        self.transform = v2.Compose(
+            [
+                v2.RandomResizedCrop(preprocessing.image_size, scale=(AUGMENTATION.crop_area, 1.0), antialias=True),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(preprocessing.mean, preprocessing.std),
+            ]
+        )
 
     def __len__(self) -> int:
         return len(self.split)

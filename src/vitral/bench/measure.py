@@ -301,13 +301,24 @@ def measure(
     references["int8"] = references[case.usual]
     rows = [
         Row(
-            model=case.subject.name, image_size=case.subject.size, what=case.what, who=one.who, compiled=one.compiled,
-            precision=one.precision, via=one.via, batch=case.batch, images=one.images, seconds=sample.seconds,
-            reference=references[one.precision].median, flops=flops * one.images, matrix_rate=rates.get(one.precision),
-            memory=memory[one], first=first[one] if one.compiled or one.engine or case.what == "jpeg" else None,
+            model=case.subject.name,
+            image_size=case.subject.size,
+            what=case.what,
+            who=one.who,
+            compiled=one.compiled,
+            precision=one.precision,
+            via=one.via,
+            batch=case.batch,
+            images=one.images,
+            seconds=sample.seconds,
+            reference=references[one.precision].median,
+            flops=flops * one.images,
+            matrix_rate=rates.get(one.precision),
+            memory=memory[one],
+            first=first[one] if one.compiled or one.engine or case.what == "jpeg" else None,
         )
         for one, sample in kept.items()
-    ]  # fmt: skip
+    ]
     return rows, notes
 
 

@@ -55,17 +55,29 @@ def network(peer: Peer, config: ViTConfig, device: str) -> nn.Module:
 def _sizes(config: ViTConfig) -> dict[str, Any]:
     """Arguments of vit-pytorch's networks."""
     return {
-        "image_size": config.image, "patch_size": config.patch, "channels": config.channels,
-        "num_classes": config.classes, "dim": config.dim, "depth": config.depth, "heads": config.heads,
-        "dim_head": config.dim // config.heads, "mlp_dim": config.mlp_dim,
-    }  # fmt: skip
+        "image_size": config.image,
+        "patch_size": config.patch,
+        "channels": config.channels,
+        "num_classes": config.classes,
+        "dim": config.dim,
+        "depth": config.depth,
+        "heads": config.heads,
+        "dim_head": config.dim // config.heads,
+        "mlp_dim": config.mlp_dim,
+    }
 
 
 def _timm(config: ViTConfig) -> nn.Module:
     return _module("timm.models.vision_transformer").VisionTransformer(
-        img_size=config.image, patch_size=config.patch, in_chans=config.channels, num_classes=config.classes,
-        embed_dim=config.dim, depth=config.depth, num_heads=config.heads, mlp_ratio=config.mlp_dim / config.dim,
-    )  # fmt: skip
+        img_size=config.image,
+        patch_size=config.patch,
+        in_chans=config.channels,
+        num_classes=config.classes,
+        embed_dim=config.dim,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_dim / config.dim,
+    )
 
 
 class _Logits(nn.Module):
@@ -82,18 +94,29 @@ class _Logits(nn.Module):
 def _transformers(config: ViTConfig) -> nn.Module:
     package = _module("transformers")
     their = package.ViTConfig(
-        hidden_size=config.dim, num_hidden_layers=config.depth, num_attention_heads=config.heads,
-        intermediate_size=config.mlp_dim, image_size=config.image, patch_size=config.patch,
-        num_channels=config.channels, num_labels=config.classes, attn_implementation="sdpa",
-    )  # fmt: skip
+        hidden_size=config.dim,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.heads,
+        intermediate_size=config.mlp_dim,
+        image_size=config.image,
+        patch_size=config.patch,
+        num_channels=config.channels,
+        num_labels=config.classes,
+        attn_implementation="sdpa",
+    )
     return _Logits(package.ViTForImageClassification(their))
 
 
 def _torchvision(config: ViTConfig) -> nn.Module:
     return _module("torchvision").models.VisionTransformer(
-        image_size=config.image[0], patch_size=config.patch[0], num_layers=config.depth, num_heads=config.heads,
-        hidden_dim=config.dim, mlp_dim=config.mlp_dim, num_classes=config.classes,
-    )  # fmt: skip
+        image_size=config.image[0],
+        patch_size=config.patch[0],
+        num_layers=config.depth,
+        num_heads=config.heads,
+        hidden_dim=config.dim,
+        mlp_dim=config.mlp_dim,
+        num_classes=config.classes,
+    )
 
 
 def _module(name: str) -> Any:
@@ -102,24 +125,33 @@ def _module(name: str) -> Any:
 
 PEERS: dict[str, Peer] = {
     "timm": Peer(
-        "timm", "timm", _timm, "VisionTransformer, fused attention as it is by default; on a GPU --channels-last",
+        "timm",
+        "timm",
+        _timm,
+        "VisionTransformer, fused attention as it is by default; on a GPU --channels-last",
         channels_last=True,
     ),
     "transformers": Peer("transformers", "transformers", _transformers, "ViTForImageClassification, attention 'sdpa'"),
     "torchvision": Peer(
-        "torchvision", "torchvision", _torchvision,
-        "VisionTransformer; nn.MultiheadAttention with its fast path where torch takes it", square=True,
+        "torchvision",
+        "torchvision",
+        _torchvision,
+        "VisionTransformer; nn.MultiheadAttention with its fast path where torch takes it",
+        square=True,
     ),
     "vit-pytorch": Peer(
-        "vit_pytorch", "vit-pytorch", lambda config: _module("vit_pytorch").ViT(**_sizes(config)),
+        "vit_pytorch",
+        "vit-pytorch",
+        lambda config: _module("vit_pytorch").ViT(**_sizes(config)),
         "ViT; attention written out, no bias on queries, keys and values",
     ),
     "vit-pytorch-flash": Peer(
-        "vit_pytorch", "vit-pytorch",
+        "vit_pytorch",
+        "vit-pytorch",
         lambda config: _module("vit_pytorch.simple_flash_attn_vit").SimpleViT(**_sizes(config), use_flash=True),
         "SimpleViT with use_flash; no such bias and no class token: slightly less work than the others",
     ),
-}  # fmt: skip
+}
 """Name → peer."""
 
 _SAME_COST = ("norm_eps", "cls_init", "pos_init", "head_bias_init", "qkv_bias", "activation")

@@ -46,9 +46,19 @@ def bench(
     from vitral.training.progress import progress_bar
 
     options = BenchOptions(
-        models or ("S/16",), what, image_size, batch, precision, device, peers, engines, compile, rounds, data,
+        models or ("S/16",),
+        what,
+        image_size,
+        batch,
+        precision,
+        device,
+        peers,
+        engines,
+        compile,
+        rounds,
+        data,
         data_root,
-    )  # fmt: skip
+    )
     with progress_bar(stderr()) as bar:
         task = bar.add_task("", total=None, note="")
         result = bench(

@@ -198,9 +198,14 @@ def _print_evaluation(
 
 
 def _evaluate_features(
-    run: str, images: DataOptions, options: InferenceOptions, few_shot: str | None, knn: int | None, cache: str | None,
+    run: str,
+    images: DataOptions,
+    options: InferenceOptions,
+    few_shot: str | None,
+    knn: int | None,
+    cache: str | None,
     format: str,
-) -> int:  # fmt: skip
+) -> int:
     """Evaluate the features of the network by few-shot least squares or nearest neighbors, for any classes."""
     from vitral.workflows.tables.features import evaluate_features
 

@@ -72,9 +72,11 @@ def explain(
 
         left_out = len(paths) - len(failures) - len(sheet)
         drawn = contact_sheet(
-            sheet, files[0].parent / f"contact-sheet-{request.name}.png", left_out=left_out,
+            sheet,
+            files[0].parent / f"contact-sheet-{request.name}.png",
+            left_out=left_out,
             classes=() if target else predictor.classes,
-        )  # fmt: skip
+        )
         say(f"Sheet    {drawn}")
     if format == "json":
         errors = [{"image": failure.name, "why": failure.why} for failure in failures]
@@ -197,9 +199,19 @@ def inspect(
     folder = folder_for(model) if out is None else Path(out)
     with counting(stderr(), "inspecting", images) as progress:
         result = run_inspection(
-            model, data, split=split, images=images, layers=layers or None, prefix=prefix, components=components,
-            out=folder, data_root=data_root, device=device, precision=precision, progress=progress,
-        )  # fmt: skip
+            model,
+            data,
+            split=split,
+            images=images,
+            layers=layers or None,
+            prefix=prefix,
+            components=components,
+            out=folder,
+            data_root=data_root,
+            device=device,
+            precision=precision,
+            progress=progress,
+        )
     if format == "json":
         print_json(result.to_json())
         return 0

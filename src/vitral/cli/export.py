@@ -36,10 +36,17 @@ def export(
     from vitral.export.web import publishing
 
     options: dict[str, Any] = {
-        "precision": precision, "with_preprocessing": with_preprocessing, "out": out, "overwrite": overwrite,
-        "accept": accept, "images": images, "runtime": runtime, "example": example, "bad_images": bad_images,
+        "precision": precision,
+        "with_preprocessing": with_preprocessing,
+        "out": out,
+        "overwrite": overwrite,
+        "accept": accept,
+        "images": images,
+        "runtime": runtime,
+        "example": example,
+        "bad_images": bad_images,
         "data_root": data_root,
-    }  # fmt: skip
+    }
     try:
         with counting(stderr(), "comparing", images) as progress:
             exported = export_model(run, to, data, progress=progress, **options)

@@ -57,8 +57,20 @@ def pretrain_options() -> list[Option]:
     return [first[0], method, *first[1:], NPROC, *NOT_IN_RUN, plan_only.OPTIONS[0], *grouped(fields)]
 
 
-_FIRST = ("data", "init", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "seed", "device", "precision",
-          "out")  # fmt: skip
+_FIRST = (
+    "data",
+    "init",
+    "model",
+    "image_size",
+    "epochs",
+    "minutes",
+    "batch_size",
+    "lr",
+    "seed",
+    "device",
+    "precision",
+    "out",
+)
 """Options that `--help` lists first, after the method."""
 
 

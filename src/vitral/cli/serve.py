@@ -48,9 +48,15 @@ def serve(
     from vitral.serving.service import Service
 
     limits = Limits(
-        body=max_body << 20, images=max_images, pixels=max_pixels * 1_000_000, timeout=timeout, queue=queue,
-        batch_size=batch_size, batch_wait=batch_wait / 1000, passes=max_passes,
-    )  # fmt: skip
+        body=max_body << 20,
+        images=max_images,
+        pixels=max_pixels * 1_000_000,
+        timeout=timeout,
+        queue=queue,
+        batch_size=batch_size,
+        batch_wait=batch_wait / 1000,
+        passes=max_passes,
+    )
     if not 0 <= port <= 65535:  # the system takes the rest of a division
         raise UsageError(f"there is no port {port}", hint="--port 8000; 0 takes a free one")
     if not grace > 0:

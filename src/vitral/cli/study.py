@@ -79,18 +79,26 @@ def _print(found: Comparison) -> None:
     for place, one in enumerate(found.contenders):
         low, high = one.evaluation.accuracy_interval
         networks.add_row(
-            one.name, f"{one.evaluation.accuracy:.2%} ({low:.1%} to {high:.1%})", f"{one.evaluation.ece:.1%}",
-            compact(one.parameters), f"{one.images_per_second:,.0f}", f"{1000 * one.seconds_per_image:.2f}",
+            one.name,
+            f"{one.evaluation.accuracy:.2%} ({low:.1%} to {high:.1%})",
+            f"{one.evaluation.ece:.1%}",
+            compact(one.parameters),
+            f"{one.images_per_second:,.0f}",
+            f"{1000 * one.seconds_per_image:.2f}",
             str(len(found.only_right(place))),
-        )  # fmt: skip
+        )
     stdout().print(networks)
     pairs = _columns("first − second", "points (95 %)", "only first", "only second", "agreement", "p (Holm)")
     for pair in found.differences:
         low, high = pair.interval
         pairs.add_row(
-            f"{pair.first} − {pair.second}", f"{100 * pair.difference:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})",
-            str(pair.only_first), str(pair.only_second), f"{pair.agreement:.1%}", p_value(pair.p_adjusted),
-        )  # fmt: skip
+            f"{pair.first} − {pair.second}",
+            f"{100 * pair.difference:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})",
+            str(pair.only_first),
+            str(pair.only_second),
+            f"{pair.agreement:.1%}",
+            p_value(pair.p_adjusted),
+        )
     print_text("")
     stdout().print(pairs)
     print_text(f"\n{found.conclusion()}")
@@ -130,9 +138,18 @@ def study_data(
     """
     shared = fixed(set_, data_root)
     return _study(
-        {"kind": "data", "data": data, "models": models, "fractions": fractions, "seeds": seeds, "minutes": minutes,
-         "options": shared}, out, format,
-    )  # fmt: skip
+        {
+            "kind": "data",
+            "data": data,
+            "models": models,
+            "fractions": fractions,
+            "seeds": seeds,
+            "minutes": minutes,
+            "options": shared,
+        },
+        out,
+        format,
+    )
 
 
 def study_compute(
@@ -153,8 +170,9 @@ def study_compute(
     shared = fixed(set_, data_root)
     return _study(
         {"kind": "compute", "data": data, "models": models, "epochs": epochs, "seeds": seeds, "options": shared},
-        out, format,
-    )  # fmt: skip
+        out,
+        format,
+    )
 
 
 def study_options(

@@ -121,9 +121,22 @@ def run_options(hidden: Sequence[str]) -> dict[str, Option]:
 
 
 _FIRST = (
-    "data", "init", "recipe", "model", "image_size", "epochs", "minutes", "batch_size", "lr", "augment", "early_stop",
-    "seed", "device", "precision", "out",
-)  # fmt: skip
+    "data",
+    "init",
+    "recipe",
+    "model",
+    "image_size",
+    "epochs",
+    "minutes",
+    "batch_size",
+    "lr",
+    "augment",
+    "early_stop",
+    "seed",
+    "device",
+    "precision",
+    "out",
+)
 """Options that `--help` lists first."""
 
 FIND_LR = Option(
@@ -140,10 +153,16 @@ NOT_IN_RUN = (
 )
 
 _DEFAULTS = {
-    "data": "digits", "data_root": "data", "seed": "0",
-    "recipe": "backbone for color images, otherwise small; finetune with --init WEIGHTS", "out": "runs/NAME",
-    "device": "auto", "bad_images": "error", "freeze": "nothing", "loss": "mse",
-}  # fmt: skip
+    "data": "digits",
+    "data_root": "data",
+    "seed": "0",
+    "recipe": "backbone for color images, otherwise small; finetune with --init WEIGHTS",
+    "out": "runs/NAME",
+    "device": "auto",
+    "bad_images": "error",
+    "freeze": "nothing",
+    "loss": "mse",
+}
 """Defaults that `--help` shows; the plan chooses the values of the other options."""
 
 

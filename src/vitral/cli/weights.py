@@ -113,10 +113,22 @@ def convert(
     from vitral.weights.convert import convert
 
     result = convert(
-        source, target, to, format=from_, heads=heads, like=like, scheme=scheme, new_head=new_head,
-        image_size=image_size, patch_size=patch_size, channels=channels, classes=classes, weights_key=weights_key,
-        levels=levels, allow_non_finite=allow_non_finite,
-    )  # fmt: skip
+        source,
+        target,
+        to,
+        format=from_,
+        heads=heads,
+        like=like,
+        scheme=scheme,
+        new_head=new_head,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=channels,
+        classes=classes,
+        weights_key=weights_key,
+        levels=levels,
+        allow_non_finite=allow_non_finite,
+    )
     if format == "json":
         print_json(result.to_json())
     else:

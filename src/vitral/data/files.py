@@ -110,9 +110,13 @@ def is_like_image(path: str) -> bool:
 
 
 def build_dataset(
-    files: Files, name: str, where: str, rows: Mapping[str, tuple[list[str], list[str]]], notes: Sequence[str] = (),
+    files: Files,
+    name: str,
+    where: str,
+    rows: Mapping[str, tuple[list[str], list[str]]],
+    notes: Sequence[str] = (),
     unused: int = 0,
-) -> DataSet:  # fmt: skip
+) -> DataSet:
     """Build a data set; `rows` has paths and class names of every split, `where` is for errors."""
     classes, labels = index_labels({split: texts for split, (_, texts) in rows.items()}, where, _unopened_only(rows))
     splits = splits_of(files, {split: paths for split, (paths, _) in rows.items()}, labels)

@@ -64,9 +64,12 @@ class EncodedImages(Images):
         cropped = [item for item in items if isinstance(item, Tensor)]
         none = torch.empty(0, 3, *self.preprocessing.image_size, dtype=torch.uint8)
         return Encoded(
-            torch.cat(files) if files else none.flatten(), [len(file) for file in files], boxes, names,
+            torch.cat(files) if files else none.flatten(),
+            [len(file) for file in files],
+            boxes,
+            names,
             torch.stack(cropped) if cropped else none,
-        )  # fmt: skip
+        )
 
 
 class GpuDecoder:

@@ -154,11 +154,14 @@ class HeldOut:
         number_of = {number: place for place, number in enumerate(kept)}
         sets = [[number_of[number] for number in one if number in number_of] for one in held.sets]
         return FoundAgain(
-            joined(there.select(places), [one for one in sets if len(one) > 1]), places, len(held.images),
+            joined(there.select(places), [one for one in sets if len(one) > 1]),
+            places,
+            len(held.images),
             tuple(one.name for number, one in enumerate(held.images) if number not in found),
-            sum(now[number] != held.labels[number] for number in kept), len(foreign),
+            sum(now[number] != held.labels[number] for number in kept),
+            len(foreign),
             len(there) - len(found) if where == split else 0,
-        )  # fmt: skip
+        )
 
     def without_skipped(self, split: Split) -> Split:
         """Return a split without the images that the run left out."""

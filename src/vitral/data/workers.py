@@ -84,9 +84,13 @@ def undecodable(images: Images, indices: Sequence[int], workers: int) -> Generat
     those that failed.
     """
     loader: DataLoader[Any] = DataLoader(
-        _Decodable(images, indices), batch_size=_CHECKED, num_workers=workers, collate_fn=list,
-        worker_init_fn=partial(_init_worker, loaded()), generator=torch.Generator(),
-    )  # fmt: skip
+        _Decodable(images, indices),
+        batch_size=_CHECKED,
+        num_workers=workers,
+        collate_fn=list,
+        worker_init_fn=partial(_init_worker, loaded()),
+        generator=torch.Generator(),
+    )
     running: Any = iter(loader)
     try:
         for results in running:

@@ -42,10 +42,17 @@ def launch(words: Sequence[str], count: int, hint: str = RESUME) -> int:
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, signals_to_handle=",".join(SIGNALS),
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        signals_to_handle=",".join(SIGNALS),
         **grace,
-    )  # fmt: skip
+    )
     try:
         elastic_launch(config, sys.executable)("-m", "vitral", *words)
     except SignalException as stopped:

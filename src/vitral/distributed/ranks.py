@@ -139,9 +139,12 @@ class Group(Ranks):
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=TIMEOUT, store=self.store, rank=self.number,
+            "cpu:gloo,cuda:nccl" if gpus else "gloo",
+            timeout=TIMEOUT,
+            store=self.store,
+            rank=self.number,
             world_size=self.count,
-        )  # fmt: skip
+        )
         control: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.control = control
 

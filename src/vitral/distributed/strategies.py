@@ -161,8 +161,11 @@ class Offloaded(Fsdp):
 
 
 STRATEGIES: Mapping[str, Callable[[nn.Module, Ranks], Strategy]] = {
-    "ddp": Ddp, "fsdp": Fsdp, "hsdp": Hsdp, "offload": Offloaded,
-}  # fmt: skip
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "hsdp": Hsdp,
+    "offload": Offloaded,
+}
 """Strategies by the name of `--strategy`."""
 
 

@@ -149,23 +149,34 @@ def measure_labels(
     shares = np.where(union > 0, (labels & found).sum(1) / np.maximum(union, 1), 1.0)
     scores = tuple(
         LabelScore(
-            str(name), int(true[k]), int(predicted[k]), float(thresholds[k]),
-            None if np.isnan(average[k]) else float(average[k]), float(precision[k]), float(recall[k]), float(f1[k]),
+            str(name),
+            int(true[k]),
+            int(predicted[k]),
+            float(thresholds[k]),
+            None if np.isnan(average[k]) else float(average[k]),
+            float(precision[k]),
+            float(recall[k]),
+            float(f1[k]),
         )
         for k, name in enumerate(names)
-    )  # fmt: skip
+    )
     present = true > 0
     of_label = np.where(labels, probabilities, 1 - probabilities)
     return LabelsEvaluation(
-        images=len(labels), groups=count_groups(groups, len(labels)), unlabeled=int((~labels.any(1)).sum()),
+        images=len(labels),
+        groups=count_groups(groups, len(labels)),
+        unlabeled=int((~labels.any(1)).sum()),
         mean_average_precision=float(average[present].mean()) if present.any() else 0.0,
         macro_f1=float(f1[present].mean()) if present.any() else 0.0,
         micro_f1=float(_ratio(2 * hits.sum(), true.sum() + predicted.sum())),
-        jaccard=float(shares.mean()), exact_match=float(exact.mean()),
+        jaccard=float(shares.mean()),
+        exact_match=float(exact.mean()),
         exact_match_interval=proportion_interval(exact, groups),
-        loss=float(-np.log(np.clip(of_label, 1e-12, 1.0)).mean()), per_label=scores,
-        together=_together(labels), together_predicted=_together(found),
-    )  # fmt: skip
+        loss=float(-np.log(np.clip(of_label, 1e-12, 1.0)).mean()),
+        per_label=scores,
+        together=_together(labels),
+        together_predicted=_together(found),
+    )
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -115,10 +115,14 @@ def _score(name: str, predicted: np.ndarray, true: np.ndarray, groups: Groups) -
     mae = float(absolute.mean())
     low, high = mean_interval(absolute, groups)
     return NumberScore(
-        str(name), 1 - float(np.square(errors).sum()) / variance if variance else None, mae,
-        (max(0.0, low), high), float(np.sqrt(np.square(errors).mean())), float(errors.mean()),
+        str(name),
+        1 - float(np.square(errors).sum()) / variance if variance else None,
+        mae,
+        (max(0.0, low), high),
+        float(np.sqrt(np.square(errors).mean())),
+        float(errors.mean()),
         float(np.abs(centered).mean()),
-    )  # fmt: skip
+    )
 
 
 def _r2(value: float | None) -> str:

@@ -103,11 +103,17 @@ def measure_texts(
     cer, cer_interval, characters = _rate(read, right, groups)
     wer, wer_interval, _ = _rate([one.split() for one in read], [one.split() for one in right], groups)
     return TextEvaluation(
-        images=len(right), groups=count_groups(groups, len(right)), accuracy=int(exact.sum()) / len(right),
+        images=len(right),
+        groups=count_groups(groups, len(right)),
+        accuracy=int(exact.sum()) / len(right),
         accuracy_interval=proportion_interval(exact, groups),
-        cer=cer, cer_interval=cer_interval, wer=wer, wer_interval=wer_interval, characters=characters,
+        cer=cer,
+        cer_interval=cer_interval,
+        wer=wer,
+        wer_interval=wer_interval,
+        characters=characters,
         confidence=float(np.mean(confidences)),
-    )  # fmt: skip
+    )
 
 
 def _rate(read: Sequence[Sequence[str]], right: Sequence[Sequence[str]], groups: Groups) -> tuple[float, Interval, int]:

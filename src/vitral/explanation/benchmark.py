@@ -221,11 +221,15 @@ def benchmark(
     patches = math.prod(bench.grid)
     names = (("SRG", fill), ("deletion", fill), ("insertion", "blur"))
     return Benchmark(
-        predictor.source, len(numbers), bench.right if isinstance(images, Split) else None, len(bench.areas),
-        Estimate.of(bench.areas), bench.grid,
+        predictor.source,
+        len(numbers),
+        bench.right if isinstance(images, Split) else None,
+        len(bench.areas),
+        Estimate.of(bench.areas),
+        bench.grid,
         (*(protocol(what, by, patches, steps) for what, by in names),),  # type: ignore[arg-type]
         bench.rows(),
-    )  # fmt: skip
+    )
 
 
 def _selected(

@@ -227,9 +227,16 @@ def _observe(undo: ExitStack, part: Any, observer: Observer) -> None:
 
 
 def _recording_observer(
-    captured: Captured, layer: Layer, graph: bool, scale: float,
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor,
-) -> None:  # fmt: skip
+    captured: Captured,
+    layer: Layer,
+    graph: bool,
+    scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    mixed: Tensor,
+) -> None:
     """Record q and k; with `graph` keep them in the graph, and record v and the result, too."""
     keep = (lambda x: x) if graph else Tensor.detach
     captured.q[layer], captured.k[layer] = keep(q), keep(k)
@@ -263,9 +270,17 @@ def _reducing_backend(
 
 
 def _backward_backend(
-    captured: Captured, layer: Layer, backward: Backward, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *,
-    scale: float, **_: Any,
-) -> Tensor:  # fmt: skip
+    captured: Captured,
+    layer: Layer,
+    backward: Backward,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    *,
+    scale: float,
+    **_: Any,
+) -> Tensor:
     """Compute attention explicitly; the backward pass calls `backward`."""
     captured.v[layer] = v
     return _ExplicitAttention.apply(q, k, v, attn_mask, scale, partial(backward, layer))

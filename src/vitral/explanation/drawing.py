@@ -87,9 +87,13 @@ def style(method: str) -> dict[str, Any]:
     place = _place(2 * steps - 1, signed) if signed else steps
     colors = (255 * colormaps[_COLORS[signed]](place)[:, :3]).round().astype(int).tolist()
     return {
-        "signed": signed, "opacity": _OPACITY, "power": _power(signed), "colors": colors, "size": _MIN_SIZE,
+        "signed": signed,
+        "opacity": _OPACITY,
+        "power": _power(signed),
+        "colors": colors,
+        "size": _MIN_SIZE,
         "pixelated": _PIXELATED_BELOW,
-    }  # fmt: skip
+    }
 
 
 def enlarged(pixels: np.ndarray, size: int | None = None) -> Image.Image:
@@ -315,9 +319,16 @@ class Sheet:
         self, left: float, top: float, text: str, points: float, color: str = _INK, weight: str = "normal"
     ) -> None:
         self.figure.text(
-            left / self.width, 1 - top / self.height, text, fontsize=points, color=color, fontfamily=fonts.families(),
-            fontweight=weight, va="top", parse_math=False,
-        )  # fmt: skip
+            left / self.width,
+            1 - top / self.height,
+            text,
+            fontsize=points,
+            color=color,
+            fontfamily=fonts.families(),
+            fontweight=weight,
+            va="top",
+            parse_math=False,
+        )
 
     def color_bar(self, left: float, top: float, tall: float, one: Attribution) -> None:
         """Draw the color bar, with values and labels at its ends."""

@@ -98,12 +98,17 @@ def explain(
             checks = check_faithfulness(network, batch, numbers, entry, maps=result, **options) if check else None
             heatmaps += [
                 Heatmap(
-                    maps[i, t].numpy().astype(np.float32), int(numbers[i, t]), classes[int(numbers[i, t])],
-                    float(probabilities[i, numbers[i, t]]), method, pixels[start + i], names[start + i],
+                    maps[i, t].numpy().astype(np.float32),
+                    int(numbers[i, t]),
+                    classes[int(numbers[i, t])],
+                    float(probabilities[i, numbers[i, t]]),
+                    method,
+                    pixels[start + i],
+                    names[start + i],
                     checks[i * len(targets) + t] if checks else {},
                     text=subject.text(float(probabilities[i, numbers[i, t]])),
                 )
                 for i in range(len(batch))
                 for t in range(len(targets))
-            ]  # fmt: skip
+            ]
     return heatmaps

@@ -55,9 +55,14 @@ class ExplainOptions:
 
 
 def explain_options(
-    predictor: Predictor, targets: Sequence[Target] = (), method: str | None = None, *, compare: bool = False,
-    layer: int | None = None, check: bool = False,
-) -> ExplainOptions:  # fmt: skip
+    predictor: Predictor,
+    targets: Sequence[Target] = (),
+    method: str | None = None,
+    *,
+    compare: bool = False,
+    layer: int | None = None,
+    check: bool = False,
+) -> ExplainOptions:
     """Validate options for a network. Without targets, the predicted class is explained; `compare` runs all methods.
 
     Raises `UsageError` for an unknown class or method, an unsupported method, and an invalid layer.

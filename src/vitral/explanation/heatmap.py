@@ -70,6 +70,8 @@ def contrast(a: Heatmap, b: Heatmap) -> Heatmap:
     shares = [one.values / max(float(np.abs(one.values).sum()), tiny) for one in (a, b)]
     doubtful = any(one.checks.get("believable") is False for one in (a, b))
     return dataclasses.replace(
-        a, values=(shares[0] - shares[1]).astype(np.float32), against=b.label,
+        a,
+        values=(shares[0] - shares[1]).astype(np.float32),
+        against=b.label,
         checks={"believable": False} if doubtful else {},
-    )  # fmt: skip
+    )

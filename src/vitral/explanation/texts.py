@@ -45,9 +45,13 @@ class TextExplanation:
         ]
         entry = TEXT_METHODS[self.method]
         return {
-            "image": self.text.name, "text": self.text.text, "confidence": self.text.confidence, "method": self.method,
-            "characters": characters, "note": entry.note,
-        }  # fmt: skip
+            "image": self.text.name,
+            "text": self.text.text,
+            "confidence": self.text.confidence,
+            "method": self.method,
+            "characters": characters,
+            "note": entry.note,
+        }
 
 
 def text_method(name: str | None) -> Method:
@@ -83,9 +87,13 @@ def explain_texts(
 
 
 def explain_prepared(
-    predictor: Predictor, images: Tensor, names: Sequence[str], entry: Method, rows: Tensor | None = None,
+    predictor: Predictor,
+    images: Tensor,
+    names: Sequence[str],
+    entry: Method,
+    rows: Tensor | None = None,
     **options: Any,
-) -> list[TextExplanation]:  # fmt: skip
+) -> list[TextExplanation]:
     """Explain the texts of prepared images (B, C, H, W) uint8: those that the network reads, or those of its `rows`."""
     network = cast(EncoderDecoder, predictor.network)
     batch = Subject(network, predictor.classes, predictor).standardized(images)

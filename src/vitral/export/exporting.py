@@ -134,9 +134,15 @@ def export_model(
 
 
 def _write(
-    target: Target, job: Job, images: Sample, predictor: Predictor, made: Path, folder: Path, accept: bool,
+    target: Target,
+    job: Job,
+    images: Sample,
+    predictor: Predictor,
+    made: Path,
+    folder: Path,
+    accept: bool,
     progress: Progress | None,
-) -> Exported:  # fmt: skip
+) -> Exported:
     """Write the export into `made`, prove it, and add the JSON files that describe it."""
     versions = target.write(job, made)
     files = files_in(made)
@@ -228,9 +234,10 @@ def _check_text(predictor: Predictor, target: Target, precision: str, with_prepr
     if not isinstance(predictor.network, EncoderDecoder):
         return
     asked = {
-        target.title: target.name != "onnx", precision: precision != "fp32",
+        target.title: target.name != "onnx",
+        precision: precision != "fp32",
         "preprocessing in the graph": with_preprocessing,
-    }  # fmt: skip
+    }
     if bad := [name for name, on in asked.items() if on]:
         why, hint = "its decoder runs step by step: two graphs of ONNX in fp32", "--to onnx, and no other option"
         raise UsageError(f"{bad[0]} does not support networks that read text", why=why, hint=hint)
@@ -287,15 +294,24 @@ def _data(predictor: Predictor, options: DataOptions) -> DataSet | None:
 
 
 def _job(
-    predictor: Predictor, target: Target, precision: Precision, with_preprocessing: bool, dataset: DataSet | None, *,
+    predictor: Predictor,
+    target: Target,
+    precision: Precision,
+    with_preprocessing: bool,
+    dataset: DataSet | None,
+    *,
     skip: bool,
-) -> Job:  # fmt: skip
+) -> Job:
     output = predictor.output
     check_head(predictor.network, len(predictor.classes))
     job = Job(
-        predictor.network, predictor.preprocessing, precision, with_preprocessing, metadata(predictor),
+        predictor.network,
+        predictor.preprocessing,
+        precision,
+        with_preprocessing,
+        metadata(predictor),
         temperature=output.temperature if isinstance(output, Classes) else 1.0,
-    )  # fmt: skip
+    )
     detector: Detector | None = getattr(output, "unknown", None)
     lacking = _lacking(detector, job, target) if detector else ""
     if lacking:

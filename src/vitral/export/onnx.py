@@ -182,10 +182,18 @@ def _quantize(job: Job, exact: Path, target: Path, external: bool) -> None:
             why = "int8 is for dense layers on tokens, and it has none"
             raise UsageError("this network has no int8 form", why=why, hint="--precision fp16")
         quantize_static(
-            str(shaped), str(target), Reader(), quant_format=QuantFormat.QDQ, op_types_to_quantize=["MatMul"],
-            per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-            use_external_data_format=external, extra_options={"MatMulConstBOnly": True},
-        )  # fmt: skip
+            str(shaped),
+            str(target),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=external,
+            extra_options={"MatMulConstBOnly": True},
+        )
 
 
 def _constant_products(file: Path) -> int:

@@ -37,9 +37,12 @@ METADATA = "vitral.text"
 def facts(config: DecoderConfig) -> dict[str, Any]:
     """Return what a program needs to generate texts, besides the names of the tokens."""
     return {
-        "start": config.start_token, "end": config.end_token, "padding": config.pad_token, "length": config.length,
+        "start": config.start_token,
+        "end": config.end_token,
+        "padding": config.pad_token,
+        "length": config.length,
         "cache": {"blocks": config.depth, "heads": config.heads, "head_dim": config.dim // config.heads},
-    }  # fmt: skip
+    }
 
 
 class Encoder(nn.Module):
@@ -88,14 +91,17 @@ def programs(job: Job, network: EncoderDecoder) -> dict[str, tuple[ExportedProgr
         return {
             ENCODER: (
                 torch.export.export(encoder, (images,), dynamic_shapes=({0: batch},)),
-                [job.input_name], [*CACHE], ["batch"],
+                [job.input_name],
+                [*CACHE],
+                ["batch"],
             ),
             STEP: (
                 torch.export.export(step, (past, past.clone(), tokens, keys, values), dynamic_shapes=shapes),
-                [*PAST, "tokens", *CACHE], ["logits", *(f"next_{name}" for name in PAST)],
+                [*PAST, "tokens", *CACHE],
+                ["logits", *(f"next_{name}" for name in PAST)],
                 ["blocks", "batch", "heads", "past"],
             ),
-        }  # fmt: skip
+        }
 
 
 def reader(folder: Path, session_for: Callable[[Path], tuple[Any, str]]) -> tuple[str, Callable[[np.ndarray], Any]]:

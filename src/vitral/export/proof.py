@@ -171,9 +171,16 @@ def prove(
 
 
 def _proof(
-    wanted: np.ndarray, found: np.ndarray, sample: Sample, output: Output, bar: Bar, runtime: str,
-    speed: float, speed_export: float, size: int,
-) -> Proof:  # fmt: skip
+    wanted: np.ndarray,
+    found: np.ndarray,
+    sample: Sample,
+    output: Output,
+    bar: Bar,
+    runtime: str,
+    speed: float,
+    speed_export: float,
+    size: int,
+) -> Proof:
     """Compare both arrays of comparable values (n, K), in the terms of the task."""
     difference = np.nan_to_num(output.distances(wanted, found), nan=math.inf)
     answers, answers_export = output.answers(wanted), output.answers(found)
@@ -193,10 +200,23 @@ def _proof(
     accuracies = [float(one[measured].mean()) if measured.any() else None for one in right]
     lost = float(right[0][known].mean() - right[1][known].mean()) if known.any() else None
     return Proof(
-        runtime, len(sample), sample.about, bar, float(difference.max()), float(same.mean()),
-        int(measured.sum()), bool(held_out.any()), accuracies[0], accuracies[1], lost, speed, speed_export, size,
-        first, output.compared,
-    )  # fmt: skip
+        runtime,
+        len(sample),
+        sample.about,
+        bar,
+        float(difference.max()),
+        float(same.mean()),
+        int(measured.sum()),
+        bool(held_out.any()),
+        accuracies[0],
+        accuracies[1],
+        lost,
+        speed,
+        speed_export,
+        size,
+        first,
+        output.compared,
+    )
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -103,10 +103,16 @@ def load(
     fields, left_out = measured.refitted(weights.output)
     named = loaded.reference if isinstance(source, nn.Module) else str(source)
     predictor = Predictor(
-        network, weights.preprocessing, weights.classes, machine=choose(device, precision, dim=weights.config.dim),
-        source=named, engine=engine, ranges=measured.ranges or None, tta=tta,
+        network,
+        weights.preprocessing,
+        weights.classes,
+        machine=choose(device, precision, dim=weights.config.dim),
+        source=named,
+        engine=engine,
+        ranges=measured.ranges or None,
+        tta=tta,
         output=output_of(weights.classes, fields, weights.statistics),
-    )  # fmt: skip
+    )
     predictor.left_out[:0] = left_out
     loaded.account.notes += predictor.left_out
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))

@@ -40,9 +40,10 @@ def only_plain(preprocessing: Preprocessing, engine: str, int8: bool, tta: str) 
     if not preprocessing.native:
         return False
     asked = {
-        f"--engine {engine}": engine not in ("auto", "plain"), "--precision int8": int8,
+        f"--engine {engine}": engine not in ("auto", "plain"),
+        "--precision int8": int8,
         f"--tta {tta}": tta != "none",
-    }  # fmt: skip
+    }
     if bad := [name for name, on in asked.items() if on]:
         raise UsageError(f"this run does not support {bad[0]}", why=_WHY, hint="leave it out")
     return True

@@ -155,9 +155,14 @@ class Columns:
     """
 
     def __init__(
-        self, classes: Sequence[str], top: int = 1, all: bool = False, threshold: float | None = None,
-        unknown: bool = False, sure: bool = False,
-    ):  # fmt: skip
+        self,
+        classes: Sequence[str],
+        top: int = 1,
+        all: bool = False,
+        threshold: float | None = None,
+        unknown: bool = False,
+        sure: bool = False,
+    ):
         self.classes, self.all, self.threshold, self.unknown, self.sure = classes, all, threshold, unknown, sure
         self.top = min(top, len(classes)) if top > 1 else 0
         ranked = [name for rank in range(1, self.top + 1) for name in (f"label_{rank}", f"probability_{rank}")]

@@ -186,10 +186,15 @@ class Predictor(Described):
     def plainly(self) -> Predictor:
         """Return a predictor of the same network on the same machine, without averaging."""
         twin = Predictor(
-            self.network, self.preprocessing, self.classes, machine=self.machine, source=self.source,
-            engine="packed" if self.engine == "int8" else self._requested, ranges=self.ranges,
+            self.network,
+            self.preprocessing,
+            self.classes,
+            machine=self.machine,
+            source=self.source,
+            engine="packed" if self.engine == "int8" else self._requested,
+            ranges=self.ranges,
             output=self.output if self.tta == "none" else self._as_fitted,
-        )  # fmt: skip
+        )
         twin.held, twin._seen = self.held, self._seen
         return twin
 

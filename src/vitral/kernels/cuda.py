@@ -46,9 +46,17 @@ def _gelu(x_at, out_at, count, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type
 
 @triton.jit
 def _gelu_backward(  # type: ignore[no-untyped-def]
-    gradient_at, x_at, out_at, sums_at, rows, width,
-    TANH: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    gradient_at,
+    x_at,
+    out_at,
+    sums_at,
+    rows,
+    width,
+    TANH: tl.constexpr,
+    STRIP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Backward of GELU for a strip of rows, and its sum over these rows before rounding."""
     strip = tl.program_id(0)  # only the first axis of a launch grid can be long
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -68,10 +76,21 @@ def _gelu_backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attention_backward(  # type: ignore[no-untyped-def]
-    qkv_at, out_at, gradient_at, lse_at, result_at, to_bits, scale, N,
-    H: tl.constexpr, d: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, TURNS: tl.constexpr,
+    qkv_at,
+    out_at,
+    gradient_at,
+    lse_at,
+    result_at,
+    to_bits,
+    scale,
+    N,
+    H: tl.constexpr,
+    d: tl.constexpr,
+    KEYS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TURNS: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Backward of one head of one image.
 
     All keys and values stay on chip, with their partial gradients. The kernel loops over blocks of queries, whose

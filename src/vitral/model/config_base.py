@@ -11,9 +11,17 @@ from vitral.kinds import kinds_of, matches
 MAX_SIDE = 1 << 14
 """Largest side of an image in pixels, so that a damaged header cannot allocate all the memory."""
 _LARGEST = {
-    "image_size": MAX_SIDE, "channels": 1_000, "classes": 10_000_000, "dim": 100_000, "depth": 1_000, "heads": 100_000,
-    "mlp_dim": 1_000_000, "registers": 1_000, "layers": 1_000, "width": 1_000,
-}  # fmt: skip
+    "image_size": MAX_SIDE,
+    "channels": 1_000,
+    "classes": 10_000_000,
+    "dim": 100_000,
+    "depth": 1_000,
+    "heads": 100_000,
+    "mlp_dim": 1_000_000,
+    "registers": 1_000,
+    "layers": 1_000,
+    "width": 1_000,
+}
 """Field → largest accepted value. A larger one is a typo or damage, and would overflow or run forever."""
 
 

@@ -76,9 +76,14 @@ class DecoderConfig(ConfigBase):
     def mlp(self) -> ViTConfig:
         """The fields that `vitral.model.vit.MLP` reads."""
         return ViTConfig(
-            dim=self.dim, heads=1, mlp_dim=self.mlp_dim, activation=self.activation, dropout=self.dropout,
-            norm_eps=self.norm_eps, position="none",
-        )  # fmt: skip
+            dim=self.dim,
+            heads=1,
+            mlp_dim=self.mlp_dim,
+            activation=self.activation,
+            dropout=self.dropout,
+            norm_eps=self.norm_eps,
+            position="none",
+        )
 
 
 @dataclass(frozen=True)

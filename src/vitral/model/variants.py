@@ -77,27 +77,57 @@ BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT
 WRITE_UPS: dict[str, ViTConfig] = {
     # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
     "einops-b16": ViTConfig(
-        heads=8, attention_scale="model", pool="mean-all", final_norm="pooled",
-        cls_init="normal", pos_init="normal", norm_eps=1e-5,
+        heads=8,
+        attention_scale="model",
+        pool="mean-all",
+        final_norm="pooled",
+        cls_init="normal",
+        pos_init="normal",
+        norm_eps=1e-5,
     ),
     # 001: tanh on the logits; class token and positions from N(0, 1).
     "mnist-7562": ViTConfig(
-        image_size=28, patch_size=7, channels=1, classes=10, dim=16, depth=2, heads=2, mlp_dim=64,
-        logits_tanh=True, cls_init="normal", pos_init="normal", norm_eps=1e-5,
+        image_size=28,
+        patch_size=7,
+        channels=1,
+        classes=10,
+        dim=16,
+        depth=2,
+        heads=2,
+        mlp_dim=64,
+        logits_tanh=True,
+        cls_init="normal",
+        pos_init="normal",
+        norm_eps=1e-5,
     ),
     # 002: the authors' layout; q, k, v and out are tensordots there, the same arithmetic as these dense layers.
     "tensordot-b16": ViTConfig(dropout=0.1, pos_init="uniform", norm_eps=1e-5),
     # 003: BERT-like post-norm; dropout → add → norm; 8 heads; 365 scenes. 1×1 Conv1d is a dense layer.
     "places365-postnorm": ViTConfig(
-        classes=365, heads=8, norm="post", dropout=0.1, attention_dropout=0.1,
-        cls_init="normal", pos_init="normal", norm_eps=1e-5,
+        classes=365,
+        heads=8,
+        norm="post",
+        dropout=0.1,
+        attention_dropout=0.1,
+        cls_init="normal",
+        pos_init="normal",
+        norm_eps=1e-5,
     ),
     # 004: a simplified timm ViT: no bias in attention, MLP as wide as the model, dropout one half.
     "timm-small-128": ViTConfig(
-        classes=10, dim=128, depth=3, heads=4, mlp_dim=128, qkv_bias=False, proj_bias=False, dropout=0.5,
-        attention_dropout=0.5, pos_init="zeros", norm_eps=1e-5,
+        classes=10,
+        dim=128,
+        depth=3,
+        heads=4,
+        mlp_dim=128,
+        qkv_bias=False,
+        proj_bias=False,
+        dropout=0.5,
+        attention_dropout=0.5,
+        pos_init="zeros",
+        norm_eps=1e-5,
     ),
-}  # fmt: skip
+}
 
 
 def config(name: str, **changes: Any) -> ModelConfig:

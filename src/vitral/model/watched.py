@@ -45,8 +45,11 @@ def _has_foreign_global_hook() -> bool:
 
 
 _GLOBAL = (
-    "_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks",
-)  # fmt: skip
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
 
 
 def _is_changed(part: nn.Module) -> bool:

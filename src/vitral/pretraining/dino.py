@@ -62,9 +62,18 @@ class SelfDistillation(Method):
     updates: Tensor
 
     def __init__(
-        self, encoder: ViT, *, prototypes: int, steps: int, momentum: float = 0.996, temperature: float = 0.04,
-        centering: str = "mean", ibot: float = 0.0, koleo: float = 0.0, fixed_steps: int = 0,
-    ):  # fmt: skip
+        self,
+        encoder: ViT,
+        *,
+        prototypes: int,
+        steps: int,
+        momentum: float = 0.996,
+        temperature: float = 0.04,
+        centering: str = "mean",
+        ibot: float = 0.0,
+        koleo: float = 0.0,
+        fixed_steps: int = 0,
+    ):
         """`steps` are those of the run, over which the teacher's momentum rises to 1. Prototypes are fixed for the
         first `fixed_steps`, which helps in the beginning (section 3.2). `centering` is "mean" or "sinkhorn"; `ibot` and
         `koleo` are weights of their losses.
@@ -88,10 +97,16 @@ class SelfDistillation(Method):
     def of(cls, encoder: ViT, run: Run, steps: int) -> SelfDistillation:
         """The method as a run describes it."""
         return cls(
-            encoder, prototypes=run.prototypes, steps=steps, momentum=run.teacher_momentum,
-            temperature=run.teacher_temperature, centering=run.centering, ibot=run.ibot, koleo=run.koleo,
+            encoder,
+            prototypes=run.prototypes,
+            steps=steps,
+            momentum=run.teacher_momentum,
+            temperature=run.teacher_temperature,
+            centering=run.centering,
+            ibot=run.ibot,
+            koleo=run.koleo,
             fixed_steps=steps // run.epochs,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def draw(run: Run, config: ViTConfig) -> Draw:

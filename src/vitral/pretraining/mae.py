@@ -37,9 +37,15 @@ class Decoder(nn.Module):
     def __init__(self, config: ViTConfig, dim: int, depth: int, heads: int | None = None, mlp_dim: int | None = None):
         super().__init__()
         own = ViTConfig(
-            image_size=config.image_size, patch_size=config.patch_size, channels=config.channels, dim=dim, depth=depth,
-            heads=heads or max(1, dim // HEAD_WIDTH), mlp_dim=mlp_dim or 4 * dim, norm_eps=config.norm_eps,
-        )  # fmt: skip
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            channels=config.channels,
+            dim=dim,
+            depth=depth,
+            heads=heads or max(1, dim // HEAD_WIDTH),
+            mlp_dim=mlp_dim or 4 * dim,
+            norm_eps=config.norm_eps,
+        )
         self.prefix = config.prefix
         self.embed = nn.Linear(config.dim, dim)
         self.blocks = nn.ModuleList(Block(own) for _ in range(depth))

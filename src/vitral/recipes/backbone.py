@@ -31,13 +31,29 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
     epochs = max(4, min(30, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
     run = Run(
-        recipe="backbone", probe=True, model=MODEL, image_size=side, channels=3, pool="mean", epochs=epochs,
+        recipe="backbone",
+        probe=True,
+        model=MODEL,
+        image_size=side,
+        channels=3,
+        pool="mean",
+        epochs=epochs,
         batch_size=stats.batch(32 if stats.images < 2_000 else 128 if many else 64),
-        optimizer="muon", lr=4e-3 if many else 2e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=warmup(epochs), clip=1.0, label_smoothing=0.1, ema=0.998 if many else 0.99,
-        crop="random-resized" if photographs else "shift", crop_area=0.3, flip=True,
+        optimizer="muon",
+        lr=4e-3 if many else 2e-3,
+        momentum=0.9,
+        beta2=0.99,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=warmup(epochs),
+        clip=1.0,
+        label_smoothing=0.1,
+        ema=0.998 if many else 0.99,
+        crop="random-resized" if photographs else "shift",
+        crop_area=0.3,
+        flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
-    )  # fmt: skip
+    )
     small = f"your images have {stats.size[0]}×{stats.size[1]} pixels; the built-in model was trained at 64 to 160"
     total = f"each image is used {epochs} times, varied at random; --minutes sets a time limit instead"
     return Plan(

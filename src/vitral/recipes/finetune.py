@@ -24,11 +24,23 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
     epochs = max(3, min(50, round(images / max(stats.images, 1))))
     photographs, color = max(stats.size) > 96, stats.channels == 3
     run = Run(
-        recipe="finetune", probe=True, channels=stats.channels, epochs=epochs,
-        batch_size=stats.batch(32 if stats.images < 2_000 else 64), optimizer="adamw", lr=1e-3, layer_decay=0.75,
-        weight_decay=0.05, schedule="cosine", warmup=epochs / 10, clip=1.0, label_smoothing=0.1,
-        crop="random-resized" if photographs else "shift", crop_area=0.3, flip=color,
-    )  # fmt: skip
+        recipe="finetune",
+        probe=True,
+        channels=stats.channels,
+        epochs=epochs,
+        batch_size=stats.batch(32 if stats.images < 2_000 else 64),
+        optimizer="adamw",
+        lr=1e-3,
+        layer_decay=0.75,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=epochs / 10,
+        clip=1.0,
+        label_smoothing=0.1,
+        crop="random-resized" if photographs else "shift",
+        crop_area=0.3,
+        flip=color,
+    )
     return Plan(
         run,
         (
@@ -57,11 +69,23 @@ def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:
     steps = 500 if stats.images < 20_000 else 10_000 if stats.images < 500_000 else 20_000
     epochs = max(1, round(steps * FINETUNE_BATCH / max(stats.images, 1)))
     run = Run(
-        recipe="paper-finetune", model="B/16", image_size=384, epochs=epochs, batch_size=32, accumulate=16, lr=0.01,
-        lr_batch=FINETUNE_BATCH, optimizer="sgd", weight_decay=0.0, schedule="cosine", clip=1.0,
-        warmup=min(500, steps / 5) * FINETUNE_BATCH / max(stats.images, 1), crop="random-resized", crop_area=0.05,
+        recipe="paper-finetune",
+        model="B/16",
+        image_size=384,
+        epochs=epochs,
+        batch_size=32,
+        accumulate=16,
+        lr=0.01,
+        lr_batch=FINETUNE_BATCH,
+        optimizer="sgd",
+        weight_decay=0.0,
+        schedule="cosine",
+        clip=1.0,
+        warmup=min(500, steps / 5) * FINETUNE_BATCH / max(stats.images, 1),
+        crop="random-resized",
+        crop_area=0.05,
         flip=True,
-    )  # fmt: skip
+    )
     return Plan(
         run,
         (

@@ -19,9 +19,21 @@ _MODEL = "16 patches of 7×7, width 16, depth 2, tanh on the logits, as in the w
 def mnist_7562(stats: DatasetStats, machine: Machine) -> Plan:
     """Train as in write-up 001."""
     run = Run(
-        recipe="mnist-7562", data="mnist", model="mnist-7562", image_size=28, channels=1, epochs=15, optimizer="adam",
-        batch_size=1024, lr=2e-2, weight_decay=0.0, schedule="cosine", warmup=0.5, clip=None, val_fraction=0.0,
-    )  # fmt: skip
+        recipe="mnist-7562",
+        data="mnist",
+        model="mnist-7562",
+        image_size=28,
+        channels=1,
+        epochs=15,
+        optimizer="adam",
+        batch_size=1024,
+        lr=2e-2,
+        weight_decay=0.0,
+        schedule="cosine",
+        warmup=0.5,
+        clip=None,
+        val_fraction=0.0,
+    )
     return Plan(
         run,
         (
@@ -37,10 +49,25 @@ def mnist_7562(stats: DatasetStats, machine: Machine) -> Plan:
 def mnist_7562_minute(stats: DatasetStats, machine: Machine) -> Plan:
     """Train 7,850 parameters as well as possible in a minute on two cores; test digits are used once, at the end."""
     run = Run(
-        recipe="mnist-7562-minute", data="mnist", model="mnist-7562", image_size=28, channels=1, logit_scale=10.0,
-        epochs=31, batch_size=1024, optimizer="muon", lr=3e-2, momentum=0.9, beta2=0.99, weight_decay=0.05,
-        schedule="cosine", warmup=1.5, clip=1.0, crop="shift", ema=0.998,
-    )  # fmt: skip
+        recipe="mnist-7562-minute",
+        data="mnist",
+        model="mnist-7562",
+        image_size=28,
+        channels=1,
+        logit_scale=10.0,
+        epochs=31,
+        batch_size=1024,
+        optimizer="muon",
+        lr=3e-2,
+        momentum=0.9,
+        beta2=0.99,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=1.5,
+        clip=1.0,
+        crop="shift",
+        ema=0.998,
+    )
     return Plan(
         run,
         (

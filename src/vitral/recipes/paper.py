@@ -18,11 +18,26 @@ def paper(stats: DatasetStats, machine: Machine) -> Plan:
     """Train from scratch as in Table 3, row "ViT-*, ImageNet": 300 epochs, Adam, cosine, decay 0.3, dropout 0.1."""
     warmup = 10_000 * SCRATCH_BATCH / max(stats.images, 1)
     run = Run(
-        recipe="paper", model="B/16", image_size=224, channels=3, pre_logits=True, dropout=0.1, epochs=300,
-        batch_size=64, accumulate=SCRATCH_BATCH // 64, lr=3e-3, lr_batch=SCRATCH_BATCH, optimizer="adamw",
-        weight_decay=0.3, schedule="cosine", warmup=min(warmup, 30.0), clip=1.0, crop="random-resized", crop_area=0.05,
+        recipe="paper",
+        model="B/16",
+        image_size=224,
+        channels=3,
+        pre_logits=True,
+        dropout=0.1,
+        epochs=300,
+        batch_size=64,
+        accumulate=SCRATCH_BATCH // 64,
+        lr=3e-3,
+        lr_batch=SCRATCH_BATCH,
+        optimizer="adamw",
+        weight_decay=0.3,
+        schedule="cosine",
+        warmup=min(warmup, 30.0),
+        clip=1.0,
+        crop="random-resized",
+        crop_area=0.05,
         flip=True,
-    )  # fmt: skip
+    )
     return Plan(
         run,
         (

@@ -14,10 +14,23 @@ from vitral.training.plan import Choice, Plan
 def places365(stats: DatasetStats, machine: Machine) -> Plan:
     """Train as in write-up 003."""
     run = Run(
-        recipe="places365", data="places365", train_share=0.1, val_share=0.05, model="places365-postnorm",
-        image_size=224, epochs=5, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="constant",
-        warmup=0.0, clip=1.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
-    )  # fmt: skip
+        recipe="places365",
+        data="places365",
+        train_share=0.1,
+        val_share=0.05,
+        model="places365-postnorm",
+        image_size=224,
+        epochs=5,
+        batch_size=16,
+        optimizer="adam",
+        lr=1e-3,
+        weight_decay=0.0,
+        schedule="constant",
+        warmup=0.0,
+        clip=1.0,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
     return Plan(
         run,
         (

@@ -14,9 +14,22 @@ from vitral.training.plan import Choice, Plan
 def planted(stats: DatasetStats, machine: Machine) -> Plan:
     """Train on the generated data set, in about a minute on two cores."""
     run = Run(
-        recipe="planted", data="planted", model="Pico/4", image_size=32, channels=3, pool="cls", epochs=8,
-        batch_size=128, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, schedule="cosine", warmup=1.0, clip=1.0,
-    )  # fmt: skip
+        recipe="planted",
+        data="planted",
+        model="Pico/4",
+        image_size=32,
+        channels=3,
+        pool="cls",
+        epochs=8,
+        batch_size=128,
+        optimizer="muon",
+        lr=6e-3,
+        momentum=0.9,
+        beta2=0.99,
+        schedule="cosine",
+        warmup=1.0,
+        clip=1.0,
+    )
     return Plan(
         run,
         (

@@ -22,10 +22,27 @@ from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
-    "probe", "pre_logits", "logit_scale", "head_bias_init", "whiten", "erase", "mixup", "cutmix", "label_smoothing",
-    "class_weights", "sampling", "layer_decay", "early_stop", "keep", "patch_dropout", "pack", "pack_min_size",
-    "pack_drop", "multiple", "patch_sizes",
-)  # fmt: skip
+    "probe",
+    "pre_logits",
+    "logit_scale",
+    "head_bias_init",
+    "whiten",
+    "erase",
+    "mixup",
+    "cutmix",
+    "label_smoothing",
+    "class_weights",
+    "sampling",
+    "layer_decay",
+    "early_stop",
+    "keep",
+    "patch_dropout",
+    "pack",
+    "pack_min_size",
+    "pack_drop",
+    "multiple",
+    "patch_sizes",
+)
 """Options without effect in pretraining; they are refused."""
 
 _MASKED, _DECODER = ("mask",), ("decoder_dim", "decoder_depth")
@@ -35,9 +52,20 @@ UNSUPPORTED_BY = {
     "mae": (*UNSUPPORTED, *_DISTILLED, *_TAUGHT),
     "mpp": (*UNSUPPORTED, *_DISTILLED, *_DECODER, *_TAUGHT),
     "dino": (*UNSUPPORTED, *_MASKED, *_DECODER, *_TAUGHT, "crop", "shift", "ema", "compile", "graphs"),
-    "distill": (*UNSUPPORTED, *_DISTILLED, *_MASKED, *_DECODER, "crop", "shift", "augment", "randaugment", "ema",
-                "compile", "graphs"),
-}  # fmt: skip
+    "distill": (
+        *UNSUPPORTED,
+        *_DISTILLED,
+        *_MASKED,
+        *_DECODER,
+        "crop",
+        "shift",
+        "augment",
+        "randaugment",
+        "ema",
+        "compile",
+        "graphs",
+    ),
+}
 """Method → all of its options without effect."""
 
 
@@ -60,9 +88,17 @@ def dino(stats: DatasetStats, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     momentum, prototypes = (0.996, 8192) if gpu else (0.99, 1024)
     plan = _plan(
-        "dino", stats, machine, pool="cls", crop="none", crop_area=0.3, teacher_momentum=momentum,
-        prototypes=prototypes, beta2=0.999, lr=5e-4,
-    )  # fmt: skip
+        "dino",
+        stats,
+        machine,
+        pool="cls",
+        crop="none",
+        crop_area=0.3,
+        teacher_momentum=momentum,
+        prototypes=prototypes,
+        beta2=0.999,
+        lr=5e-4,
+    )
     why = "agree with a teacher, the student's average, about crops of an image (arXiv 2104.14294)"
     crops = "two of 30 to 100 % of the image; the student sees 4 smaller ones, too"
     return _with(
@@ -80,9 +116,19 @@ def distill(stats: DatasetStats, machine: Machine) -> Plan:
     gpu = machine.device.type == "cuda"
     shape, views = shape_of(stats, gpu)._replace(crop="random-resized"), 0 if gpu else 8
     plan = _plan(
-        "distill", stats, machine, shape, pool="mean", crop=shape.crop, crop_area=0.25, optimizer="muon", lr=4e-3,
-        distill_weight=0.5, distill_temperature=2.0, teacher_views=views,
-    )  # fmt: skip
+        "distill",
+        stats,
+        machine,
+        shape,
+        pool="mean",
+        crop=shape.crop,
+        crop_area=0.25,
+        optimizer="muon",
+        lr=4e-3,
+        distill_weight=0.5,
+        distill_temperature=2.0,
+        teacher_views=views,
+    )
     why = "learn the teacher's features of the same crops, through a linear layer (arXiv 2407.20179)"
     colors = "of 25 to 100 %; colors of the network's own are random, those that the teacher sees are not"
     changed = (
@@ -145,11 +191,21 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, shape: Shape | Non
     batch = stats.batch(64 if stats.images < 5_000 else 512 if gpu else 256)
     usual: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "beta2": 0.95, "crop": shape.crop, "crop_area": 0.2}
     run = Run(
-        recipe=method, model=shape.model, image_size=shape.image_size, channels=stats.channels, epochs=epochs,
-        batch_size=batch, momentum=0.9, weight_decay=0.05, schedule="cosine",
-        warmup=min(epochs / 10, 40.0), clip=1.0, flip=stats.channels == 3,
-        val_fraction=None if stats.classes > 1 else 0.0, **{**usual, **options},
-    )  # fmt: skip
+        recipe=method,
+        model=shape.model,
+        image_size=shape.image_size,
+        channels=stats.channels,
+        epochs=epochs,
+        batch_size=batch,
+        momentum=0.9,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=min(epochs / 10, 40.0),
+        clip=1.0,
+        flip=stats.channels == 3,
+        val_fraction=None if stats.classes > 1 else 0.0,
+        **{**usual, **options},
+    )
     why_epochs = "about 2 million images (× 20 on a GPU), at most 400 epochs; --minutes limits the time instead"
     muon = "for the blocks: better than AdamW in the same time (docs/log/accuracy.md)"
     why_optimizer = muon if run.optimizer == "muon" else f"β2 {run.beta2:g}, as in the method's paper"

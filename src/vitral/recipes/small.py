@@ -26,11 +26,27 @@ def small(stats: DatasetStats, machine: Machine) -> Plan:
     full = 512 if gpu and _deep(stats) else 256
     batch = stats.batch(16 if stats.images < 500 else 64 if stats.images < 5_000 else full)
     run = Run(
-        recipe="small", model=shape.model, image_size=shape.image_size, channels=stats.channels, pool="mean",
-        epochs=epochs, batch_size=batch, optimizer="muon", lr=6e-3, momentum=0.9, beta2=0.99, weight_decay=0.05,
-        schedule="cosine", warmup=warmup(epochs), clip=1.0, label_smoothing=0.1, ema=0.998, crop=shape.crop,
-        crop_area=0.3, flip=stats.channels == 3,
-    )  # fmt: skip
+        recipe="small",
+        model=shape.model,
+        image_size=shape.image_size,
+        channels=stats.channels,
+        pool="mean",
+        epochs=epochs,
+        batch_size=batch,
+        optimizer="muon",
+        lr=6e-3,
+        momentum=0.9,
+        beta2=0.99,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=warmup(epochs),
+        clip=1.0,
+        label_smoothing=0.1,
+        ema=0.998,
+        crop=shape.crop,
+        crop_area=0.3,
+        flip=stats.channels == 3,
+    )
     run = replace(run, **_adjustments(stats, gpu, shape.crop, epochs))
     return Plan(run, (*_input_choices(stats, shape), *_training_choices(run, why_epochs)))
 

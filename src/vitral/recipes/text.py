@@ -14,10 +14,23 @@ from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
 UNSUPPORTED = (
-    "teacher", "distill_weight", "distill_temperature", "mixup", "cutmix", "class_weights", "sampling",
-    "whiten", "layer_decay", "compile", "graphs", "flip", "checkpointing", "pool",
-    "pack", "patch_sizes",
-)  # fmt: skip
+    "teacher",
+    "distill_weight",
+    "distill_temperature",
+    "mixup",
+    "cutmix",
+    "class_weights",
+    "sampling",
+    "whiten",
+    "layer_decay",
+    "compile",
+    "graphs",
+    "flip",
+    "checkpointing",
+    "pool",
+    "pack",
+    "patch_sizes",
+)
 """Options without effect on text, or not yet supported."""
 _HEIGHT, _PATCH, _WIDEST = 32, 8, 1024  # pixels
 _MIRRORED = "text must not be mirrored"
@@ -32,12 +45,28 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
     images = 600_000 * (10 if gpu else 1)
     epochs = max(5, min(100, round(images / stats.images))) if stats.epochs is None else stats.epochs
     run = Run(
-        recipe="text", model=f"C+{size_name}/{_PATCH}", image_size=size, channels=stats.channels, pool="mean",
-        resize="letterbox", epochs=epochs, batch_size=stats.batch(64 if gpu else 16),
-        optimizer="muon", lr=3e-3, momentum=0.9, beta2=0.99, weight_decay=0.05, schedule="cosine",
-        warmup=warmup(epochs), clip=1.0, label_smoothing=0.0, ema=0.998, crop="none", flip=False,
+        recipe="text",
+        model=f"C+{size_name}/{_PATCH}",
+        image_size=size,
+        channels=stats.channels,
+        pool="mean",
+        resize="letterbox",
+        epochs=epochs,
+        batch_size=stats.batch(64 if gpu else 16),
+        optimizer="muon",
+        lr=3e-3,
+        momentum=0.9,
+        beta2=0.99,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup=warmup(epochs),
+        clip=1.0,
+        label_smoothing=0.0,
+        ema=0.998,
+        crop="none",
+        flip=False,
         decoder_depth=2,
-    )  # fmt: skip
+    )
     same = "" if stats.uniform else f" (median of {stats.sampled} samples)"
     tokens = _HEIGHT // _PATCH * (wide // _PATCH)
     return Plan(

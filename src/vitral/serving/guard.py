@@ -144,9 +144,11 @@ class Guard:
         quiet = exchange.route in ("/healthz", "/readyz", "/metrics") and exchange.status < 400
         client = (scope.get("client") or ("", 0))[0]
         log(
-            f"{exchange.method} {exchange.route} {exchange.status}", logging.DEBUG if quiet else logging.INFO,
-            ms=round(1000 * seconds, 1), client=client,
-        )  # fmt: skip
+            f"{exchange.method} {exchange.route} {exchange.status}",
+            logging.DEBUG if quiet else logging.INFO,
+            ms=round(1000 * seconds, 1),
+            client=client,
+        )
 
 
 def _below_root(scope: Scope) -> str:

@@ -120,11 +120,15 @@ class Model:
         self._seconds = 0.05  # an image takes about as long, for Retry-After
         self._batchers = {
             task: Batcher(
-                compute, self._thread, size=limits.batch_size, wait=limits.batch_wait,
-                accepted=lambda: self.places.used, record=self._recorder(task),
+                compute,
+                self._thread,
+                size=limits.batch_size,
+                wait=limits.batch_wait,
+                accepted=lambda: self.places.used,
+                record=self._recorder(task),
             )
             for task, compute in (("predict", self._predict), ("embed", self._embed))
-        }  # fmt: skip
+        }
         self.labels = (name, self.version, predictor.engine, predictor.machine.precision)
 
     def start(self) -> None:

@@ -14,9 +14,18 @@ Fields = Mapping[str, tuple[dict[str, Any], str]]
 """Parameter → its schema and its description."""
 
 _READING = (
-    "bad-request", "unknown-parameter", "unknown-model", "slow-body", "body-too-large", "too-many-images",
-    "unsupported-type", "unreadable-image", "queue-full", "deadline", "internal",
-)  # fmt: skip
+    "bad-request",
+    "unknown-parameter",
+    "unknown-model",
+    "slow-body",
+    "body-too-large",
+    "too-many-images",
+    "unsupported-type",
+    "unreadable-image",
+    "queue-full",
+    "deadline",
+    "internal",
+)
 """Problems of every request with images."""
 
 
@@ -44,28 +53,36 @@ def _paths(limits: Limits, token: bool, fields: Fields) -> dict[str, Any]:
     denied = ("unauthorized",) if token else ()
     embedding = {name: fields[name] for name in ("model", "timeout")}
     return {
-        "/v1/predict": {"post": {
-            "summary": "Predict the classes, labels, numbers or text of one image or many",
-            "operationId": "predict",
-            **_with_images(limits, "Predictions", (*_READING, "no-explanation", *denied), fields),
-            **secured,
-        }},
-        "/v1/embed": {"post": {
-            "summary": "Compute the features of one image or many, as the head of the network reads them",
-            "operationId": "embed",
-            **_with_images(limits, "Embeddings", (*_READING, "no-embedding", *denied), embedding),
-            **secured,
-        }},
+        "/v1/predict": {
+            "post": {
+                "summary": "Predict the classes, labels, numbers or text of one image or many",
+                "operationId": "predict",
+                **_with_images(limits, "Predictions", (*_READING, "no-explanation", *denied), fields),
+                **secured,
+            }
+        },
+        "/v1/embed": {
+            "post": {
+                "summary": "Compute the features of one image or many, as the head of the network reads them",
+                "operationId": "embed",
+                **_with_images(limits, "Embeddings", (*_READING, "no-embedding", *denied), embedding),
+                **secured,
+            }
+        },
         "/v1/models": {"get": _get("List the models, the default first", "Models", denied) | secured},
         "/healthz": {"get": _get("Succeed while the process answers", "Status")},
         "/readyz": {"get": _get("Succeed while new requests are welcome", "Status", ("not-ready",))},
-        "/metrics": {"get": {
-            "summary": "Metrics for Prometheus",
-            "responses": {"200": {"description": "metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}}
-            | _problems(denied),
-            **secured,
-        }},
-    }  # fmt: skip
+        "/metrics": {
+            "get": {
+                "summary": "Metrics for Prometheus",
+                "responses": {
+                    "200": {"description": "metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+                }
+                | _problems(denied),
+                **secured,
+            }
+        },
+    }
 
 
 def _get(summary: str, schema: str, problems: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -159,34 +176,70 @@ def _schemas(limits: Limits) -> dict[str, Any]:
     base64 = {"type": "string", "format": "byte", "contentEncoding": "base64", "minLength": 1}
     named = {**_object("data", name=text, data=base64), "additionalProperties": False}
     explanation = _object(
-        "method", "label", "values", method=text, label=text, probability=number, value=number, note=text,
-        values=_list(_list(number)), image=text, overlay=text,
-    )  # fmt: skip
+        "method",
+        "label",
+        "values",
+        method=text,
+        label=text,
+        probability=number,
+        value=number,
+        note=text,
+        values=_list(_list(number)),
+        image=text,
+        overlay=text,
+    )
     top = _list(_object(**{"class": text, "probability": number}))
     prediction = _object(
-        "image", "label", "confidence", "top", image=text, label=text, confidence=number, top=top,
-        unknown={"type": "boolean"}, explanation=explanation,
-    )  # fmt: skip
+        "image",
+        "label",
+        "confidence",
+        "top",
+        image=text,
+        label=text,
+        confidence=number,
+        top=top,
+        unknown={"type": "boolean"},
+        explanation=explanation,
+    )
     found = _list(_object(label=text, probability=number, threshold=number))
     labels = _object("image", "labels", "top", image=text, labels=found, top=found, explanation=explanation)
     amounts = {"type": "object", "additionalProperties": number}
     numbers = _object("image", "numbers", image=text, numbers=amounts, explanation=explanation)
     characters = _list(_object(character=text, probability=number))
-    looked = _list(_object("character", "values", character=text, probability=number, values=_list(_list(number)),
-                           overlay=text))  # fmt: skip
+    looked = _list(
+        _object("character", "values", character=text, probability=number, values=_list(_list(number)), overlay=text)
+    )
     where = _object("method", "characters", method=text, note=text, characters=looked, image=text)
     written = _object(
-        "image", "text", "confidence", image=text, text=text, confidence=number, characters=characters,
+        "image",
+        "text",
+        "confidence",
+        image=text,
+        text=text,
+        confidence=number,
+        characters=characters,
         explanation=where,
-    )  # fmt: skip
+    )
     yes = {"type": "boolean"}
     method = _object(name=text, title=text, passes=whole, routing=yes, signed=yes, note=text)
     model = _object(
-        name=text, version=text, loaded_at=text, task=text, noun=text, target=text, preprocessing={"type": "object"},
-        classes=_list(text), image_size=_list(whole),
-        channels=whole, features=whole, parameters=whole, engine=text, precision=text, device=text,
+        name=text,
+        version=text,
+        loaded_at=text,
+        task=text,
+        noun=text,
+        target=text,
+        preprocessing={"type": "object"},
+        classes=_list(text),
+        image_size=_list(whole),
+        channels=whole,
+        features=whole,
+        parameters=whole,
+        engine=text,
+        precision=text,
+        device=text,
         methods=_list(method),
-    )  # fmt: skip
+    )
     bounds = _object(body=whole, images=whole, pixels=whole, explained=whole, timeout=number)
     kinds = [prediction, labels, numbers, written]
     return {
@@ -199,7 +252,16 @@ def _schemas(limits: Limits) -> dict[str, Any]:
         "Models": _object(models=_list(model), limits=bounds),
         "Status": _object("status", status=text, models=_list(text)),
         "Problem": _object(
-            "type", "title", "status", "detail", "request_id", type=text, title=text, status=whole, detail=text,
-            request_id=text, **{"try": text},
+            "type",
+            "title",
+            "status",
+            "detail",
+            "request_id",
+            type=text,
+            title=text,
+            status=whole,
+            detail=text,
+            request_id=text,
+            **{"try": text},
         ),
-    }  # fmt: skip
+    }

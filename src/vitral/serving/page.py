@@ -23,9 +23,11 @@ ASSETS = {f"/{path}": name for path, name in web.SERVER.items()}
 
 EXAMPLE = f"/{web.EXAMPLE}"
 _TYPES = {
-    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
     "png": "image/png",
-}  # fmt: skip
+}
 
 CSP = web.policy({"frame-ancestors": "'none'", "require-trusted-types-for": "'script'"})
 """Of the page: its own files, images in memory, and requests to its own server."""

@@ -69,10 +69,19 @@ def serve_on(
 ) -> int:
     """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens."""
     config = uvicorn.Config(
-        build(service), http=Bounded, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=30,
-        h11_max_incomplete_event_size=service.limits.headers, backlog=BACKLOG,
-    )  # fmt: skip
+        build(service),
+        http=Bounded,
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=service.limits.headers,
+        backlog=BACKLOG,
+    )
     server = _Server(config, service, grace, started)
     try:
         bound.listen(BACKLOG)

@@ -35,9 +35,13 @@ class Service:
     """Models by name, the first one being the default."""
 
     def __init__(
-        self, sources: Mapping[str, Reference], access: Access, limits: Limits,
-        options: Mapping[str, Any] | None = None, example: bytes = b"",
-    ):  # fmt: skip
+        self,
+        sources: Mapping[str, Reference],
+        access: Access,
+        limits: Limits,
+        options: Mapping[str, Any] | None = None,
+        example: bytes = b"",
+    ):
         """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`. The page
         offers `example`, a PNG.
         """

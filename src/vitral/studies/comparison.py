@@ -39,8 +39,17 @@ from vitral.workflows.planning.draft import format_value
 
 _ROUNDS, _BATCH = 5, 32
 AUGMENTATION = (
-    "augment", "randaugment", "crop", "crop_area", "shift", "flip", "erase", "mixup", "cutmix", "label_smoothing",
-)  # fmt: skip
+    "augment",
+    "randaugment",
+    "crop",
+    "crop_area",
+    "shift",
+    "flip",
+    "erase",
+    "mixup",
+    "cutmix",
+    "label_smoothing",
+)
 """Options of the augmentation, which differences of accuracy come from most often."""
 _STATED = ("init", "epochs", "minutes", "out", "log", "threads", "workers")
 """Options that other notes state, or that do not change what is learned."""
@@ -79,10 +88,18 @@ class Contender:
 
     def to_json(self) -> dict[str, Any]:
         about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
-        return {**about, "seconds_per_image": self.seconds_per_image, "caution": self.caution, "start": self.start,
-                "length": self.length, "accuracy": self.evaluation.accuracy,
-                "accuracy_interval": self.evaluation.accuracy_interval, "loss": self.evaluation.loss,
-                "ece": self.evaluation.ece, "macro_f1": self.evaluation.macro_f1}  # fmt: skip
+        return {
+            **about,
+            "seconds_per_image": self.seconds_per_image,
+            "caution": self.caution,
+            "start": self.start,
+            "length": self.length,
+            "accuracy": self.evaluation.accuracy,
+            "accuracy_interval": self.evaluation.accuracy_interval,
+            "loss": self.evaluation.loss,
+            "ece": self.evaluation.ece,
+            "macro_f1": self.evaluation.macro_f1,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,18 +176,32 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         differences = [
-            {"first": one.first, "second": one.second, "difference": one.difference, "interval": list(one.interval),
-             "only_first": one.only_first, "only_second": one.only_second, "agreement": one.agreement,
-             "p_value": one.p_value, "p_adjusted": one.p_adjusted, "claimed": one.claimed}
+            {
+                "first": one.first,
+                "second": one.second,
+                "difference": one.difference,
+                "interval": list(one.interval),
+                "only_first": one.only_first,
+                "only_second": one.only_second,
+                "agreement": one.agreement,
+                "p_value": one.p_value,
+                "p_adjusted": one.p_adjusted,
+                "claimed": one.claimed,
+            }
             for one in self.differences
-        ]  # fmt: skip
+        ]
         only = {one.name: [self.images.names[i] for i in self.only_right(k)] for k, one in enumerate(self.contenders)}
         return {
-            "data": self.source, "split": self.split, "images": len(self.images),
-            "groups": count_groups(self.groups, len(self.images)), "device": self.device,
-            "contenders": [one.to_json() for one in self.contenders], "differences": differences,
-            "conclusion": self.conclusion(), "only_right": only,
-        }  # fmt: skip
+            "data": self.source,
+            "split": self.split,
+            "images": len(self.images),
+            "groups": count_groups(self.groups, len(self.images)),
+            "device": self.device,
+            "contenders": [one.to_json() for one in self.contenders],
+            "differences": differences,
+            "conclusion": self.conclusion(),
+            "only_right": only,
+        }
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -217,13 +248,20 @@ def compare(
         summary = summarize(one.predictor.model)
         contenders.append(
             Contender(
-                name, evaluation, answers == one.images.labels[numbers],
-                tuple(one.predictor.classes[answer] for answer in answers), summary.parameters, summary.flops,
-                one.predictor.preprocessing.image_size, rate, latency, f"{one.changed} {one.caution}".strip(),
+                name,
+                evaluation,
+                answers == one.images.labels[numbers],
+                tuple(one.predictor.classes[answer] for answer in answers),
+                summary.parameters,
+                summary.flops,
+                one.predictor.preprocessing.image_size,
+                rate,
+                latency,
+                f"{one.changed} {one.caution}".strip(),
                 *_training(one.predictor.source),
                 held_out=len(one.images),
             )
-        )  # fmt: skip
+        )
     first = found[0]
     images = first.images.select(chosen[0])
     order = sorted(range(len(contenders)), key=lambda k: (-contenders[k].evaluation.accuracy, k))

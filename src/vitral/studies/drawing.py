@@ -89,10 +89,15 @@ def _series(results: Results, x: str) -> list[_Series]:
         if group.accuracy and group.mean(x):
             found.setdefault(group.label(("fraction", "epochs")), []).append(group)
     return [
-        _Series(label, sorted(groups, key=lambda one: one.mean(x) or 0), _ON_PAGE[k % len(PAPER)],
-                _MARKERS[k % len(_MARKERS)], _DASHES[k // len(PAPER) % len(_DASHES)])
+        _Series(
+            label,
+            sorted(groups, key=lambda one: one.mean(x) or 0),
+            _ON_PAGE[k % len(PAPER)],
+            _MARKERS[k % len(_MARKERS)],
+            _DASHES[k // len(PAPER) % len(_DASHES)],
+        )
         for k, (label, groups) in enumerate(found.items())
-    ]  # fmt: skip
+    ]
 
 
 def _draw_over(axes: Axes, results: Results, x: str, title: str, color: Callable[[str], str]) -> None:
@@ -105,9 +110,15 @@ def _draw_over(axes: Axes, results: Results, x: str, title: str, color: Callable
             axes.fill_between(places, low, high, color=shade, alpha=0.16, linewidth=0)
             axes.vlines(places, low, high, color=shade, linewidth=1.4)
         axes.plot(
-            places, [mean.value for mean in means], color=shade, marker=one.marker, markersize=6, linewidth=2,
-            linestyle=one.dash, label=one.label,
-        )  # fmt: skip
+            places,
+            [mean.value for mean in means],
+            color=shade,
+            marker=one.marker,
+            markersize=6,
+            linewidth=2,
+            linestyle=one.dash,
+            label=one.label,
+        )
     dress(axes, "accuracy", color(MUTED), color(LINE))
     axes.tick_params(axis="x", length=3)
     axes.set_xlabel(title, fontfamily=FONT, fontsize=10.5, color=color(MUTED))
@@ -126,9 +137,14 @@ def _draw_front(axes: Axes, results: Results, cost: str, color: Callable[[str], 
     points = [(group.mean(cost) or 0.0, group.accuracy.value) for group in front if group.accuracy]
     if len(points) > 1:
         axes.step(
-            *zip(*points, strict=True), where="post", color=color(INK), linewidth=1, linestyle=(0, (1, 2)),
-            label="front of best", zorder=0,
-        )  # fmt: skip
+            *zip(*points, strict=True),
+            where="post",
+            color=color(INK),
+            linewidth=1,
+            linestyle=(0, (1, 2)),
+            label="front of best",
+            zorder=0,
+        )
 
 
 def _draw_options(results: Results, color: Callable[[str], str]) -> Figure:

@@ -29,10 +29,12 @@ _CHANNELS = 3
 def write_comparison(path: Path, comparison: Comparison, command: str) -> None:
     """Write the page, with the images that only one network classifies correctly; atomically."""
     text = _template("comparison.html.jinja").render(
-        comparison=comparison, command=command, conclusion=comparison.conclusion(),
+        comparison=comparison,
+        command=command,
+        conclusion=comparison.conclusion(),
         only=[_only(comparison, place) for place in range(len(comparison.contenders))],
         scale=_scale(comparison.differences),
-    )  # fmt: skip
+    )
     _write(path, text)
 
 
@@ -40,11 +42,17 @@ def write_study(place: StudyFolder, results: Results) -> None:
     """Write the page of a study and its figure for a paper; atomically."""
     study = results.study
     text = _template("study.html.jinja").render(
-        study=study, results=results, title=study.title or study.design.title, sentences=conclusions(results),
-        plots=on_page(results), figure_title=study.design.figure[0], figure_note=study.design.figure[1],
-        scale=_scale(results.differences), command=f"{study.command} --out {shlex.quote(str(place.path))}",
+        study=study,
+        results=results,
+        title=study.title or study.design.title,
+        sentences=conclusions(results),
+        plots=on_page(results),
+        figure_title=study.design.figure[0],
+        figure_note=study.design.figure[1],
+        scale=_scale(results.differences),
+        command=f"{study.command} --out {shlex.quote(str(place.path))}",
         winner=command(results.best.cell.options) if study.design.searches and results.best else "",
-    )  # fmt: skip
+    )
     _write(place.page, text)
     if drawn := in_print(results):
         for path, content in zip((place.png, place.svg), drawn, strict=True):

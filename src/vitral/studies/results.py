@@ -288,22 +288,48 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Plain data: the study, every run, means over seeds and differences."""
         runs = [_as_json(one) for one in self.outcomes]
-        means = [{"factors": one.factors, "accuracy": one.accuracy and dataclasses.asdict(one.accuracy),
-                  "flops": one.mean("flops"), "seconds": one.mean("seconds")} for one in self.groups]  # fmt: skip
+        means = [
+            {
+                "factors": one.factors,
+                "accuracy": one.accuracy and dataclasses.asdict(one.accuracy),
+                "flops": one.mean("flops"),
+                "seconds": one.mean("seconds"),
+            }
+            for one in self.groups
+        ]
         differences = [{**dataclasses.asdict(one), "claimed": one.claimed} for one in self.differences]
-        return {"study": self.study.to_json(), "finished": self.finished, "split": self.split, "images": self.images,
-                "image_groups": self.groups_of_images,
-                "runs": runs, "means": means, "differences": differences, **self._winner()}  # fmt: skip
+        return {
+            "study": self.study.to_json(),
+            "finished": self.finished,
+            "split": self.split,
+            "images": self.images,
+            "image_groups": self.groups_of_images,
+            "runs": runs,
+            "means": means,
+            "differences": differences,
+            **self._winner(),
+        }
 
     def _winner(self) -> dict[str, Any]:
         """The winner of a search with its figure on the test split, the only one that is stated."""
         best = self.best
         if not self.study.design.searches or best is None:
             return {}
-        test = best.test and {"accuracy": best.test.accuracy, "interval": list(best.test.accuracy_interval),
-                              "images": best.test.images, "groups": best.test.groups}  # fmt: skip
-        return {"winner": {"run": best.cell.name, "factors": dict(best.cell.factors), "val_accuracy": best.accuracy,
-                           "test": test, "command": command(best.cell.options)}}  # fmt: skip
+        test = best.test and {
+            "accuracy": best.test.accuracy,
+            "interval": list(best.test.accuracy_interval),
+            "images": best.test.images,
+            "groups": best.test.groups,
+        }
+        return {
+            "winner": {
+                "run": best.cell.name,
+                "factors": dict(best.cell.factors),
+                "val_accuracy": best.accuracy,
+                "test": test,
+                "command": command(best.cell.options),
+            }
+        }
 
 
 def _as_json(one: Outcome) -> dict[str, Any]:
@@ -354,15 +380,27 @@ def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASUR
         of_trial = {"curve": _curve(run), "test": test}
     measured, plan = result.get(split, {}), run.read_plan()
     return Outcome(
-        cell, "done", split=split, images=measured.get("images", 0),
-        groups=measured.get("groups"), train_images=result["images"]["train"],
-        accuracy=measured.get("accuracy"), loss=measured.get("loss"), ece=measured.get("ece"),
-        macro_f1=measured.get("macro_f1"), epochs=result["epochs"], best_epoch=result["best_epoch"],
+        cell,
+        "done",
+        split=split,
+        images=measured.get("images", 0),
+        groups=measured.get("groups"),
+        train_images=result["images"]["train"],
+        accuracy=measured.get("accuracy"),
+        loss=measured.get("loss"),
+        ece=measured.get("ece"),
+        macro_f1=measured.get("macro_f1"),
+        epochs=result["epochs"],
+        best_epoch=result["best_epoch"],
         batch_size=plan.run.batch_size * plan.run.accumulate if result["epochs"] else None,
-        parameters=result["parameters"], flops=_training_flops(run), seconds=result["seconds"],
-        images_per_second=result["images_per_second"], at_chance=_at_chance(measured),
-        held_out=plan.fingerprint.digests.get(split, "") if plan.fingerprint else "", **of_trial,
-    )  # fmt: skip
+        parameters=result["parameters"],
+        flops=_training_flops(run),
+        seconds=result["seconds"],
+        images_per_second=result["images_per_second"],
+        at_chance=_at_chance(measured),
+        held_out=plan.fingerprint.digests.get(split, "") if plan.fingerprint else "",
+        **of_trial,
+    )
 
 
 def _at_chance(measured: Mapping[str, Any]) -> bool:
@@ -381,9 +419,15 @@ def _ended(cell: Cell, file: Path) -> Outcome:
         record = read_json(file)
         curve = tuple(map(float, record.get("curve", ())))
         return Outcome(
-            cell, record["status"], why=record["why"], curve=curve, accuracy=max(curve, default=None),
-            epochs=len(curve) or None, planned_epochs=record.get("planned_epochs"), seconds=record.get("seconds"),
-        )  # fmt: skip
+            cell,
+            record["status"],
+            why=record["why"],
+            curve=curve,
+            accuracy=max(curve, default=None),
+            epochs=len(curve) or None,
+            planned_epochs=record.get("planned_epochs"),
+            seconds=record.get("seconds"),
+        )
     except (ValueError, KeyError, TypeError) as error:
         hint = "delete it, and the run is trained again"
         raise RunError("cannot read an outcome", where=file, why=str(error), hint=hint) from error

@@ -151,8 +151,13 @@ def _run(
     except Interrupted as stopped:
         raise Interrupted(f"vitral study resume {shlex.quote(str(place.path))}", saved=True) from stopped
     except Pruned as stopped:
-        record = {"status": "pruned", "why": stopped.why, "curve": stopped.curve, "planned_epochs": stopped.epochs,
-                  "seconds": time.perf_counter() - started}  # fmt: skip
+        record = {
+            "status": "pruned",
+            "why": stopped.why,
+            "curve": stopped.curve,
+            "planned_epochs": stopped.epochs,
+            "seconds": time.perf_counter() - started,
+        }
         write_text(place.outcome(cell), sealed_json(record))
         tell(f"{cell.name}  stopped after epoch {len(stopped.curve)} of {stopped.epochs}: {stopped.why}")
         return read_outcome(cell, place, splits)

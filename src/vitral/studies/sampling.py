@@ -112,10 +112,13 @@ def _open(study: Study, past: Sequence[Past], seed: int = 0, guided: bool = True
         done = one.accuracy is not None
         search.add_trial(
             optuna.trial.create_trial(
-                state=states.COMPLETE if done else states.PRUNED, value=one.accuracy if done else None,
-                params=_encoded(study, one.factors), distributions=space, intermediate_values=dict(one.curve),
+                state=states.COMPLETE if done else states.PRUNED,
+                value=one.accuracy if done else None,
+                params=_encoded(study, one.factors),
+                distributions=space,
+                intermediate_values=dict(one.curve),
             )
-        )  # fmt: skip
+        )
     return search
 
 

@@ -56,10 +56,16 @@ def tune_study(data: str, trials: int, minutes: float | None, given: Mapping[str
     if not found:
         raise UsageError("nothing is left to tune", why="--set gives all options", hint="leave some of them out")
     return Study(
-        "search", data, vary={one.name: one.values for one in found}, trials=trials, minutes=minutes, title=TITLE,
-        first={one.name: one.own for one in found}, options={"epochs": job.run.epochs, **given},
+        "search",
+        data,
+        vary={one.name: one.values for one in found},
+        trials=trials,
+        minutes=minutes,
+        title=TITLE,
+        first={one.name: one.own for one in found},
+        options={"epochs": job.run.epochs, **given},
         note="; ".join(f"{one.name}: {one.why}" for one in found),
-    )  # fmt: skip
+    )
 
 
 def _kept(place: StudyFolder, data: str, trials: int, minutes: float | None, given: Mapping[str, Any]) -> Study:
@@ -83,8 +89,9 @@ def open_options(run: Run, config: ModelConfig) -> list[Open]:
     if run.layer_decay:
         why = "the rate of early blocks decides how much of the initial weights is kept"
         found.append(Open("layer_decay", Span(0.5, 1.0), float(run.layer_decay), why))
-    policies = tuple(dict.fromkeys([run.augment, "none", "affine" if run.channels == 1 else "randaugment",
-                                    "trivialaugment"]))  # fmt: skip
+    policies = tuple(
+        dict.fromkeys([run.augment, "none", "affine" if run.channels == 1 else "randaugment", "trivialaugment"])
+    )
     found.append(Open("augment", policies, run.augment, "the best strength depends on how few the images are"))
     if hasattr(config, "drop_path"):
         own = float(run.drop_path if run.drop_path is not None else config.drop_path)

@@ -21,8 +21,14 @@ _TARGETS = ((1, 3), (0, 2), (4, 4))
 def networks() -> dict[str, ViTConfig | BiTConfig]:
     """Name → a small network of each kind that a method meets: with and without class token, registers, color."""
     shape: dict[str, Any] = {
-        "image_size": 12, "patch_size": 4, "classes": CLASSES, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24,
-    }  # fmt: skip
+        "image_size": 12,
+        "patch_size": 4,
+        "classes": CLASSES,
+        "dim": 16,
+        "depth": 2,
+        "heads": 2,
+        "mlp_dim": 24,
+    }
     return {
         "paper": ViTConfig(**shape),
         "oblong": ViTConfig(**{**shape, "image_size": (8, 12), "patch_size": (4, 2)}),
@@ -50,9 +56,12 @@ def random_images(config: ViTConfig | BiTConfig, count: int = 3) -> Tensor:
 
 
 def check_maps(
-    method: Method, model: nn.Module, images: Tensor, options: Mapping[str, Any] | None = None,
+    method: Method,
+    model: nn.Module,
+    images: Tensor,
+    options: Mapping[str, Any] | None = None,
     completeness: float = torch.inf,
-) -> None:  # fmt: skip
+) -> None:
     """Check a method on a network and three images: maps on its grid, finite, repeatable, independent of the batch and,
     unless it is a routing method, dependent on the class; and that it leaves the network as it was.
     """

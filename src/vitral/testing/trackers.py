@@ -18,9 +18,19 @@ from vitral.weights.files import read_tensors
 from vitral.workflows.train import train
 
 _OPTIONS: dict[str, Any] = {
-    "model": "mu/4", "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8, "image_size": 8, "epochs": 2, "optimizer": "adamw",
-    "train_share": 0.05, "device": "cpu", "precision": "fp32", "ema": 0.0,
-}  # fmt: skip
+    "model": "mu/4",
+    "dim": 8,
+    "depth": 1,
+    "heads": 2,
+    "mlp_dim": 8,
+    "image_size": 8,
+    "epochs": 2,
+    "optimizer": "adamw",
+    "train_share": 0.05,
+    "device": "cpu",
+    "precision": "fp32",
+    "ema": 0.0,
+}
 """A run on the embedded digits that takes a moment."""
 
 

@@ -27,9 +27,14 @@ class Tracker(EpochOnce):
         self.noted = Remembered.read(run.folder / "wandb" / "vitral.json")
         self.noted.run = self.noted.run or secrets.token_hex(4)
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "vitral"), name=run.folder.name, dir=str(run.folder),
-            id=self.noted.run, resume="allow", config=dict(run.options), settings=wandb.Settings(console="off"),
-        )  # fmt: skip
+            project=os.environ.get("WANDB_PROJECT", "vitral"),
+            name=run.folder.name,
+            dir=str(run.folder),
+            id=self.noted.run,
+            resume="allow",
+            config=dict(run.options),
+            settings=wandb.Settings(console="off"),
+        )
         if not self.noted.epoch and (samples := run.samples(_SAMPLES)):
             gray = samples[0][0].shape[-1] == 1  # then wandb wants (H, W)
             images = [wandb.Image(image[..., 0] if gray else image, caption=label) for image, label in samples]

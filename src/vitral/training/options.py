@@ -25,15 +25,39 @@ def option(default: Any, help: str) -> Any:
 
 
 MODEL_OPTIONS = (
-    "dim", "depth", "heads", "mlp_dim", "position", "pool", "cls_token", "registers", "layer_scale", "qk_norm",
-    "pre_logits", "logit_scale", "head_bias_init", "activation", "dropout", "drop_path", "patch_dropout",
-)  # fmt: skip
+    "dim",
+    "depth",
+    "heads",
+    "mlp_dim",
+    "position",
+    "pool",
+    "cls_token",
+    "registers",
+    "layer_scale",
+    "qk_norm",
+    "pre_logits",
+    "logit_scale",
+    "head_bias_init",
+    "activation",
+    "dropout",
+    "drop_path",
+    "patch_dropout",
+)
 """Fields of a run that override the configuration of the named model."""
 
 PRETRAINING_OPTIONS = (
-    "mask", "decoder_dim", "decoder_depth", "prototypes", "local_crops", "teacher_momentum", "teacher_temperature",
-    "centering", "ibot", "koleo", "teacher_views",
-)  # fmt: skip
+    "mask",
+    "decoder_dim",
+    "decoder_depth",
+    "prototypes",
+    "local_crops",
+    "teacher_momentum",
+    "teacher_temperature",
+    "centering",
+    "ibot",
+    "koleo",
+    "teacher_views",
+)
 """Fields of a run that `vitral pretrain` alone reads."""
 DECODER_OPTIONS = ("decoder_dim", "decoder_depth")
 """Those among them that reading text has, too."""
@@ -357,29 +381,63 @@ _LIMITS: Mapping[_Range, tuple[str, ...]] = {
     _Range(0, 2**63 - 1): ("seed", "split_seed"),
     _Range(0, 10**12): ("max_bad",),
     _Range(0, 1): (
-        "erase", "label_smoothing", "val_share", "min_lr", "distill_weight", "layer_decay", "mean",
+        "erase",
+        "label_smoothing",
+        "val_share",
+        "min_lr",
+        "distill_weight",
+        "layer_decay",
+        "mean",
     ),
     _Range(0, 1, above=True): ("train_share", "crop_area", "crop_fraction", "shift", "std"),
     _Range(0, 1, below=True): (
-        "momentum", "beta2", "val_fraction", "ema", "teacher_momentum", "dropout", "drop_path", "patch_dropout",
+        "momentum",
+        "beta2",
+        "val_fraction",
+        "ema",
+        "teacher_momentum",
+        "dropout",
+        "drop_path",
+        "patch_dropout",
         "pack_drop",
     ),
     _Range(0.01, 0.99): ("mask",),
     _Range(2, 1_000_000): ("prototypes",),
     _Range(0, 1_000, above=True): ("teacher_temperature", "logit_scale", "distill_temperature"),
     _Range(0, 1_000_000, above=True): ("minutes",),
-}  # fmt: skip
+}
 """Range → fields whose numbers must be in it. Upper bounds exceed any real run: they catch typos that would overflow or
 never finish.
 """
 
 _EXAMPLES = {
-    "minutes": 30, "resize_size": (256, 256), "lr_batch": 256, "val_fraction": 0.1, "ema": 0.999,
-    "layer_decay": 0.75, "early_stop": 20, "workers": 2, "threads": 2, "dim": 192, "depth": 12, "heads": 3,
-    "mlp_dim": 768, "split_seed": 0, "registers": 4, "layer_scale": 0.1, "head_bias_init": -10, "logit_scale": 10,
-    "dropout": 0.1, "drop_path": 0.1, "patch_dropout": 0.5, "decoder_dim": 64, "pack_min_size": 64,
-    "pack_drop": (0.5, 0.0), "patch_sizes": (8, 16, 32), "max_bad": 100,
-}  # fmt: skip
+    "minutes": 30,
+    "resize_size": (256, 256),
+    "lr_batch": 256,
+    "val_fraction": 0.1,
+    "ema": 0.999,
+    "layer_decay": 0.75,
+    "early_stop": 20,
+    "workers": 2,
+    "threads": 2,
+    "dim": 192,
+    "depth": 12,
+    "heads": 3,
+    "mlp_dim": 768,
+    "split_seed": 0,
+    "registers": 4,
+    "layer_scale": 0.1,
+    "head_bias_init": -10,
+    "logit_scale": 10,
+    "dropout": 0.1,
+    "drop_path": 0.1,
+    "patch_dropout": 0.5,
+    "decoder_dim": 64,
+    "pack_min_size": 64,
+    "pack_drop": (0.5, 0.0),
+    "patch_sizes": (8, 16, 32),
+    "max_bad": 100,
+}
 """Example values for fields without a default."""
 
 

@@ -22,9 +22,16 @@ _EVERY = 0.25  # seconds between two reads of the loss, each of which synchroniz
 def progress_bar(console: Console) -> Progress:
     """A transient progress bar; disabled if the console is no terminal."""
     return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"), console=console, transient=True, disable=not draws(console),
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+        disable=not draws(console),
+    )
 
 
 class ConsoleListener(Callback):
@@ -133,12 +140,42 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
 
 _FIRST = ("model", "init", "epochs", "minutes")
 """Choices that a user wants to know first: the network, its start, the time."""
-DETAILS = frozenset({
-    "accumulate", "augmentation", "batch", "batch size", "channels", "clip", "compile", "crop", "crops", "decoder",
-    "first layer", "geometry", "graphs", "layer decay", "learning rate", "logit scale", "loss", "lr", "mask", "mirror",
-    "optimizer", "patch dropout", "pooling", "pre logits", "precision", "prototypes", "smoothing", "teacher momentum",
-    "teacher views", "threads", "warmup", "weight decay",
-})  # fmt: skip
+DETAILS = frozenset(
+    {
+        "accumulate",
+        "augmentation",
+        "batch",
+        "batch size",
+        "channels",
+        "clip",
+        "compile",
+        "crop",
+        "crops",
+        "decoder",
+        "first layer",
+        "geometry",
+        "graphs",
+        "layer decay",
+        "learning rate",
+        "logit scale",
+        "loss",
+        "lr",
+        "mask",
+        "mirror",
+        "optimizer",
+        "patch dropout",
+        "pooling",
+        "pre logits",
+        "precision",
+        "prototypes",
+        "smoothing",
+        "teacher momentum",
+        "teacher views",
+        "threads",
+        "warmup",
+        "weight decay",
+    }
+)
 """Choices that follow from the recipe and the machine."""
 _NARROWEST = 12
 """Smallest width of a readable column, in characters."""

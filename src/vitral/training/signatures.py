@@ -21,15 +21,24 @@ from vitral.training.options import Run
 F = TypeVar("F", bound=Callable[..., Any])
 
 GROUPS = {
-    "Data": "data", "Task": "task", "Network": "model", "Preprocessing and augmentation": "resize",
-    "Training": "epochs", "Pretraining without labels": "mask", "Execution": "device",
-}  # fmt: skip
+    "Data": "data",
+    "Task": "task",
+    "Network": "model",
+    "Preprocessing and augmentation": "resize",
+    "Training": "epochs",
+    "Pretraining without labels": "mask",
+    "Execution": "device",
+}
 """Title of each group of options → its first field of `Run`."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": tuple(OPTIMIZERS), "position": tuple(POSITIONS), "interpolation": tuple(INTERPOLATIONS),
-    "pool": get_args(Pool), "activation": get_args(Activation), "precision": ("auto", "bf16", "fp32"),
-}  # fmt: skip
+    "optimizer": tuple(OPTIMIZERS),
+    "position": tuple(POSITIONS),
+    "interpolation": tuple(INTERPOLATIONS),
+    "pool": get_args(Pool),
+    "activation": get_args(Activation),
+    "precision": ("auto", "bf16", "fp32"),
+}
 """Texts that `Run` looks up in a table."""
 
 _OWN: dict[str, Any] = {

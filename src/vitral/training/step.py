@@ -42,9 +42,15 @@ class Step:
     """An eager training step."""
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerSet, objective: Objective, machine: Machine, run: Run,
-        *, strategy: Strategy | None = None,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: OptimizerSet,
+        objective: Objective,
+        machine: Machine,
+        run: Run,
+        *,
+        strategy: Strategy | None = None,
+    ):
         self.strategy = strategy or Strategy(model)
         self.model, self.optimizer, self.objective = self.strategy.module, optimizer, objective
         self.machine, self.clip = machine, run.clip
@@ -99,9 +105,16 @@ class CapturedStep(Step):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerSet, objective: TwoPartObjective, machine: Machine, run: Run,
-        *, tell: Callable[[str], None] = lambda line: None, record: Capture | None = None,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: OptimizerSet,
+        objective: TwoPartObjective,
+        machine: Machine,
+        run: Run,
+        *,
+        tell: Callable[[str], None] = lambda line: None,
+        record: Capture | None = None,
+    ):
         super().__init__(model, optimizer, objective, machine, run)
         self.two_part, self.tell = objective, tell
         self._side_stream = SideStream(machine.device)
@@ -156,9 +169,14 @@ class CapturedStep(Step):
 
 
 def step_of(
-    model: nn.Module, optimizer: OptimizerSet, objective: TwoPartObjective, machine: Machine, run: Run,
-    tell: Callable[[str], None] = lambda line: None, strategy: Strategy | None = None,
-) -> Step:  # fmt: skip
+    model: nn.Module,
+    optimizer: OptimizerSet,
+    objective: TwoPartObjective,
+    machine: Machine,
+    run: Run,
+    tell: Callable[[str], None] = lambda line: None,
+    strategy: Strategy | None = None,
+) -> Step:
     """The step of a run: captured with `Run.graphs` on a CUDA device, else eager."""
     if run.graphs and machine.device.type == "cuda":
         return CapturedStep(model, optimizer, objective, machine, run, tell=tell)

@@ -95,8 +95,14 @@ def _reader(module: nn.Module) -> _Reader:
     name = name_of(module)
     if name in _READERS:
         return _READERS[name]
-    parent = next((f"{one.__module__}.{one.__qualname__}" for one in type(module).__mro__[1:]
-                   if f"{one.__module__}.{one.__qualname__}" in _READERS), None)  # fmt: skip
+    parent = next(
+        (
+            f"{one.__module__}.{one.__qualname__}"
+            for one in type(module).__mro__[1:]
+            if f"{one.__module__}.{one.__qualname__}" in _READERS
+        ),
+        None,
+    )
     if parent:
         raise UnreadableError(f"{name} is a subclass of {parent.rpartition('.')[2]}, and may compute something else")
     raise UnreadableError(f"{name} is not a Vision Transformer of timm, torchvision or transformers known to vitral")
@@ -235,12 +241,20 @@ def _as_usual(part: Any) -> bool:
 _BIT: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
-            "timm.models.resnetv2.ResNetV2", "timm.models.resnetv2.ResNetStage",
-            "timm.models.resnetv2.PreActBottleneck", "timm.models.resnetv2.DownsampleConv",
-            "timm.layers.classifier.ClassifierHead", "timm.layers.adaptive_avgmax_pool.SelectAdaptivePool2d",
-            "timm.layers.drop.DropPath", f"{_TORCH}.container.Sequential", f"{_TORCH}.linear.Identity",
-            f"{_TORCH}.activation.ReLU", f"{_TORCH}.conv.Conv2d", f"{_TORCH}.dropout.Dropout",
-            f"{_TORCH}.flatten.Flatten", f"{_TORCH}.pooling.AdaptiveAvgPool2d",
+            "timm.models.resnetv2.ResNetV2",
+            "timm.models.resnetv2.ResNetStage",
+            "timm.models.resnetv2.PreActBottleneck",
+            "timm.models.resnetv2.DownsampleConv",
+            "timm.layers.classifier.ClassifierHead",
+            "timm.layers.adaptive_avgmax_pool.SelectAdaptivePool2d",
+            "timm.layers.drop.DropPath",
+            f"{_TORCH}.container.Sequential",
+            f"{_TORCH}.linear.Identity",
+            f"{_TORCH}.activation.ReLU",
+            f"{_TORCH}.conv.Conv2d",
+            f"{_TORCH}.dropout.Dropout",
+            f"{_TORCH}.flatten.Flatten",
+            f"{_TORCH}.pooling.AdaptiveAvgPool2d",
         ),
         lambda part: True,
     ),
@@ -250,7 +264,7 @@ _BIT: Mapping[str, Callable[[Any], bool]] = {
     ),
     f"{_TORCH}.padding.ConstantPad2d": lambda part: (part.padding, part.value) == ((1, 1, 1, 1), 0.0),
     f"{_TORCH}.pooling.MaxPool2d": lambda part: (part.stride, part.padding, part.dilation) == (2, 0, 1),
-}  # fmt: skip
+}
 """Class in a BiT → predicate, True for a part with BiT's parameters."""
 _TIMM_ACTIVATIONS = ("GELU", "GELUTanh", "QuickGELU", "ReLU", "SiLU")
 _TIMM_FORMATS = ("timm", "timm-eva", "timm-naflex")
@@ -279,11 +293,19 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], str | None]] = {
 _PLAIN = {
     f"{_TORCH}.{one}"
     for one in (
-        "container.Sequential", "container.ModuleList", "linear.Linear", "linear.Identity", "conv.Conv2d",
-        "linear.NonDynamicallyQuantizableLinear", "normalization.LayerNorm", "dropout.Dropout", "sparse.Embedding",
-        "activation.MultiheadAttention", "pixelshuffle.PixelShuffle",
+        "container.Sequential",
+        "container.ModuleList",
+        "linear.Linear",
+        "linear.Identity",
+        "conv.Conv2d",
+        "linear.NonDynamicallyQuantizableLinear",
+        "normalization.LayerNorm",
+        "dropout.Dropout",
+        "sparse.Embedding",
+        "activation.MultiheadAttention",
+        "pixelshuffle.PixelShuffle",
     )
-}  # fmt: skip
+}
 
 
 def _torchvision(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
@@ -392,8 +414,11 @@ _READERS: Mapping[str, _Reader] = {
     **{
         f"timm.models.{one}": _timm
         for one in (
-            "vision_transformer.VisionTransformer", "deit.VisionTransformerDistilled", "eva.Eva",
-            "naflexvit.NaFlexVit", "beit.Beit",
+            "vision_transformer.VisionTransformer",
+            "deit.VisionTransformerDistilled",
+            "eva.Eva",
+            "naflexvit.NaFlexVit",
+            "beit.Beit",
         )
     },
     "timm.models.resnetv2.ResNetV2": _timm_bit,
@@ -404,7 +429,7 @@ _READERS: Mapping[str, _Reader] = {
         for folder in [kind.removesuffix("_vision_model")]
         for one in models
     },
-}  # fmt: skip
+}
 """Module path and name of a class → its reader."""
 
 

@@ -43,9 +43,12 @@ def library_weights(source: Source, named: str, class_order: str | None = None) 
     count = config.get("num_classes", described.get("num_classes", 1000))
     try:
         built = ForeignConfig(
-            source=named, image_size=preprocessing.image_size, channels=preprocessing.channels, classes=count,
+            source=named,
+            image_size=preprocessing.image_size,
+            channels=preprocessing.channels,
+            classes=count,
             version=version_of(named),
-        )  # fmt: skip
+        )
     except UsageError as error:
         raise WeightsError(f"config.json describes no {named}", where=source.where, why=error.what) from error
     tensors = source.tensors

@@ -193,9 +193,17 @@ def from_huggingface(config: Mapping[str, Any], image_size: Size | None = None) 
     plain = resize == "stretch" and size == final
     fraction = min(1.0, _crop_fraction(final, size))
     recipe = read.build(
-        final, len(mean), resize, fraction, _RESAMPLE[code], True, mean, std, None if plain else size,
+        final,
+        len(mean),
+        resize,
+        fraction,
+        _RESAMPLE[code],
+        True,
+        mean,
+        std,
+        None if plain else size,
         "floor" if cropped else "round",
-    )  # fmt: skip
+    )
     if config.get("levels") is not None:
         black, white = map(int, read.numbers("levels", (), 2))
         recipe = dataclasses.replace(recipe, levels=(black, white))
@@ -413,9 +421,18 @@ class _Fields:
         return tuple(value)
 
     def build(
-        self, size: Size, channels: int, resize: Resize, fraction: float, interpolation: str, antialias: bool,
-        mean: tuple[float, ...], std: tuple[float, ...], resized: Size | None, center: Center = "round",
-    ) -> Preprocessing:  # fmt: skip
+        self,
+        size: Size,
+        channels: int,
+        resize: Resize,
+        fraction: float,
+        interpolation: str,
+        antialias: bool,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        resized: Size | None,
+        center: Center = "round",
+    ) -> Preprocessing:
         """Build `Preprocessing` from the fields; its `UsageError` becomes `WeightsError`."""
         try:
             return Preprocessing(size, channels, resize, fraction, interpolation, antialias, mean, std, resized, center)

@@ -127,10 +127,14 @@ class Evaluated:
         if self.unreadable:
             findings.insert(0, ("Unreadable", left_out(self.unreadable)))
         content = ReportContent(
-            title=f"{self.predictor.source} on {self.source}", run=self.predictor.source, command=command,
-            evaluated_on="" if self.split == "all" else self.split, caution=self.caution,
-            findings=findings, layers=summary.to_json()["layers"],
-        )  # fmt: skip
+            title=f"{self.predictor.source} on {self.source}",
+            run=self.predictor.source,
+            command=command,
+            evaluated_on="" if self.split == "all" else self.split,
+            caution=self.caution,
+            findings=findings,
+            layers=summary.to_json()["layers"],
+        )
         task = task_of(self.predictor.output.task)
         images = self.images.with_levels(self.predictor.preprocessing.levels)
         content = task.page(content, self.predictor, self.probabilities, images, self.evaluation, summary.flops)
@@ -222,9 +226,15 @@ def _evaluate(
 
     evaluation, comparison = ranks.share(measured)
     return Evaluated(
-        evaluation, predictor, images, dataset.source, probabilities=probabilities, comparison=comparison,
-        unreadable=left_out, **described,
-    )  # fmt: skip
+        evaluation,
+        predictor,
+        images,
+        dataset.source,
+        probabilities=probabilities,
+        comparison=comparison,
+        unreadable=left_out,
+        **described,
+    )
 
 
 def _grouped(predictor: Predictor, dataset: DataSet, own: RunData | None) -> tuple[DataSet, RunData | None]:
@@ -425,9 +435,10 @@ def _name_outputs(predictor: Predictor, dataset: DataSet) -> None:
         return
     if account.class_order not in ORDERS:
         raise DataError(
-            "the weights state no names for their classes", where=dataset.source,
+            "the weights state no names for their classes",
+            where=dataset.source,
             why=f"they have {len(classes)} outputs, and the data have as many classes",
             hint="--class-order natural (2 before 10) or text (as torchvision's ImageFolder), or a file of names",
-        )  # fmt: skip
+        )
     predictor.classes = in_order(classes, account.class_order)
     predictor.output = output_of(predictor.classes, predictor.output.to_json())

@@ -78,9 +78,17 @@ def inspect(
     subject = _subject(model, InferenceOptions(device, precision))
     seen = _images(subject, data if isinstance(data, Tensor) else DataOptions(data, split, data_root), images)
     inspection = inspect_network(
-        subject.network, seen.images, seen.image, name=subject.name, source=seen.source, prefix=prefix, layers=layers,
-        components=components, notes=(*subject.notes, *seen.notes), progress=progress,
-    )  # fmt: skip
+        subject.network,
+        seen.images,
+        seen.image,
+        name=subject.name,
+        source=seen.source,
+        prefix=prefix,
+        layers=layers,
+        components=components,
+        notes=(*subject.notes, *seen.notes),
+        progress=progress,
+    )
     if out is not None:
         typed = "" if data is None or isinstance(data, Tensor) else f" --data {data}"
         write(inspection, Path(out), f"vitral inspect {subject.name}{typed}")
@@ -246,10 +254,20 @@ def render(inspection: Inspection, command: str) -> str:
     from vitral._version import __version__
 
     panels = [_on_page(panel) for panel in inspection.panels()]
-    text = environment("vitral.explanation.inspect").get_template("page.html.jinja").render(
-        title=inspection.name, source=inspection.source, facts=inspection.facts, notes=inspection.notes, panels=panels,
-        example=worked_example(), command=command, version=__version__,
-    )  # fmt: skip
+    text = (
+        environment("vitral.explanation.inspect")
+        .get_template("page.html.jinja")
+        .render(
+            title=inspection.name,
+            source=inspection.source,
+            facts=inspection.facts,
+            notes=inspection.notes,
+            panels=panels,
+            example=worked_example(),
+            command=command,
+            version=__version__,
+        )
+    )
     return finished(text)
 
 

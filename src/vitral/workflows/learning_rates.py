@@ -74,11 +74,19 @@ class RangeTest:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "data": self.data, "model": self.model, "optimizer": self.optimizer, "planned": self.planned,
-            "suggested": self.suggested, "rule": RULE, "lowest": self.lowest, "diverged": self.diverged,
-            "steps": [{"lr": float(rate * self.scale), "loss": float(loss), "averaged": float(mean)}
-                      for rate, loss, mean in zip(self.rates, self.losses, self.averaged, strict=True)],
-        }  # fmt: skip
+            "data": self.data,
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "planned": self.planned,
+            "suggested": self.suggested,
+            "rule": RULE,
+            "lowest": self.lowest,
+            "diverged": self.diverged,
+            "steps": [
+                {"lr": float(rate * self.scale), "loss": float(loss), "averaged": float(mean)}
+                for rate, loss, mean in zip(self.rates, self.losses, self.averaged, strict=True)
+            ],
+        }
 
 
 def find_lr(given: Mapping[str, Any], console: Console) -> RangeTest:
@@ -131,9 +139,16 @@ def range_test(job: Job, train: Batches, console: Console) -> RangeTest:
             "the loss is not finite at any rate", why="damaged images or weights", hint="--precision fp32"
         )
     return RangeTest(
-        run.data, run.model, run.optimizer, run.lr, rates[: len(finite)], np.array(finite), averaged(finite),
-        run.lr / run.peak_lr, len(finite) < STEPS,
-    )  # fmt: skip
+        run.data,
+        run.model,
+        run.optimizer,
+        run.lr,
+        rates[: len(finite)],
+        np.array(finite),
+        averaged(finite),
+        run.lr / run.peak_lr,
+        len(finite) < STEPS,
+    )
 
 
 def averaged(losses: list[float] | np.ndarray) -> np.ndarray:

@@ -36,9 +36,11 @@ def write(folder: Path, test: RangeTest, command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     alt = f"Loss over {len(test.rates)} learning rates, from {test.averaged[0]:.3g}, lowest {test.averaged.min():.3g}."
     figure = Plot("Loss over learning rates", figures.inline(_draw(test), "rate"), f"{alt} {in_words(test)}")
-    page = environment(__package__).get_template("learning_rates.html.jinja").render(
-        test=test, rule=RULE, figure=figure, command=command
-    )  # fmt: skip
+    page = (
+        environment(__package__)
+        .get_template("learning_rates.html.jinja")
+        .render(test=test, rule=RULE, figure=figure, command=command)
+    )
     write_page(folder / PAGE, finished(page))
     drawn = _draw(test, printed=True)
     drawn.set_layout_engine("constrained")

@@ -58,14 +58,25 @@ def card(facts: Facts) -> str:
     made.autoescape = False  # Markdown, which `md` escapes
     made.filters.update(md=escaped, share=lambda fraction: f"{100 * fraction:.2f} %", duration=duration)
     text: str = made.get_template("model_card.md.jinja").render(
-        header=header(facts), name=facts.repository.partition("/")[2], repository=facts.repository,
-        result=facts.result, data=facts.data, recipe=facts.recipe, preprocessing=facts.preprocessing,
-        splits=splits, split_name=split_name, last=last, confusions=confusions(last) if last else [],
-        few=[one["name"] for one in classes if one["images"] < FOR_A_CLASS], least=FOR_A_CLASS,
+        header=header(facts),
+        name=facts.repository.partition("/")[2],
+        repository=facts.repository,
+        result=facts.result,
+        data=facts.data,
+        recipe=facts.recipe,
+        preprocessing=facts.preprocessing,
+        splits=splits,
+        split_name=split_name,
+        last=last,
+        confusions=confusions(last) if last else [],
+        few=[one["name"] for one in classes if one["images"] < FOR_A_CLASS],
+        least=FOR_A_CLASS,
         weakest=sorted((one for one in classes if one["images"] and one["recall"] < 1), key=itemgetter("recall"))[:3],
-        in_hf_layout=not facts.reason, reason=facts.reason, notes=facts.notes,
+        in_hf_layout=not facts.reason,
+        reason=facts.reason,
+        notes=facts.notes,
         custom=facts.custom,
-    )  # fmt: skip
+    )
     return text
 
 
@@ -78,10 +89,14 @@ def header(facts: Facts) -> str:
         for name, found in facts.splits.items()
     ]
     data = ModelCardData(
-        license=facts.license, library_name="vitral" if facts.reason else "transformers", model_name=facts.repository,
-        pipeline_tag="image-classification", tags=["vision", "image-classification", "vitral"], metrics=["accuracy"],
+        license=facts.license,
+        library_name="vitral" if facts.reason else "transformers",
+        model_name=facts.repository,
+        pipeline_tag="image-classification",
+        tags=["vision", "image-classification", "vitral"],
+        metrics=["accuracy"],
         eval_results=results or None,
-    )  # fmt: skip
+    )
     return f"---\n{data.to_yaml()}\n---"
 
 

@@ -20,9 +20,15 @@ class PredictionFile(ImageTable[Prediction]):
     """The table `out` of predictions, with the `Columns` of the network's output."""
 
     def __init__(
-        self, predictor: Predictor, sources: Sequence[Source], out: str | Path, *, top: int = 3, all: bool = False,
+        self,
+        predictor: Predictor,
+        sources: Sequence[Source],
+        out: str | Path,
+        *,
+        top: int = 3,
+        all: bool = False,
         batch_size: int = 32,
-    ):  # fmt: skip
+    ):
         if not predictor.classes:
             hint = f"vitral embed {predictor.source} …"
             raise UsageError("this network has no classes to predict", why="its output is features", hint=hint)

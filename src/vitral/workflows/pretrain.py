@@ -46,9 +46,15 @@ def pretrain(
         given = {"data": None if data is None else as_path(data), **options, "recipe": default}
         options["out"] = str(folder_of({name: value for name, value in given.items() if value is not None}).path)
     return train(
-        data, resume=resume, overwrite=overwrite, quiet=quiet, callbacks=callbacks, recipe=method, began=began,
+        data,
+        resume=resume,
+        overwrite=overwrite,
+        quiet=quiet,
+        callbacks=callbacks,
+        recipe=method,
+        began=began,
         **options,
-    )  # fmt: skip
+    )
 
 
 def checked_method(method: str | None) -> str:

@@ -42,9 +42,13 @@ class Pushed:
         """Plain data."""
         folder = str(self.folder) if self.folder else None
         return {
-            "repository": self.repository, "files": list(self.files), "folder": folder, "url": self.url or None,
-            "layout": "vitral" if self.reason else "hf", "reason": self.reason or None,
-        }  # fmt: skip
+            "repository": self.repository,
+            "files": list(self.files),
+            "folder": folder,
+            "url": self.url or None,
+            "layout": "vitral" if self.reason else "hf",
+            "reason": self.reason or None,
+        }
 
 
 @checked
@@ -98,9 +102,15 @@ def _write(run: str | Path, repository: str, license: str, folder: Path) -> str:
     lost = [] if reason else convert.lost(weights, "hf")
     notes = [note.removeprefix("WARNING for hf: ") for note in lost if isinstance(note, Alarm)]
     facts = Facts(
-        repository, license, source.read_result(), plan.run.recipe, weights.preprocessing, reason, tuple(notes),
+        repository,
+        license,
+        source.read_result(),
+        plan.run.recipe,
+        weights.preprocessing,
+        reason,
+        tuple(notes),
         (folder / MODELING).exists(),
-    )  # fmt: skip
+    )
     write_text(folder / "README.md", card(facts))
     return reason
 

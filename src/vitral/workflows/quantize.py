@@ -173,10 +173,18 @@ def quantize(
     accuracy = [float((predicted == held_out.labels).mean()) for predicted in predictions]
     groups = count_groups(with_copies(held_out).groups, len(held_out))
     result = Quantized(
-        file, len(training), len(held_out), in_groups(len(held_out), groups, f"{last} image"), plain.machine.precision,
-        accuracy[0], accuracy[1], float((predictions[0] == predictions[1]).mean()),
-        float(np.median(seconds[0]) / np.median(seconds[1])), changed, groups,
-    )  # fmt: skip
+        file,
+        len(training),
+        len(held_out),
+        in_groups(len(held_out), groups, f"{last} image"),
+        plain.machine.precision,
+        accuracy[0],
+        accuracy[1],
+        float((predictions[0] == predictions[1]).mean()),
+        float(np.median(seconds[0]) / np.median(seconds[1])),
+        changed,
+        groups,
+    )
     write_ranges(file, network, Calibration(ranges, result.warning, refitted), measured_on=measured_on)
     return result
 

@@ -94,19 +94,36 @@ class Replayed:
 
     def to_json(self) -> dict[str, Any]:
         rows = [
-            {"image": name, "label": self.label(i), "loss": float(self.losses[i]),
-             "predicted": self.predicted(i)[0], "probability": self.predicted(i)[1]}
+            {
+                "image": name,
+                "label": self.label(i),
+                "loss": float(self.losses[i]),
+                "predicted": self.predicted(i)[0],
+                "probability": self.predicted(i)[1],
+            }
             for i, name in enumerate(self.names)
-        ]  # fmt: skip
-        return {"run": self.run, "epoch": self.epoch, "batch": self.batch, "step": self.step, "exact": self.exact,
-                "loss": float(self.losses.mean()), "images": rows}  # fmt: skip
+        ]
+        return {
+            "run": self.run,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "exact": self.exact,
+            "loss": float(self.losses.mean()),
+            "images": rows,
+        }
 
 
 @checked
 def replay(
-    run: str | Path, *, step: int | None = None, epoch: int | None = None, image: str | None = None,
-    exact: bool = False, console: Console | None = None,
-) -> Replayed:  # fmt: skip
+    run: str | Path,
+    *,
+    step: int | None = None,
+    epoch: int | None = None,
+    image: str | None = None,
+    exact: bool = False,
+    console: Console | None = None,
+) -> Replayed:
     """Make the batch of an optimizer `step` again, or that of `epoch` with `image`; steps and epochs count from 1.
 
     With gradient accumulation a step is its first micro-batch. `exact` trains from the beginning up to the batch, so
@@ -178,8 +195,12 @@ def _of_image(job: Job, batches: Batches, epoch: int, image: str) -> tuple[int, 
     if len(found) != 1:
         why = f"it may be {some([names[n] for n in found])}" if found else "it is not among those that it trains on"
         hint = "its class folder and name: --image cat/1.jpg"
-        raise UsageError("the run has no such training image" if not found else "several images have this name",
-                         where=image, why=why, hint=hint)  # fmt: skip
+        raise UsageError(
+            "the run has no such training image" if not found else "several images have this name",
+            where=image,
+            why=why,
+            hint=hint,
+        )
     places = np.flatnonzero(batches.order(epoch - 1)[: len(batches) * batches.batch_size] == found[0])
     if not len(places):
         why = "the last images of an epoch that fill no batch are left out, and balanced sampling draws some only"
@@ -189,7 +210,7 @@ def _of_image(job: Job, batches: Batches, epoch: int, image: str) -> tuple[int, 
 
 def _replayed(
     job: Job, batches: Batches, folder: RunFolder, again: Sequence[Epoch], epoch: int, number: int, *, exact: bool
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     run, steps = job.run, _steps(job, batches)
     step = epoch * steps + number // run.accumulate
     objective = objective_of(job)
@@ -211,17 +232,34 @@ def _replayed(
 
 
 def _shown(
-    job: Job, folder: RunFolder, batches: Batches, batch: Batch, objective: Classification, images: Tensor,
-    labels: Tensor, logits: Tensor, at: tuple[int, int, int], exact: bool,
-) -> Replayed:  # fmt: skip
+    job: Job,
+    folder: RunFolder,
+    batches: Batches,
+    batch: Batch,
+    objective: Classification,
+    images: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+    at: tuple[int, int, int],
+    exact: bool,
+) -> Replayed:
     losses = image_losses(logits, labels, objective.class_weights, objective.label_smoothing)
     targets = labels if labels.ndim == 2 else F.one_hot(labels, objective.classes).float()
     epoch, number, step = at
     return Replayed(
-        str(folder.path), epoch + 1, number + 1, step + 1, images.cpu(), _pixels(images.cpu(), job),
-        tuple(batches.split.names[int(i)] for i in batch.indices), targets.cpu(), losses.cpu(), logits.softmax(1).cpu(),
-        job.dataset.classes, exact,
-    )  # fmt: skip
+        str(folder.path),
+        epoch + 1,
+        number + 1,
+        step + 1,
+        images.cpu(),
+        _pixels(images.cpu(), job),
+        tuple(batches.split.names[int(i)] for i in batch.indices),
+        targets.cpu(),
+        losses.cpu(),
+        logits.softmax(1).cpu(),
+        job.dataset.classes,
+        exact,
+    )
 
 
 def _pixels(images: Tensor, job: Job) -> np.ndarray:

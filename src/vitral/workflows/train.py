@@ -105,9 +105,13 @@ def no_data(function: str) -> UsageError:
 
 
 def _start(
-    given: dict[str, Any], console: Console, overwrite: bool, callbacks: Sequence[Callback], ranks: Ranks,
+    given: dict[str, Any],
+    console: Console,
+    overwrite: bool,
+    callbacks: Sequence[Callback],
+    ranks: Ranks,
     began: float | None,
-) -> TrainedRun:  # fmt: skip
+) -> TrainedRun:
     callbacks = [*_trackers(given.get("log", ()), console), *callbacks] if ranks.main else []
     jobs: list[Job] = []
 
@@ -161,9 +165,10 @@ def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path
         name = differing[0]
         raise UsageError(
             f"--resume cannot change options of the run; {flag(name)} differs",
-            where=folder.path, why=f"it was {getattr(plan.run, name)}",
+            where=folder.path,
+            why=f"it was {getattr(plan.run, name)}",
             hint=f"leave out that option, or start a new run: --init {shlex.quote(str(folder.path))} --out …",
-        )  # fmt: skip
+        )
     if plan is not kept:
         record = folder.read_config()
         record["paths"] = {**record.get("paths", {}), **path_entry("data", plan.paths["data"], folder.path)}
@@ -202,9 +207,10 @@ def _relocate(plan: Plan, data: str | None) -> Plan:
     if plan.fingerprint is None or not os.path.exists(there) or _same_value(plan, "data", data):
         return plan
     moved = dataclasses.replace(
-        plan, paths={**plan.paths, "data": os.path.realpath(there)},
+        plan,
+        paths={**plan.paths, "data": os.path.realpath(there)},
         command=plan.command.replace(shlex.quote(plan.run.data), shlex.quote(str(data)), 1),
-    )  # fmt: skip
+    )
     try:
         own = load_run_data(moved)
     except VitralError:  # no images

@@ -77,11 +77,18 @@ class UnknownImages:
         """Plain data."""
         scores = {name: one.to_json() for name, one in self.scores.items()}
         return {
-            "data": self.source, "images": self.images, "groups": self.groups, "known": self.known,
-            "known_groups": self.known_groups, "share": self.share, "scores": scores,
-            "best": self.best, "saved": self.detector is not None, "unreadable": list(self.unreadable),
+            "data": self.source,
+            "images": self.images,
+            "groups": self.groups,
+            "known": self.known,
+            "known_groups": self.known_groups,
+            "share": self.share,
+            "scores": scores,
+            "best": self.best,
+            "saved": self.detector is not None,
+            "unreadable": list(self.unreadable),
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
     def print_table(self, console: Console) -> None:
         """Print one line for each score, and the meaning of the last two columns."""
@@ -219,9 +226,12 @@ def _statistics(predictor: Predictor, train: Split, progress: Progress | None) -
 
 
 def _scores(
-    predictor: Predictor, items: Iterable[Item], names: tuple[str, ...], statistics: Statistics,
+    predictor: Predictor,
+    items: Iterable[Item],
+    names: tuple[str, ...],
+    statistics: Statistics,
     progress: Progress | None,
-) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:  # fmt: skip
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:
     """Return each score (n,) of the readable images, their groups (n,), equal for equal pixels, and the names of the
     others.
     """

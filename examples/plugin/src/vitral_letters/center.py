@@ -17,6 +17,11 @@ def center(model: nn.Module, images: Tensor, targets: Tensor) -> Maps:
 
 
 CENTER = Method(
-    "center", center, "Distance from the center", "a baseline", routing=True, any_network=True,
+    "center",
+    center,
+    "Distance from the center",
+    "a baseline",
+    routing=True,
+    any_network=True,
     caution="the same for every image and class",
-)  # fmt: skip
+)

@@ -10,9 +10,13 @@ from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import same
 
 NAMES = [
-    "cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*",
+    "cls_token",
+    "pos_embed",
+    "patch_embed.proj.*",
+    "norm.*",
+    "head.*",
     *(f"blocks.{{i}}.{name}.*" for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")),
-]  # fmt: skip
+]
 """Parameters of a plain ViT; `{i}` is a number, `.*` stands for weight and bias."""
 
 
@@ -23,6 +27,10 @@ def preprocessing(source: Source, config: Any) -> tuple[Preprocessing, str]:
 
 
 LETTERS = Format(
-    "letters", same({name: f"letters.{name}" for name in NAMES}), required=("letters.cls_token",), scheme="bicubic",
-    preprocessing=preprocessing, heads={(16, 32): 2},
-)  # fmt: skip
+    "letters",
+    same({name: f"letters.{name}" for name in NAMES}),
+    required=("letters.cls_token",),
+    scheme="bicubic",
+    preprocessing=preprocessing,
+    heads={(16, 32): 2},
+)

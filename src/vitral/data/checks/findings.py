@@ -191,8 +191,10 @@ class DataCheck:
             findings.append(("unreadable", text))
         rest = tuple(group for group in self.duplicates if group not in self.leaks and group not in self.conflicts)
         groups: tuple[tuple[Kind, Sequence[Sequence[Place]]], ...] = (
-            ("leak", self.leaks), ("contradiction", self.conflicts), ("copy", rest)
-        )  # fmt: skip
+            ("leak", self.leaks),
+            ("contradiction", self.conflicts),
+            ("copy", rest),
+        )
         for kind, copies in groups:
             if copies:
                 findings.append((HEADINGS[kind], f"{_copied(copies)}{_listed(map(_equation, copies))}"))

@@ -343,9 +343,12 @@ def _unopened(split: Split) -> np.ndarray:
 
 
 def readable(
-    dataset: DataSet, unreadable: Iterable[Unreadable], bad: Literal["error", "skip"] = "error",
-    hint: str | None = None, most: int | None = None,
-) -> DataSet:  # fmt: skip
+    dataset: DataSet,
+    unreadable: Iterable[Unreadable],
+    bad: Literal["error", "skip"] = "error",
+    hint: str | None = None,
+    most: int | None = None,
+) -> DataSet:
     """Leave out unreadable images, which `left_out` then names ("skip"), or raise one `DataError` that names them, with
     a default hint or `hint` ("error").
 

@@ -33,11 +33,21 @@ class Limit(NamedTuple):
 
 
 TRIVIAL: Mapping[str, Limit] = {
-    "shear-x": Limit(0.99), "shear-y": Limit(0.99), "translate-x": Limit(32.0), "translate-y": Limit(32.0),
-    "rotate": Limit(135.0), "brightness": Limit(0.99), "color": Limit(0.99), "contrast": Limit(0.99),
-    "sharpness": Limit(0.99), "posterize": Limit(6.0), "solarize": Limit(1.0), "identity": Limit(0.0),
-    "autocontrast": Limit(0.0), "equalize": Limit(0.0),
-}  # fmt: skip
+    "shear-x": Limit(0.99),
+    "shear-y": Limit(0.99),
+    "translate-x": Limit(32.0),
+    "translate-y": Limit(32.0),
+    "rotate": Limit(135.0),
+    "brightness": Limit(0.99),
+    "color": Limit(0.99),
+    "contrast": Limit(0.99),
+    "sharpness": Limit(0.99),
+    "posterize": Limit(6.0),
+    "solarize": Limit(1.0),
+    "identity": Limit(0.0),
+    "autocontrast": Limit(0.0),
+    "equalize": Limit(0.0),
+}
 """TrivialAugment's wide space."""
 RANDOM: Mapping[str, Limit] = {
     **TRIVIAL,
@@ -155,9 +165,12 @@ def _rotate(by: Tensor, height: int, width: int) -> Tensor:
 
 
 MATRICES: Mapping[str, Callable[[Tensor, int, int], Tensor]] = {
-    "shear-x": _shear_x, "shear-y": _shear_y, "translate-x": _translate_x, "translate-y": _translate_y,
+    "shear-x": _shear_x,
+    "shear-y": _shear_y,
+    "translate-x": _translate_x,
+    "translate-y": _translate_y,
     "rotate": _rotate,
-}  # fmt: skip
+}
 """Geometric operations: signed strengths (n,) and an image's height and width to matrices for `move`."""
 
 
@@ -251,7 +264,14 @@ def equalize(images: Tensor, strength: Tensor) -> Tensor:
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    "brightness": brightness, "color": color, "contrast": contrast, "sharpness": sharpness, "posterize": posterize,
-    "solarize": solarize, "identity": identity, "autocontrast": autocontrast, "equalize": equalize,
-}  # fmt: skip
+    "brightness": brightness,
+    "color": color,
+    "contrast": contrast,
+    "sharpness": sharpness,
+    "posterize": posterize,
+    "solarize": solarize,
+    "identity": identity,
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+}
 """The other operations, by name."""

@@ -70,10 +70,27 @@ _SPARE = 64 << 20  # for conversions of a strip and the decoders' own tables
 # Bytes that a decoder holds for each pixel in addition to Pillow's image, measured as the peak of a process (Pillow
 # 13). WebP composes in two canvases, a decoded one and a copy; Pillow's Python reader of PPM keeps a list of numbers.
 _DECODING = {"webp": 16, "ppm": 60, "ppm_plain": 60}
-EXTENSIONS = frozenset({
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif",
-    ".ppm", ".pgm", ".pbm", ".pnm",
-})  # fmt: skip
+EXTENSIONS = frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".avif",
+        ".heic",
+        ".heif",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+    }
+)
 """Extensions of images in a folder or archive, in lower case."""
 READ = "JPEG, PNG, WebP, AVIF, BMP, GIF, TIFF and PPM"
 """Formats that are read; HEIC with an extra, too."""
@@ -125,8 +142,9 @@ def _heic_reader() -> Callable[[io.BytesIO], Image.Image] | None:
 
 
 _MEDIA: dict[str, Callable[[], Callable[[io.BytesIO], Image.Image] | None]] = {
-    "AVIF": _avif_reader, "HEIC": _heic_reader,
-}  # fmt: skip
+    "AVIF": _avif_reader,
+    "HEIC": _heic_reader,
+}
 
 
 def _unreadable(data: bytes, name: str) -> ImageError:
@@ -267,9 +285,16 @@ def check_link(path: str | os.PathLike[str]) -> None:
 
 # Exceptions of Python in a decoder, which speak of its buffers, not of the file; Pillow passes on their words.
 _OF_PYTHON = (
-    struct.error, zlib.error, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, EOFError,
+    struct.error,
+    zlib.error,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    EOFError,
     UnicodeError,
-)  # fmt: skip
+)
 _DAMAGED = ("truncated", "broken png file", "invalid literal for int")
 
 

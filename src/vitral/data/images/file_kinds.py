@@ -44,8 +44,18 @@ _KINDS: tuple[tuple[int, tuple[bytes, ...], str, str], ...] = (
     (0, (b"#!",), "a script", "remove it"),
     (0, (b"\x7fELF",), "a program (ELF)", "remove it"),
 )
-_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"heim": "HEIC", b"heis": "HEIC", b"hevc": "HEIC", b"hevx": "HEIC",
-           b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF", b"avis": "AVIF"}  # fmt: skip
+_BRANDS = {
+    b"heic": "HEIC",
+    b"heix": "HEIC",
+    b"heim": "HEIC",
+    b"heis": "HEIC",
+    b"hevc": "HEIC",
+    b"hevx": "HEIC",
+    b"mif1": "HEIC",
+    b"msf1": "HEIC",
+    b"avif": "AVIF",
+    b"avis": "AVIF",
+}
 """Brands of ISO media files (ISO/IEC 23008-12) that hold images."""
 
 

@@ -143,9 +143,12 @@ class Manifest:
             rows = [[shard.name, shard.records, shard.bytes, shard.sha256] for shard in index.shards]
             splits[split] = {"records": len(index), "index": index.digest, "shards": rows}
         about = {
-            "format": _FORMAT, "name": self.name, "classes": list(self.classes), "notes": list(self.notes),
+            "format": _FORMAT,
+            "name": self.name,
+            "classes": list(self.classes),
+            "notes": list(self.notes),
             "splits": splits,
-        }  # fmt: skip
+        }
         write_text(folder / MANIFEST, sealed_json(about, indent=None))
 
     @classmethod

@@ -137,9 +137,11 @@ def _only(kind: str, found: list[str], schema: Any, name: str) -> str:
         why = f"{', '.join(chosen)} may be it"
         raise DataError(f"several {kind} columns in the Parquet file", where=name, why=why, hint=hint)
     raise DataError(
-        f"no {kind} column in the Parquet file", where=name, why=f"columns found: {', '.join(schema.names)}",
+        f"no {kind} column in the Parquet file",
+        where=name,
+        why=f"columns found: {', '.join(schema.names)}",
         hint=f"an image column of type Image, and a label column named {', '.join(LABEL_COLUMNS[:3])}",
-    )  # fmt: skip
+    )
 
 
 def _features(schema: Any) -> dict[str, Any]:

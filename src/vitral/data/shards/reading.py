@@ -208,9 +208,10 @@ def dataset_of(
     splits = {}
     for split, index in manifest.splits.items():
         images = Split(
-            ShardNames(index, store.prefix, 0, len(index)), index.records["label"].astype(np.int64),
+            ShardNames(index, store.prefix, 0, len(index)),
+            index.records["label"].astype(np.int64),
             ShardFetch(index, store, _Handles()),
-        )  # fmt: skip
+        )
         if shards is not None:
             ranges = [np.arange(index.starts[k], index.starts[k + 1]) for k in shards.get(split, ())]
             images = images.select(np.concatenate(ranges)) if ranges else images.select([])

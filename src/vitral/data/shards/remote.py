@@ -27,9 +27,19 @@ BLOCK = 16 << 20
 """Bytes of one request for a part of an object."""
 
 _STATES = (
-    "size", "ETag", "etag", "Content-MD5", "LastModified", "Last-Modified", "last_modified", "updated", "mtime",
-    "created", "VersionId", "blob_id",
-)  # fmt: skip
+    "size",
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+    "VersionId",
+    "blob_id",
+)
 """Fields that stores state of an object: its size, and marks that differ after it has changed."""
 
 _of_parents: list[Any] = []
@@ -38,9 +48,15 @@ _of_parents: list[Any] = []
 
 _T = TypeVar("_T")
 _FINAL = (
-    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError,
-    TypeError, ValueError,
-)  # fmt: skip
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    ImportError,
+    TypeError,
+    ValueError,
+)
 """Errors that another attempt does not change."""
 
 

@@ -50,9 +50,13 @@ def scan(paths: Sequence[str], name: str, where: str) -> Manifest:
 
 
 def scan_shards(
-    shards: Sequence[str], states: Sequence[str], local: Callable[[str], str], class_names: Callable[[], bytes],
-    name: str, where: str,
-) -> Manifest:  # fmt: skip
+    shards: Sequence[str],
+    states: Sequence[str],
+    local: Callable[[str], str],
+    class_names: Callable[[], bytes],
+    name: str,
+    where: str,
+) -> Manifest:
     """Return the manifest of shards by their names; `local` returns the path of one, `class_names` the content of
     `classnames.txt` (OSError if there is none). `states` tell if they have changed since they were scanned.
     """

@@ -76,9 +76,11 @@ def write_shards(
     """
     folder = Path(out)
     settings = {
-        "shard_bytes": shard_bytes, "seed": seed, "classes": list(dataset.classes),
+        "shard_bytes": shard_bytes,
+        "seed": seed,
+        "classes": list(dataset.classes),
         "images": {name: digest(split, dataset.classes) for name, split in dataset.splits.items()},
-    }  # fmt: skip
+    }
     _open(folder, settings)
     preload(sum(map(len, dataset.splits.values())))
     writers = {}
@@ -116,9 +118,15 @@ class _SplitWriter:
     """Writer of the shards of one split."""
 
     def __init__(
-        self, folder: Path, split: str, dataset: DataSet, shard_bytes: int, order: np.ndarray, skip: bool,
+        self,
+        folder: Path,
+        split: str,
+        dataset: DataSet,
+        shard_bytes: int,
+        order: np.ndarray,
+        skip: bool,
         progress: Progress,
-    ):  # fmt: skip
+    ):
         self.folder, self.split, self.classes = folder, split, dataset.classes
         self.images, self.source = dataset.splits[split], dataset.source
         self.shard_bytes, self.order, self.skip, self.progress = shard_bytes, order, skip, progress

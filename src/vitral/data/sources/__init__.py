@@ -32,17 +32,20 @@ class Source(Protocol):
         """Load the data set without decoding images; `DataError` if it is malformed."""
 
 
-SOURCES: Mapping[str, Source] = Extensible("vitral.sources", {
-    "shards": shards,
-    "remote": remote,
-    "parquet": parquet,
-    "folder": folder,
-    "archive": archive,
-    "csv": table,
-    "digits": digits,
-    "planted": planted,
-    "named": named,
-})  # fmt: skip
+SOURCES: Mapping[str, Source] = Extensible(
+    "vitral.sources",
+    {
+        "shards": shards,
+        "remote": remote,
+        "parquet": parquet,
+        "folder": folder,
+        "archive": archive,
+        "csv": table,
+        "digits": digits,
+        "planted": planted,
+        "named": named,
+    },
+)
 """The first source that accepts the typed argument loads it. So an existing path wins over a named set: with a folder
 `mnist` in the current directory, `mnist` means that folder."""
 
@@ -119,9 +122,11 @@ def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> Non
     if task not in tasks:
         why = f"{dataset.reason}, and this command is for one class an image"
         raise DataError(
-            f"data of --task {task}", where=dataset.source, why=why,
+            f"data of --task {task}",
+            where=dataset.source,
+            why=why,
             hint="vitral train, evaluate and predict know this task; a column class or label is read as classes",
-        )  # fmt: skip
+        )
 
 
 _SHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")

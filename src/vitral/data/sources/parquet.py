@@ -47,9 +47,13 @@ def load(data: str, *, root: Path, download: bool, wanted: Labeling = ANY) -> Da
 
 
 def of_files(
-    states: Mapping[str, str], sizes: Mapping[str, int], fetch: Callable[[str, Path], None] | None, name: str,
-    source: str, wanted: Labeling,
-) -> DataSet:  # fmt: skip
+    states: Mapping[str, str],
+    sizes: Mapping[str, int],
+    fetch: Callable[[str, Path], None] | None,
+    name: str,
+    source: str,
+    wanted: Labeling,
+) -> DataSet:
     """Load files by name or address: `states` tell if one has changed, `fetch` (address, path) brings a remote one."""
     if len(wanted.columns) > 1:
         raise DataError("Parquet with several labels an image is not read", where=source, hint="--targets COLUMN")

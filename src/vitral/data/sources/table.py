@@ -100,8 +100,11 @@ class Table:
             raise self._unreadable(error) from error
         if twice := [name for name, times in Counter(self.header).items() if name and times > 1]:
             hint = "rename one of them, or remove it"
-            raise DataError(f"{count(self.header.count(twice[0]), 'column')} are called {shown(twice[0])}",
-                            where=self.where, hint=hint)  # fmt: skip
+            raise DataError(
+                f"{count(self.header.count(twice[0]), 'column')} are called {shown(twice[0])}",
+                where=self.where,
+                hint=hint,
+            )
         lower = [column.lower() for column in self.header]
         name_of = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
         self.groups: dict[str, list[str]] = defaultdict(list)
@@ -140,10 +143,11 @@ class Table:
             rows = [line for line in cell.split("\n")[1:] if line.count(self.delimiter) >= len(self.header) - 1]
             if rows or ("\n" in cell.strip() and column in self.columns.values()):
                 raise DataError(
-                    "a quotation mark is not closed", where=self.where,
+                    "a quotation mark is not closed",
+                    where=self.where,
                     why=f"it makes one cell of lines {first} to {last}",
                     hint='write "" for a quotation mark in a quoted cell, or remove it',
-                )  # fmt: skip
+                )
 
     def _unreadable(self, error: Exception) -> DataError:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

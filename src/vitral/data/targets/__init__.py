@@ -13,9 +13,19 @@ from vitral.errors import unknown
 from vitral.plugins import Extensible
 
 __all__ = [
-    "ANY", "DEFAULT_TASK", "NUMBERS", "ONE_CLASS", "SEVERAL_LABELS", "TARGETS", "TEXT",
-    "ClassFolders", "Labeling", "Targets", "require_one_class", "targets_of",
-]  # fmt: skip
+    "ANY",
+    "DEFAULT_TASK",
+    "NUMBERS",
+    "ONE_CLASS",
+    "SEVERAL_LABELS",
+    "TARGETS",
+    "TEXT",
+    "ClassFolders",
+    "Labeling",
+    "Targets",
+    "require_one_class",
+    "targets_of",
+]
 
 TARGETS: Mapping[str, Targets] = Extensible(
     "vitral.tasks",

@@ -90,9 +90,18 @@ class AttentionObserver:
         keys = self.grid[0] * self.grid[1] + (config.prefix if self.prefix == "keep" else 0)
         local, spread = local_attention(self.grid, config.patch)
         return AttentionDistance(
-            layers, sums[:, 0] / queries, sums[:, 1] / queries, keys, uniform_attention(self.grid, config.patch),
-            local, spread, self.prefix, self.grid, config.patch, images,
-        )  # fmt: skip
+            layers,
+            sums[:, 0] / queries,
+            sums[:, 1] / queries,
+            keys,
+            uniform_attention(self.grid, config.patch),
+            local,
+            spread,
+            self.prefix,
+            self.grid,
+            config.patch,
+            images,
+        )
 
 
 def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:

@@ -194,12 +194,29 @@ def _scatter(
     for height, text in lines:
         axes.axhline(height, color=theme.second, linewidth=1.4, linestyle=(0, (5, 3)), zorder=1)
         axes.annotate(
-            text, (1, height), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
-            ha="left", va="center", fontfamily=FONT, fontsize=9.5, color=theme.second,
-        )  # fmt: skip
+            text,
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            fontfamily=FONT,
+            fontsize=9.5,
+            color=theme.second,
+        )
     for place, heads in enumerate(values):
-        axes.plot([place] * len(heads), heads, linestyle="", marker="o", markersize=6.5, color=theme.first, alpha=0.6,
-                  markeredgewidth=0, zorder=2)  # fmt: skip
+        axes.plot(
+            [place] * len(heads),
+            heads,
+            linestyle="",
+            marker="o",
+            markersize=6.5,
+            color=theme.first,
+            alpha=0.6,
+            markeredgewidth=0,
+            zorder=2,
+        )
     highest = max([height for height, _ in lines] + [float(v) for v in values[np.isfinite(values)]])
     axes.set_ylim(0, 1.1 * highest if highest > 0 else 1)
     _layer_axis(axes, layers, theme)
@@ -222,8 +239,18 @@ def norms(found: TokenNorms, theme: Theme = PAPER) -> Figure:
     for place, one, bound in zip(places, found.norms, found.threshold, strict=True):
         outliers = np.sort(one[one > bound])[-_DOTS:]
         name = "outliers" if found.outliers.any() and place == int(np.flatnonzero(found.outliers)[0]) else None
-        axes.plot(np.full(len(outliers), place), outliers, linestyle="", marker="o", markersize=4, alpha=0.5,
-                  color=theme.second, markeredgewidth=0, zorder=3, label=name)  # fmt: skip
+        axes.plot(
+            np.full(len(outliers), place),
+            outliers,
+            linestyle="",
+            marker="o",
+            markersize=4,
+            alpha=0.5,
+            color=theme.second,
+            markeredgewidth=0,
+            zorder=3,
+            label=name,
+        )
     _prefix_marks(axes, found, places, theme)
     largest = found.norms.max(axis=(1, 2))
     top = max(np.where(found.outliers > 0, largest, high).max(), found.prefix.max(initial=0))
@@ -234,9 +261,16 @@ def norms(found: TokenNorms, theme: Theme = PAPER) -> Figure:
     _layer_axis(axes, found.layers, theme)
     dress(axes, "norm of a token", theme.muted, theme.line)
     axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, labelcolor=theme.ink, borderaxespad=0.2,
-        handletextpad=0.5, columnspacing=1.4, prop={"family": FONT, "size": 9.5},
-    )  # fmt: skip
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=5,
+        frameon=False,
+        labelcolor=theme.ink,
+        borderaxespad=0.2,
+        handletextpad=0.5,
+        columnspacing=1.4,
+        prop={"family": FONT, "size": 9.5},
+    )
     return figure
 
 
@@ -247,8 +281,18 @@ def _prefix_marks(axes: Axes, found: TokenNorms, places: np.ndarray, theme: Them
         columns = [i for i, one in enumerate(names) if one == name]
         for i in columns:
             text = f"{name} token{'s' if len(columns) > 1 else ''}" if i == columns[0] else None
-            axes.plot(places, found.prefix[:, i], linestyle="", marker=marker, markersize=6, color=theme.ink,
-                      markerfacecolor="none", markeredgewidth=1.3, zorder=4, label=text)  # fmt: skip
+            axes.plot(
+                places,
+                found.prefix[:, i],
+                linestyle="",
+                marker=marker,
+                markersize=6,
+                color=theme.ink,
+                markerfacecolor="none",
+                markeredgewidth=1.3,
+                zorder=4,
+                label=text,
+            )
 
 
 def likeness(found: Likeness, theme: Theme = PAPER) -> Figure:

@@ -53,8 +53,11 @@ def patch_filters(model: nn.Module, components: int = 28) -> PatchFilters:
             source, weight = "patch embedding", embed.proj.weight
     kernels = wide(weight.detach()).cpu().double().numpy()
     if kernels.shape[1] not in (1, 3):
-        notes.append(f"{kernels.shape[1]} channels: the image shows the first three as red, green and blue"
-                     if kernels.shape[1] > 3 else "two channels: the image shows them as red and green")  # fmt: skip
+        notes.append(
+            f"{kernels.shape[1]} channels: the image shows the first three as red, green and blue"
+            if kernels.shape[1] > 3
+            else "two channels: the image shows them as red and green"
+        )
     principal, explained = _principal(kernels.reshape(len(kernels), -1), components)
     shape = (len(principal), *kernels.shape[1:])
     return PatchFilters(

@@ -134,9 +134,13 @@ def check_images(images: Tensor) -> None:
 
 
 def _pass(
-    network: ViT, images: Tensor, observers: Sequence[_Observer], layers: Sequence[int] | None, batch_size: int,
+    network: ViT,
+    images: Tensor,
+    observers: Sequence[_Observer],
+    layers: Sequence[int] | None,
+    batch_size: int,
     progress: Callable[[int], None] | None,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """Run the network over batches and update the observers. Returns the numbers of the captured layers."""
     needs_attention = any(isinstance(one, AttentionObserver) for one in observers)
     needs_tokens = not all(isinstance(one, AttentionObserver) for one in observers)

@@ -74,9 +74,17 @@ class NormsObserver:
         above = norms > threshold[:, None, None]
         where = above.sum(axis=1).reshape(-1, *self.grid)
         return TokenNorms(
-            layers, np.quantile(flat, QUANTILES, axis=1).T, prefix.mean(axis=1), prefix_names(self.network), threshold,
-            above.sum(axis=(1, 2)), where, RULE, images, norms.astype(np.float32),
-        )  # fmt: skip
+            layers,
+            np.quantile(flat, QUANTILES, axis=1).T,
+            prefix.mean(axis=1),
+            prefix_names(self.network),
+            threshold,
+            above.sum(axis=(1, 2)),
+            where,
+            RULE,
+            images,
+            norms.astype(np.float32),
+        )
 
 
 def prefix_names(network: ViT) -> tuple[str, ...]:

@@ -157,10 +157,18 @@ def inspect_network(
     parts = ("attention", "norms", "cka") if enough else ("attention", "norms")
     measured = measure(network, images, parts=parts, prefix=prefix, layers=layers, progress=progress)
     return Inspection(
-        name, _facts(network), filters, positions, measured.attention, measured.norms, measured.likeness,
-        head_maps(network, images[0], layers), image if image is not None else to_pixels(images[0]), source,
+        name,
+        _facts(network),
+        filters,
+        positions,
+        measured.attention,
+        measured.norms,
+        measured.likeness,
+        head_maps(network, images[0], layers),
+        image if image is not None else to_pixels(images[0]),
+        source,
         tuple(all_notes),
-    )  # fmt: skip
+    )
 
 
 def _facts(network: Any) -> dict[str, str]:
@@ -209,8 +217,11 @@ def _convolved(found: PatchFilters) -> bool:
 def _kernels(found: PatchFilters) -> Panel:
     count = min(len(found.kernels), 128)
     shown = f"All {count} kernels" if count == len(found.kernels) else f"The {count} largest of {len(found.kernels)}"
-    what, where = ("channel of what the next layer reads", "image") if _convolved(found) else (
-        "number of a patch's token", "patch")  # fmt: skip
+    what, where = (
+        ("channel of what the next layer reads", "image")
+        if _convolved(found)
+        else ("number of a patch's token", "patch")
+    )
     caption = (
         f"{shown}, the largest first, each scaled on its own. One kernel is one {what}: where the {where} has the"
         " kernel's pattern, the number is large."

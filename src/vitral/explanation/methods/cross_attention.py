@@ -41,6 +41,10 @@ def cross_attention(model: EncoderDecoder, images: Tensor, targets: Tensor, *, l
 
 
 CROSS_ATTENTION = Method(
-    "cross-attention", cross_attention, "cross-attention of the decoder", "Attention Is All You Need, section 3.2.3",
-    routing=True, caution="where the decoder looked, not why it chose this character",
-)  # fmt: skip
+    "cross-attention",
+    cross_attention,
+    "cross-attention of the decoder",
+    "Attention Is All You Need, section 3.2.3",
+    routing=True,
+    caution="where the decoder looked, not why it chose this character",
+)

@@ -57,6 +57,11 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 
 INTEGRATED_GRADIENTS = Method(
-    "integrated-gradients", integrated_gradients, "integrated gradients",
-    "Sundararajan et al., arXiv 1703.01365, equation 1", signed=True, any_network=True, passes=lambda patches: 96,
-)  # fmt: skip
+    "integrated-gradients",
+    integrated_gradients,
+    "integrated gradients",
+    "Sundararajan et al., arXiv 1703.01365, equation 1",
+    signed=True,
+    any_network=True,
+    passes=lambda patches: 96,
+)

@@ -102,6 +102,11 @@ def _pairs(images: int, masks: int, device: torch.device) -> tuple[Tensor, Tenso
 
 
 OCCLUSION = Method(
-    "occlusion", occlusion, "occlusion", "Zeiler & Fergus, arXiv 1311.2901; tokens are left out", signed=True,
-    any_network=True, passes=lambda patches: patches + 1,
-)  # fmt: skip
+    "occlusion",
+    occlusion,
+    "occlusion",
+    "Zeiler & Fergus, arXiv 1311.2901; tokens are left out",
+    signed=True,
+    any_network=True,
+    passes=lambda patches: patches + 1,
+)

@@ -55,6 +55,11 @@ def draw(patches: int, masks: int, keep: float, seed: int) -> Tensor:
 
 
 RISE = Method(
-    "rise", rise, "RISE", "Petsiuk et al., arXiv 1806.07421; tokens are left out", signed=True, any_network=True,
+    "rise",
+    rise,
+    "RISE",
+    "Petsiuk et al., arXiv 1806.07421; tokens are left out",
+    signed=True,
+    any_network=True,
     passes=lambda patches: 512,
-)  # fmt: skip
+)

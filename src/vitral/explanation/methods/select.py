@@ -81,9 +81,11 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
 
 
 def resolve_targets(
-    targets: Sequence[Target], probabilities: Tensor, classes: Sequence[str],
+    targets: Sequence[Target],
+    probabilities: Tensor,
+    classes: Sequence[str],
     predicted_of: Callable[[Tensor], Tensor] = lambda values: values.argmax(1),
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Class numbers (B, T); None becomes the predicted class of each image, by `predicted_of`."""
     predicted = predicted_of(probabilities) if None in targets else probabilities.new_zeros(len(probabilities)).long()
     return torch.stack(

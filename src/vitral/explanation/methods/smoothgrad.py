@@ -51,6 +51,10 @@ def _generator(image: Tensor) -> torch.Generator:
 
 
 SMOOTHGRAD = Method(
-    "smoothgrad", smoothgrad, "SmoothGrad", "Smilkov et al., arXiv 1706.03825", any_network=True,
+    "smoothgrad",
+    smoothgrad,
+    "SmoothGrad",
+    "Smilkov et al., arXiv 1706.03825",
+    any_network=True,
     passes=lambda patches: 48,
-)  # fmt: skip
+)

@@ -29,14 +29,16 @@ def require_head(names: Sequence[str]) -> None:
     """Raise `UsageError` for a network without classes, or with a single one, of which a softmax is always 1."""
     if not names:
         raise UsageError(
-            "this network ends in features", why="it has no head with classes",
+            "this network ends in features",
+            why="it has no head with classes",
             hint="vitral embed, or evaluate with --knn or --few-shot; or a head: vitral train DATA --init WEIGHTS",
-        )  # fmt: skip
+        )
     if len(names) == 1:
         raise UsageError(
-            "this network has one output", why="no file states if it is a probability or a number",
+            "this network has one output",
+            why="no file states if it is a probability or a number",
             hint="a config.json beside it with problem_type; or a head: vitral train DATA --init WEIGHTS",
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,12 @@ class Classes(Output):
         if groups is not None and groups < 1:
             raise ValueError(f"{groups} groups of validation images")
         return cls(
-            tuple(names), temperature, scores, groups, unknown=unknown, unfitted=unfitted,
-            integers=bool(saved.get("integers")), cuts=cuts_from_json(saved),
-        )  # fmt: skip
+            tuple(names),
+            temperature,
+            scores,
+            groups,
+            unknown=unknown,
+            unfitted=unfitted,
+            integers=bool(saved.get("integers")),
+            cuts=cuts_from_json(saved),
+        )

@@ -41,9 +41,12 @@ class ReadingText(TwoPartObjective):
         logits = model(images, before).float()
         counts = labels != self.padding
         losses = F.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=self.padding, label_smoothing=self.label_smoothing,
+            logits.transpose(1, 2),
+            labels,
+            ignore_index=self.padding,
+            label_smoothing=self.label_smoothing,
             reduction="none",
-        )  # fmt: skip
+        )
         right = (logits.detach().argmax(2) == labels) & counts
         lengths = counts.sum(1)
         loss, rate = (losses.sum(1) / lengths).mean(), (right.sum(1) / lengths).mean()

@@ -59,9 +59,12 @@ def name_of(part: nn.Module) -> str:
 
 _VIT, _EVA, _NAFLEX = "timm.models.vision_transformer", "timm.models.eva", "timm.models.naflexvit"
 _NETWORKS = {
-    f"{_VIT}.VisionTransformer", "timm.models.deit.VisionTransformerDistilled", f"{_EVA}.Eva", f"{_NAFLEX}.NaFlexVit",
+    f"{_VIT}.VisionTransformer",
+    "timm.models.deit.VisionTransformerDistilled",
+    f"{_EVA}.Eva",
+    f"{_NAFLEX}.NaFlexVit",
     "timm.models.beit.Beit",
-}  # fmt: skip
+}
 _ACTIVATIONS: Mapping[str, Callable[[Any], str | None]] = {
     "torch.nn.modules.activation.GELU": lambda act: "gelu" if act.approximate == "none" else "gelu-tanh",
     "timm.layers.activations.GELU": lambda act: "gelu",
@@ -72,25 +75,59 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], str | None]] = {
 }
 _NORMS = ("timm.layers.norm.LayerNorm", "timm.layers.norm.LayerNormFp32", "torch.nn.modules.normalization.LayerNorm")
 _BLOCKS = {
-    f"{_VIT}.Block": "pre", f"{_EVA}.EvaBlock": "pre", "timm.models.beit.Block": "pre",
-    f"{_VIT}.ResPostBlock": "res-post", f"{_EVA}.EvaBlockPostNorm": "res-post",
-}  # fmt: skip
+    f"{_VIT}.Block": "pre",
+    f"{_EVA}.EvaBlock": "pre",
+    "timm.models.beit.Block": "pre",
+    f"{_VIT}.ResPostBlock": "res-post",
+    f"{_EVA}.EvaBlockPostNorm": "res-post",
+}
 _ROPES = ("RotaryEmbeddingCat", "RotaryEmbeddingMixed", "RotaryEmbeddingDinoV3")
 _KNOWN = {
-    *_NETWORKS, *_ACTIVATIONS, *_NORMS, *_BLOCKS, *(f"timm.layers.pos_embed_sincos.{one}" for one in _ROPES),
-    "timm.layers.patch_embed.PatchEmbed", "timm.layers.hybrid_embed.HybridEmbed", f"{_NAFLEX}.NaFlexEmbeds",
-    f"{_VIT}.Attention", "timm.layers.attention.Attention", "timm.layers.attention.AttentionRope",
-    f"{_EVA}.EvaAttention", "timm.models.beit.Attention", "timm.layers.mlp.Mlp", "timm.layers.mlp.GluMlp",
-    "timm.layers.mlp.SwiGLU", "timm.layers.layer_scale.LayerScale", "timm.layers.drop.DropPath",
-    "timm.layers.attention_pool.AttentionPoolLatent", "timm.layers.patch_dropout.PatchDropout",
-    "timm.layers.patch_dropout.PatchDropoutWithIndices", "torch.nn.modules.container.Sequential",
-    "torch.nn.modules.container.ModuleList", "torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Identity",
-    "torch.nn.modules.dropout.Dropout", "torch.nn.modules.conv.Conv2d",
-}  # fmt: skip
+    *_NETWORKS,
+    *_ACTIVATIONS,
+    *_NORMS,
+    *_BLOCKS,
+    *(f"timm.layers.pos_embed_sincos.{one}" for one in _ROPES),
+    "timm.layers.patch_embed.PatchEmbed",
+    "timm.layers.hybrid_embed.HybridEmbed",
+    f"{_NAFLEX}.NaFlexEmbeds",
+    f"{_VIT}.Attention",
+    "timm.layers.attention.Attention",
+    "timm.layers.attention.AttentionRope",
+    f"{_EVA}.EvaAttention",
+    "timm.models.beit.Attention",
+    "timm.layers.mlp.Mlp",
+    "timm.layers.mlp.GluMlp",
+    "timm.layers.mlp.SwiGLU",
+    "timm.layers.layer_scale.LayerScale",
+    "timm.layers.drop.DropPath",
+    "timm.layers.attention_pool.AttentionPoolLatent",
+    "timm.layers.patch_dropout.PatchDropout",
+    "timm.layers.patch_dropout.PatchDropoutWithIndices",
+    "torch.nn.modules.container.Sequential",
+    "torch.nn.modules.container.ModuleList",
+    "torch.nn.modules.linear.Linear",
+    "torch.nn.modules.linear.Identity",
+    "torch.nn.modules.dropout.Dropout",
+    "torch.nn.modules.conv.Conv2d",
+}
 _BACKBONE = {
-    "ResNetV2", "ResNetStage", "Bottleneck", "DownsampleConv", "StdConv2dSame", "GroupNormAct", "MaxPool2dSame",
-    "Sequential", "Identity", "ReLU", "ClassifierHead", "SelectAdaptivePool2d", "Flatten", "Dropout", "DropPath",
-}  # fmt: skip
+    "ResNetV2",
+    "ResNetStage",
+    "Bottleneck",
+    "DownsampleConv",
+    "StdConv2dSame",
+    "GroupNormAct",
+    "MaxPool2dSame",
+    "Sequential",
+    "Identity",
+    "ReLU",
+    "ClassifierHead",
+    "SelectAdaptivePool2d",
+    "Flatten",
+    "Dropout",
+    "DropPath",
+}
 
 
 def _agreeing(blocks: Iterator[ConfigFields]) -> ConfigFields:

@@ -154,9 +154,13 @@ def _timm_preprocessing(source: Source, network: BiTConfig) -> tuple[Preprocessi
 
 
 _ARCHITECTURES: dict[tuple[tuple[int, ...], int], str] = {
-    ((3, 4, 6, 3), 1): "50x1", ((3, 4, 6, 3), 3): "50x3", ((3, 4, 23, 3), 1): "101x1", ((3, 4, 23, 3), 3): "101x3",
-    ((3, 8, 36, 3), 2): "152x2", ((3, 8, 36, 3), 4): "152x4",
-}  # fmt: skip
+    ((3, 4, 6, 3), 1): "50x1",
+    ((3, 4, 6, 3), 3): "50x3",
+    ((3, 4, 23, 3), 1): "101x1",
+    ((3, 4, 23, 3), 3): "101x3",
+    ((3, 8, 36, 3), 2): "152x2",
+    ((3, 8, 36, 3), 4): "152x4",
+}
 """Layers and width → timm's name of the network. timm has no others, and none can be configured to be one."""
 
 

@@ -14,11 +14,25 @@ from vitral.weights.formats.format import Format, check_square, translated
 from vitral.weights.native import Weights
 
 ENCODER: Mapping[str, Sequence[Any]] = {
-    "position": ("learned",), "cls_token": (True,), "cls_position": (True,), "norm": ("pre",), "norm_eps": (1e-6,),
-    "final_norm": ("tokens",), "activation": ("gelu",), "attention_scale": ("head",), "logits_tanh": (False,),
-    "pre_logits": (False,), "layer_scale": (None,), "qk_norm": (False,), "registers": (0,), "dist_token": (False,),
-    "qkv_bias": (True,), "proj_bias": (True,), "stem": (None,), "channels": (3,),
-}  # fmt: skip
+    "position": ("learned",),
+    "cls_token": (True,),
+    "cls_position": (True,),
+    "norm": ("pre",),
+    "norm_eps": (1e-6,),
+    "final_norm": ("tokens",),
+    "activation": ("gelu",),
+    "attention_scale": ("head",),
+    "logits_tanh": (False,),
+    "pre_logits": (False,),
+    "layer_scale": (None,),
+    "qk_norm": (False,),
+    "registers": (0,),
+    "dist_token": (False,),
+    "qkv_bias": (True,),
+    "proj_bias": (True,),
+    "stem": (None,),
+    "channels": (3,),
+}
 """Values that the `VisionTransformer` of both programs can compute."""
 
 

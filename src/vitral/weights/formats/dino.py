@@ -32,10 +32,19 @@ from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import PAIR, ConfigFields, Form, Rule, both, same
 
 _SAME = (
-    "cls_token", "patch_embed.proj.*", "norm.*", "head.*", "blocks.{i}.norm1.*", "blocks.{i}.attn.qkv.weight",
-    "blocks.{i}.attn.proj.*", "blocks.{i}.ls1.gamma", "blocks.{i}.norm2.*", "blocks.{i}.mlp.fc1.*",
-    "blocks.{i}.mlp.fc2.*", "blocks.{i}.ls2.gamma",
-)  # fmt: skip
+    "cls_token",
+    "patch_embed.proj.*",
+    "norm.*",
+    "head.*",
+    "blocks.{i}.norm1.*",
+    "blocks.{i}.attn.qkv.weight",
+    "blocks.{i}.attn.proj.*",
+    "blocks.{i}.ls1.gamma",
+    "blocks.{i}.norm2.*",
+    "blocks.{i}.mlp.fc1.*",
+    "blocks.{i}.mlp.fc2.*",
+    "blocks.{i}.ls2.gamma",
+)
 _MLP = "blocks.{i}.mlp"
 _WHOLE_BIAS = same({"blocks.{i}.attn.qkv.bias": "blocks.{i}.attn.qkv.bias"})
 

@@ -18,8 +18,12 @@ from vitral.weights.read.source import Source
 from vitral.weights.transform.keymap import ConfigFields, KeyMap, Rule, fits
 
 HEADS: Mapping[tuple[int, int], int] = {
-    (192, 768): 3, (384, 1536): 6, (768, 3072): 12, (1024, 4096): 16, (1280, 5120): 16,
-}  # fmt: skip
+    (192, 768): 3,
+    (384, 1536): 6,
+    (768, 3072): 12,
+    (1024, 4096): 16,
+    (1280, 5120): 16,
+}
 """Width and MLP width → heads of the paper's and DeiT's sizes, used by most families."""
 DINOV2_HEADS = {**HEADS, (1536, 4096): 24}
 DINOV3_HEADS = {**HEADS, (1280, 5120): 20, (4096, 8192): 32}
@@ -87,20 +91,33 @@ class Format:
 
 
 ELSEWHERE: Mapping[str, Sequence[Any]] = {
-    "norm": ("pre", "post"), "activation": ("gelu", "gelu-tanh", "swiglu"), "norm_pre": (False,), "patch_bias": (True,),
-    "attn_norm": (False,), "mlp_norm": (False,), "mlp_bias": (True,), "register_position": (False,), "rope": (None,),
-    "pool_heads": (None,), "pool_prefix": (True,),
-}  # fmt: skip
+    "norm": ("pre", "post"),
+    "activation": ("gelu", "gelu-tanh", "swiglu"),
+    "norm_pre": (False,),
+    "patch_bias": (True,),
+    "attn_norm": (False,),
+    "mlp_norm": (False,),
+    "mlp_bias": (True,),
+    "register_position": (False,),
+    "rope": (None,),
+    "pool_heads": (None,),
+    "pool_prefix": (True,),
+}
 """Values that every format can write, unless its `fixed` lists other values for the field."""
 
 
 _TRAINED_SO = {
-    "activation": "a network trained with --activation {}", "position": "a network trained with --position {}",
-    "pool": "a network trained with --pool {}", "qk_norm": "a network trained without --qk-norm",
-    "layer_scale": "a network trained without --layer-scale", "registers": "a network trained without --registers",
-    "pre_logits": "a network trained without --pre-logits", "channels": "a network trained with --channels {}",
-    "cls_token": "a network trained with --cls-token", "stem": "a network of patches alone: --model S/16",
-}  # fmt: skip
+    "activation": "a network trained with --activation {}",
+    "position": "a network trained with --position {}",
+    "pool": "a network trained with --pool {}",
+    "qk_norm": "a network trained without --qk-norm",
+    "layer_scale": "a network trained without --layer-scale",
+    "registers": "a network trained without --registers",
+    "pre_logits": "a network trained without --pre-logits",
+    "channels": "a network trained with --channels {}",
+    "cls_token": "a network trained with --cls-token",
+    "stem": "a network of patches alone: --model S/16",
+}
 """Field of the configuration → the words to type for a network that can be written."""
 
 

@@ -152,8 +152,11 @@ def _gated(layer: str) -> tuple[Rule, ...]:
 
 def _dinov2(prefix: str, *more: Rule) -> tuple[Rule, ...]:
     mlp = f"{_DINO_LAYER}.mlp"
-    gated = [rule for n, way in ((1, "in"), (2, "out"))
-             for rule in both(f"blocks.{{i}}.mlp.fc{n}", (f"{mlp}.weights_{way}",), SAME, _SWIGLU)]  # fmt: skip
+    gated = [
+        rule
+        for n, way in ((1, "in"), (2, "out"))
+        for rule in both(f"blocks.{{i}}.mlp.fc{n}", (f"{mlp}.weights_{way}",), SAME, _SWIGLU)
+    ]
     plain = same({f"blocks.{{i}}.mlp.fc{n}.*": f"{mlp}.fc{n}.*" for n in (1, 2)})
     blocks = (*_attention(_DINO_LAYER), *_dino_block(_DINO_LAYER), *gated, *plain, *_gated(_DINO_LAYER))
     return (*_spellings(prefix, *EMBEDDINGS, *POSITIONS, *blocks, *more), *_CLASSIFIER)
@@ -197,12 +200,15 @@ _TOWER = (
         {
             f"blocks.{{i}}.{module}.*": f"encoder.layers.{{i}}.{source}.*"
             for module, source in {
-                "attn.proj": "self_attn.out_proj", "norm1": "layer_norm1", "norm2": "layer_norm2",
-                "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2",
+                "attn.proj": "self_attn.out_proj",
+                "norm1": "layer_norm1",
+                "norm2": "layer_norm2",
+                "mlp.fc1": "mlp.fc1",
+                "mlp.fc2": "mlp.fc2",
             }.items()
         }
     ),
-)  # fmt: skip
+)
 _DENSE = "embeddings.patch_embedding.weight[dense]"
 """Name of a dense layer of patches; a convolution, of older networks, keeps the name that both have."""
 _SIGLIP = (
@@ -296,10 +302,18 @@ _DEFAULTS = {
     "ijepa": _Defaults(1e-12, preprocessing="deit"),
 }
 ACTIVATIONS = {
-    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu_fast": "gelu-tanh", "gelu_accurate": "gelu-tanh", "gelu_python_tanh": "gelu-tanh",
-    "quick_gelu": "quick-gelu", "relu": "relu", "silu": "silu", "swish": "silu",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_accurate": "gelu-tanh",
+    "gelu_python_tanh": "gelu-tanh",
+    "quick_gelu": "quick-gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 
 def _model(source: Source, types: Sequence[str]) -> tuple[str, Mapping[str, Any] | None]:
@@ -376,17 +390,24 @@ def _at_one_size(source: Source) -> Sequence[str]:
 
 _ACTS = ("gelu", "gelu-tanh", "quick-gelu", "relu", "silu")
 _ALWAYS: dict[str, Sequence[Any]] = {
-    "norm": ("pre",), "attention_scale": ("head",), "logits_tanh": (False,), "stem": (None,), "qk_norm": (False,),
-    "final_norm": ("tokens",), "proj_bias": (True,), "activation": (*_ACTS, "swiglu"),
-}  # fmt: skip
+    "norm": ("pre",),
+    "attention_scale": ("head",),
+    "logits_tanh": (False,),
+    "stem": (None,),
+    "qk_norm": (False,),
+    "final_norm": ("tokens",),
+    "proj_bias": (True,),
+    "activation": (*_ACTS, "swiglu"),
+}
 _LEARNED = {**_ALWAYS, "position": ("learned",), "cls_token": (True,), "cls_position": (True,)}
 _PLAIN = {**_LEARNED, "pool": ("cls",), "layer_scale": (None,), "activation": _ACTS}
 _MASK = {"*embeddings.mask_token": "replaces masked patches in pre-training"}
 _UNREAD = "the classifier reads the class token itself"
 _TEXT = {
-    "text_model.*": "the text tower", "logit_scale": "compares images and texts",
+    "text_model.*": "the text tower",
+    "logit_scale": "compares images and texts",
     "logit_bias": "compares images and texts",
-}  # fmt: skip
+}
 
 
 def _format(name: str, rules: tuple[Rule, ...], types: tuple[str, ...], always: ConfigFields, **more: Any) -> Format:
@@ -404,105 +425,198 @@ def _format(name: str, rules: tuple[Rule, ...], types: tuple[str, ...], always: 
 _CLS: ConfigFields = {"cls_position": True, "pool": "cls"}
 
 VIT = _format(
-    "hf-vit", VIT_RULES, ("vit", "vit_mae", "vit_msn"), _CLS,
+    "hf-vit",
+    VIT_RULES,
+    ("vit", "vit_mae", "vit_msn"),
+    _CLS,
     required=("*embeddings.cls_token", "*embeddings.position_embeddings", "*.layernorm_before.weight"),
     ignored={**_MASK, "decoder.*": "the decoder of pre-training", "vit.pooler.*": _UNREAD},
     fixed={**_PLAIN, "registers": (0,), "dist_token": (False,)},
-)  # fmt: skip
+)
 DEIT = _format(
-    "hf-deit", DEIT_RULES, ("deit",), _CLS,
+    "hf-deit",
+    DEIT_RULES,
+    ("deit",),
+    _CLS,
     required=("*embeddings.distillation_token", "*.layernorm_before.weight"),
     ignored={**_MASK, "decoder.*": "the decoder of pre-training", "deit.pooler.*": _UNREAD},
     fixed={**_PLAIN, "registers": (1,), "dist_token": (False,)},
-)  # fmt: skip
+)
 DEIT_DISTILLED = _format(
-    "hf-deit-distilled", DEIT_DISTILLED_RULES, ("deit",), _CLS,
+    "hf-deit-distilled",
+    DEIT_DISTILLED_RULES,
+    ("deit",),
+    _CLS,
     required=("*embeddings.distillation_token", "distillation_classifier.weight"),
     ignored={**_MASK, "deit.pooler.*": _UNREAD},
     fixed={**_PLAIN, "registers": (0,), "dist_token": (True,)},
-)  # fmt: skip
+)
 DINOV2 = _format(
-    "hf-dinov2", _dinov2("dinov2."), ("dinov2",), {"cls_position": True}, heads=DINOV2_HEADS,
-    required=("*.layer_scale1.lambda1", "*embeddings.position_embeddings"), ignored=_MASK,
+    "hf-dinov2",
+    _dinov2("dinov2."),
+    ("dinov2",),
+    {"cls_position": True},
+    heads=DINOV2_HEADS,
+    required=("*.layer_scale1.lambda1", "*embeddings.position_embeddings"),
+    ignored=_MASK,
     fixed={**_LEARNED, "pool": ("cls", "cls-mean"), "registers": (0,), "dist_token": (False,)},
-)  # fmt: skip
+)
 DINOV2_REGISTERS = _format(
-    "hf-dinov2-registers", _dinov2("dinov2_with_registers.", *_REGISTERS), ("dinov2_with_registers",),
-    {"cls_position": True}, heads=DINOV2_HEADS, scheme="bicubic-antialias", ignored=_MASK,
+    "hf-dinov2-registers",
+    _dinov2("dinov2_with_registers.", *_REGISTERS),
+    ("dinov2_with_registers",),
+    {"cls_position": True},
+    heads=DINOV2_HEADS,
+    scheme="bicubic-antialias",
+    ignored=_MASK,
     required=("*.layer_scale1.lambda1", "*embeddings.register_tokens", "*embeddings.position_embeddings"),
     fixed={**_LEARNED, "pool": ("cls", "cls-mean"), "dist_token": (False,)},
-)  # fmt: skip
+)
 DINOV3 = _format(
-    "hf-dinov3", DINOV3_RULES, ("dinov3_vit",), {"position": "rotary", "pool": "cls"}, heads=DINOV3_HEADS,
-    required=("*.layer_scale1.lambda1", "embeddings.patch_embeddings.weight"), ignored=_MASK,
+    "hf-dinov3",
+    DINOV3_RULES,
+    ("dinov3_vit",),
+    {"position": "rotary", "pool": "cls"},
+    heads=DINOV3_HEADS,
+    required=("*.layer_scale1.lambda1", "embeddings.patch_embeddings.weight"),
+    ignored=_MASK,
     fixed={
-        **_ALWAYS, "position": ("rotary",), "pool": ("cls",), "cls_token": (True,), "dist_token": (False,),
+        **_ALWAYS,
+        "position": ("rotary",),
+        "pool": ("cls",),
+        "cls_token": (True,),
+        "dist_token": (False,),
         "proj_bias": (True, False),
     },
-)  # fmt: skip
+)
 _SIGLIP_FIXED = {
-    **_ALWAYS, "position": ("learned",), "cls_token": (False,), "dist_token": (False,), "registers": (0,),
-    "layer_scale": (None,), "activation": _ACTS, "qkv_bias": (True,),
-}  # fmt: skip
+    **_ALWAYS,
+    "position": ("learned",),
+    "cls_token": (False,),
+    "dist_token": (False,),
+    "registers": (0,),
+    "layer_scale": (None,),
+    "activation": _ACTS,
+    "qkv_bias": (True,),
+}
 SIGLIP = _format(
-    "hf-siglip", SIGLIP_RULES, ("siglip_vision_model",), {"pool": "map"}, heads=SIGLIP_HEADS,
-    required=("*head.probe", "*embeddings.patch_embedding.weight"), ignored=_TEXT, canonical=_split_in_proj,
-    fixed={**_SIGLIP_FIXED, "pool": ("map",)},
-)  # fmt: skip
-SIGLIP_CLASSIFIER = _format(
-    "hf-siglip-classifier", SIGLIP_CLASSIFIER_RULES, ("siglip_vision_model",), {"pool": "mean"},
+    "hf-siglip",
+    SIGLIP_RULES,
+    ("siglip_vision_model",),
+    {"pool": "map"},
     heads=SIGLIP_HEADS,
-    required=("classifier.weight", "*embeddings.patch_embedding.weight"), canonical=_dense_named,
+    required=("*head.probe", "*embeddings.patch_embedding.weight"),
+    ignored=_TEXT,
+    canonical=_split_in_proj,
+    fixed={**_SIGLIP_FIXED, "pool": ("map",)},
+)
+SIGLIP_CLASSIFIER = _format(
+    "hf-siglip-classifier",
+    SIGLIP_CLASSIFIER_RULES,
+    ("siglip_vision_model",),
+    {"pool": "mean"},
+    heads=SIGLIP_HEADS,
+    required=("classifier.weight", "*embeddings.patch_embedding.weight"),
+    canonical=_dense_named,
     ignored={"vision_model.head.*": "the classifier reads the mean of all tokens"},
     fixed={**_SIGLIP_FIXED, "pool": ("mean",)},
-)  # fmt: skip
+)
 SIGLIP2 = _format(
-    "hf-siglip2", SIGLIP2_RULES, ("siglip2_vision_model",), {"pool": "map"}, heads=SIGLIP_HEADS,
-    required=(f"*{_DENSE}", "*head.probe"), ignored=_TEXT, canonical=_split_in_proj, scheme="bilinear-antialias",
-    assumed=_at_one_size, fixed={**_SIGLIP_FIXED, "pool": ("map",)},
-)  # fmt: skip
+    "hf-siglip2",
+    SIGLIP2_RULES,
+    ("siglip2_vision_model",),
+    {"pool": "map"},
+    heads=SIGLIP_HEADS,
+    required=(f"*{_DENSE}", "*head.probe"),
+    ignored=_TEXT,
+    canonical=_split_in_proj,
+    scheme="bilinear-antialias",
+    assumed=_at_one_size,
+    fixed={**_SIGLIP_FIXED, "pool": ("map",)},
+)
 SIGLIP2_CLASSIFIER = _format(
-    "hf-siglip2-classifier", SIGLIP2_CLASSIFIER_RULES, ("siglip2_vision_model",), {"pool": "mean"},
-    heads=SIGLIP_HEADS, required=(f"*{_DENSE}", "classifier.weight"), canonical=_dense_named,
-    scheme="bilinear-antialias", assumed=_at_one_size,
+    "hf-siglip2-classifier",
+    SIGLIP2_CLASSIFIER_RULES,
+    ("siglip2_vision_model",),
+    {"pool": "mean"},
+    heads=SIGLIP_HEADS,
+    required=(f"*{_DENSE}", "classifier.weight"),
+    canonical=_dense_named,
+    scheme="bilinear-antialias",
+    assumed=_at_one_size,
     ignored={"vision_model.head.*": "the classifier reads the mean of all tokens"},
     fixed={**_SIGLIP_FIXED, "pool": ("mean",)},
-)  # fmt: skip
+)
 CLIP_HEADS = {**HEADS, (1408, 6144): 16, (1664, 8192): 16}
 _BARE_MEAN = {
-    **_ALWAYS, "position": ("learned",), "dist_token": (False,), "registers": (0,), "layer_scale": (None,),
+    **_ALWAYS,
+    "position": ("learned",),
+    "dist_token": (False,),
+    "registers": (0,),
+    "layer_scale": (None,),
     "activation": _ACTS,
-}  # fmt: skip
+}
 _POSITION_IDS = {"*embeddings.position_ids": "indices of the positions"}
 _CLIP_FIXED = {
-    **_BARE_MEAN, "cls_token": (True,), "cls_position": (True,), "norm_pre": (True,), "patch_bias": (False,),
+    **_BARE_MEAN,
+    "cls_token": (True,),
+    "cls_position": (True,),
+    "norm_pre": (True,),
+    "patch_bias": (False,),
     "qkv_bias": (True,),
-}  # fmt: skip
+}
 _TWO_GELUS = "OpenAI's CLIP computes quick_gelu and others, such as LAION's, gelu: no tensor shows which"
 CLIP = _format(
-    "hf-clip", CLIP_RULES, ("clip_vision_model",), _CLS, heads=CLIP_HEADS, undecided=_TWO_GELUS,
+    "hf-clip",
+    CLIP_RULES,
+    ("clip_vision_model",),
+    _CLS,
+    heads=CLIP_HEADS,
+    undecided=_TWO_GELUS,
     required=("*pre_layrnorm.weight", "*post_layernorm.weight", "*embeddings.class_embedding"),
     ignored={
-        **_TEXT, **_POSITION_IDS, "text_projection.weight": "the text tower",
+        **_TEXT,
+        **_POSITION_IDS,
+        "text_projection.weight": "the text tower",
         "visual_projection.weight": "projects the pooled features to compare them with texts",
     },
     fixed={**_CLIP_FIXED, "pool": ("cls",)},
-)  # fmt: skip
+)
 CLIP_CLASSIFIER = _format(
-    "hf-clip-classifier", CLIP_CLASSIFIER_RULES, ("clip_vision_model",), {"cls_position": True, "pool": "mean"},
-    heads=CLIP_HEADS, undecided=_TWO_GELUS,
+    "hf-clip-classifier",
+    CLIP_CLASSIFIER_RULES,
+    ("clip_vision_model",),
+    {"cls_position": True, "pool": "mean"},
+    heads=CLIP_HEADS,
+    undecided=_TWO_GELUS,
     required=("classifier.weight", "*pre_layrnorm.weight", "*embeddings.class_embedding"),
     ignored={**_POSITION_IDS, "vision_model.post_layernorm.*": "the classifier reads the mean of patches without it"},
     fixed={**_CLIP_FIXED, "pool": ("mean",), "final_norm": ("none",)},
-)  # fmt: skip
+)
 IJEPA = _format(
-    "hf-ijepa", IJEPA_RULES, ("ijepa",), {"pool": "mean"}, heads={**HEADS, (1408, 6144): 16},
-    required=("*embeddings.position_embeddings", "*.layernorm_before.weight"), ignored=_MASK,
+    "hf-ijepa",
+    IJEPA_RULES,
+    ("ijepa",),
+    {"pool": "mean"},
+    heads={**HEADS, (1408, 6144): 16},
+    required=("*embeddings.position_embeddings", "*.layernorm_before.weight"),
+    ignored=_MASK,
     fixed={**_BARE_MEAN, "cls_token": (False,), "pool": ("mean",)},
-)  # fmt: skip
+)
 
 _ALL = (
-    VIT, DEIT, DEIT_DISTILLED, IJEPA, DINOV2, DINOV2_REGISTERS, DINOV3, SIGLIP, SIGLIP_CLASSIFIER, SIGLIP2,
-    SIGLIP2_CLASSIFIER, CLIP, CLIP_CLASSIFIER,
-)  # fmt: skip
+    VIT,
+    DEIT,
+    DEIT_DISTILLED,
+    IJEPA,
+    DINOV2,
+    DINOV2_REGISTERS,
+    DINOV3,
+    SIGLIP,
+    SIGLIP_CLASSIFIER,
+    SIGLIP2,
+    SIGLIP2_CLASSIFIER,
+    CLIP,
+    CLIP_CLASSIFIER,
+)
 FORMATS = {one.name: one for one in _ALL}

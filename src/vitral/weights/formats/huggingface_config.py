@@ -35,34 +35,60 @@ def _without_effect(*names: str) -> dict[str, Use]:
 EVERY: dict[str, Use] = {
     **_honored("model_type", "architectures", "id2label", "label2id", "num_labels"),
     **_without_effect(
-        "dtype", "torch_dtype", "transformers_version", "problem_type", "return_dict", "output_hidden_states",
-        "output_attentions", "chunk_size_feed_forward", "initializer_range", "initializer_factor",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "problem_type",
+        "return_dict",
+        "output_hidden_states",
+        "output_attentions",
+        "chunk_size_feed_forward",
+        "initializer_range",
+        "initializer_factor",
     ),
     "is_encoder_decoder": Only((False,)),
     "is_decoder": Only((False,)),
     "add_cross_attention": Only((False,)),
     "pruned_heads": Only((None, {})),
     "quantization_config": Only((None,)),
-}  # fmt: skip
+}
 """Fields of all model types."""
 
 _SIZES = _honored(
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps", "image_size",
-    "patch_size", "num_channels",
-)  # fmt: skip
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_act",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+)
 _DROPOUT = _without_effect("hidden_dropout_prob", "attention_probs_dropout_prob")
 _VIT = {**_SIZES, **_DROPOUT, **_honored("intermediate_size", "qkv_bias", "head_dim")}
 _POOLER = {**_honored("pooler_act", "pooler_output_size"), **_without_effect("encoder_stride")}
 _BACKBONE = _without_effect(
-    "_out_features", "_out_indices", "out_features", "out_indices", "stage_names", "apply_layernorm",
-    "reshape_hidden_states", "drop_path_rate", "layerscale_value", "use_mask_token",
-)  # fmt: skip
+    "_out_features",
+    "_out_indices",
+    "out_features",
+    "out_indices",
+    "stage_names",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "drop_path_rate",
+    "layerscale_value",
+    "use_mask_token",
+)
 _DINOV2 = {**_SIZES, **_DROPOUT, **_BACKBONE, **_honored("mlp_ratio", "qkv_bias", "use_swiglu_ffn", "head_dim")}
 _TOWER = {**_SIZES, **_honored("intermediate_size"), **_without_effect("attention_dropout")}
 _DECODER = _without_effect(
-    "decoder_hidden_size", "decoder_intermediate_size", "decoder_num_attention_heads", "decoder_num_hidden_layers",
-    "mask_ratio", "norm_pix_loss",
-)  # fmt: skip
+    "decoder_hidden_size",
+    "decoder_intermediate_size",
+    "decoder_num_attention_heads",
+    "decoder_num_hidden_layers",
+    "mask_ratio",
+    "norm_pix_loss",
+)
 
 FIELDS: dict[str, dict[str, Use]] = {
     "vit": {**_VIT, **_POOLER},
@@ -73,16 +99,20 @@ FIELDS: dict[str, dict[str, Use]] = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": {**_DINOV2, **_honored("num_register_tokens")},
     "dinov3_vit": {
-        **_SIZES, **_BACKBONE, **_without_effect("attention_dropout"),
+        **_SIZES,
+        **_BACKBONE,
+        **_without_effect("attention_dropout"),
         **_honored("intermediate_size", "query_bias", "value_bias", "proj_bias", "mlp_bias", "use_gated_mlp"),
         **_honored("num_register_tokens", "key_bias"),
         **_without_effect("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
-        "rope_theta": Only((100.0,)), "rope_parameters": Only((None,)), "rope_scaling": Only((None,)),
+        "rope_theta": Only((100.0,)),
+        "rope_parameters": Only((None,)),
+        "rope_scaling": Only((None,)),
     },
     "siglip_vision_model": {**_TOWER, **_honored("vision_use_head")},
     "siglip2_vision_model": {**_TOWER, **_honored("vision_use_head", "num_patches")},
     "clip_vision_model": {**_TOWER, **_without_effect("projection_dim")},
-}  # fmt: skip
+}
 """Model type → field → its use, in addition to `EVERY`."""
 
 TOWERS = {"siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model", "clip": "clip_vision_model"}
@@ -93,7 +123,9 @@ ARCHITECTURES = {
     "vit_mae": ("ViTMAEModel", "ViTMAEForPreTraining"),
     "vit_msn": ("ViTMSNModel", "ViTMSNForImageClassification"),
     "deit": (
-        "DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher",
+        "DeiTModel",
+        "DeiTForImageClassification",
+        "DeiTForImageClassificationWithTeacher",
         "DeiTForMaskedImageModeling",
     ),
     "ijepa": ("IJepaModel", "IJepaForImageClassification"),
@@ -103,9 +135,12 @@ ARCHITECTURES = {
     "siglip_vision_model": ("SiglipModel", "SiglipVisionModel", "SiglipForImageClassification"),
     "siglip2_vision_model": ("Siglip2Model", "Siglip2VisionModel", "Siglip2ForImageClassification"),
     "clip_vision_model": (
-        "CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPForImageClassification",
+        "CLIPModel",
+        "CLIPVisionModel",
+        "CLIPVisionModelWithProjection",
+        "CLIPForImageClassification",
     ),
-}  # fmt: skip
+}
 """Model type → classes whose arithmetic vitral reproduces."""
 
 
@@ -184,9 +219,12 @@ def sizes(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> 
 
 
 _COUNTS = {
-    "hidden_size": "dim", "num_hidden_layers": "depth", "intermediate_size": "mlp_dim", "num_channels": "channels",
+    "hidden_size": "dim",
+    "num_hidden_layers": "depth",
+    "intermediate_size": "mlp_dim",
+    "num_channels": "channels",
     "num_register_tokens": "registers",
-}  # fmt: skip
+}
 """Their counts → the fields of `ViTConfig`."""
 
 

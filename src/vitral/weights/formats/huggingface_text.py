@@ -35,21 +35,40 @@ from vitral.weights.transform.keymap import PAIR, STACKED, ConfigFields, Form, R
 FIELDS: dict[str, Use] = {
     **dict.fromkeys(
         (
-            "vocab_size", "d_model", "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim",
-            "activation_function", "max_position_embeddings", "decoder_start_token_id", "scale_embedding",
-            "use_learned_position_embeddings", "layernorm_embedding", "pad_token_id", "eos_token_id",
-            "cross_attention_hidden_size", "tie_word_embeddings",
+            "vocab_size",
+            "d_model",
+            "decoder_layers",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            "activation_function",
+            "max_position_embeddings",
+            "decoder_start_token_id",
+            "scale_embedding",
+            "use_learned_position_embeddings",
+            "layernorm_embedding",
+            "pad_token_id",
+            "eos_token_id",
+            "cross_attention_hidden_size",
+            "tie_word_embeddings",
         ),
         "honored",
     ),
     **dict.fromkeys(
         (
-            "dropout", "attention_dropout", "activation_dropout", "init_std", "decoder_layerdrop", "use_cache",
-            "bos_token_id", "is_decoder", "add_cross_attention", "is_encoder_decoder",
+            "dropout",
+            "attention_dropout",
+            "activation_dropout",
+            "init_std",
+            "decoder_layerdrop",
+            "use_cache",
+            "bos_token_id",
+            "is_decoder",
+            "add_cross_attention",
+            "is_encoder_decoder",
         ),
         "no effect",
     ),
-}  # fmt: skip
+}
 """Field of the decoder's configuration → its use, in addition to `EVERY`."""
 
 _LAYER = "decoder.model.decoder.layers.{i}"

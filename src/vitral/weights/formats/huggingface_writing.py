@@ -58,13 +58,15 @@ _TARGETS = {
     "hf-deit-distilled": _Target("deit", "DeiTForImageClassificationWithTeacher", "", "deit."),
     "hf-dinov2": _Target("dinov2", "Dinov2ForImageClassification", "Dinov2Model", "dinov2."),
     "hf-dinov2-registers": _Target(
-        "dinov2_with_registers", "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel",
+        "dinov2_with_registers",
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersModel",
         "dinov2_with_registers.",
     ),
     "hf-dinov3": _Target("dinov3_vit", "", "DINOv3ViTModel", ""),
     "hf-siglip": _Target("siglip_vision_model", "", "SiglipVisionModel", ""),
     "hf-siglip-classifier": _Target("siglip", "SiglipForImageClassification", "", ""),
-}  # fmt: skip
+}
 
 
 class _Network(NamedTuple):
@@ -328,7 +330,11 @@ def _siglip(config: ViTConfig) -> dict[str, Any]:
 
 
 _OWN: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
-    "vit": _vit, "deit": _vit, "dinov2": _dinov2, "dinov2_with_registers": _dinov2_registers, "dinov3_vit": _dinov3,
+    "vit": _vit,
+    "deit": _vit,
+    "dinov2": _dinov2,
+    "dinov2_with_registers": _dinov2_registers,
+    "dinov3_vit": _dinov3,
     "siglip_vision_model": _siglip,
-}  # fmt: skip
+}
 """Model type → fields of its `config.json` in addition to the sizes."""

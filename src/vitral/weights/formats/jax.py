@@ -153,9 +153,15 @@ RULES: tuple[Rule, ...] = (
 
 _OPTIMIZER, _TEXT = "state of the optimizer", "the text tower, and the scale of its products with images"
 IGNORED = {
-    "opt/*": _OPTIMIZER, "extra/*": "state of the training",
-    "params/txt/*": _TEXT, "txt/*": _TEXT, "params/t": _TEXT, "params/b": _TEXT, "t": _TEXT, "b": _TEXT,
-}  # fmt: skip
+    "opt/*": _OPTIMIZER,
+    "extra/*": "state of the training",
+    "params/txt/*": _TEXT,
+    "txt/*": _TEXT,
+    "params/t": _TEXT,
+    "params/b": _TEXT,
+    "t": _TEXT,
+    "b": _TEXT,
+}
 
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/")
 """Prefixes of all names of the network."""
@@ -301,10 +307,20 @@ JAX = Format(
     ignored=IGNORED,
     canonical=canonical,
     fixed={
-        "pool": ("cls", "mean"), "position": ("learned",), "norm": ("pre",), "norm_eps": (1e-6,),
-        "final_norm": ("tokens",), "activation": ("gelu-tanh",), "attention_scale": ("head",), "logits_tanh": (False,),
-        "layer_scale": (None,), "qk_norm": (False,), "registers": (0,), "dist_token": (False,), "qkv_bias": (True,),
+        "pool": ("cls", "mean"),
+        "position": ("learned",),
+        "norm": ("pre",),
+        "norm_eps": (1e-6,),
+        "final_norm": ("tokens",),
+        "activation": ("gelu-tanh",),
+        "attention_scale": ("head",),
+        "logits_tanh": (False,),
+        "layer_scale": (None,),
+        "qk_norm": (False,),
+        "registers": (0,),
+        "dist_token": (False,),
+        "qkv_bias": (True,),
         "proj_bias": (True,),
     },
     write=_write,
-)  # fmt: skip
+)

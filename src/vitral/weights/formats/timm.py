@@ -46,21 +46,37 @@ _BLOCK = same(
     {
         f"blocks.{{i}}.{name}": f"blocks.{{i}}.{name}"
         for name in (
-            "norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.norm.*", "attn.proj.*", "norm2.*",
-            "mlp.fc1.*", "mlp.norm.*", "mlp.fc2.*",
+            "norm1.*",
+            "attn.qkv.*",
+            "attn.q_norm.*",
+            "attn.k_norm.*",
+            "attn.norm.*",
+            "attn.proj.*",
+            "norm2.*",
+            "mlp.fc1.*",
+            "mlp.norm.*",
+            "mlp.fc2.*",
         )
     }
-)  # fmt: skip
+)
 _SCALES = same({f"blocks.{{i}}.ls{n}.gamma": f"blocks.{{i}}.ls{n}.gamma" for n in (1, 2)})
 _EDGES = same(
     {
         name: name
         for name in (
-            "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm_pre.*", "norm.*",
-            "fc_norm.*", "head.*", "head_dist.*",
+            "cls_token",
+            "dist_token",
+            "reg_token",
+            "pos_embed",
+            "patch_embed.proj.*",
+            "norm_pre.*",
+            "norm.*",
+            "fc_norm.*",
+            "head.*",
+            "head_dist.*",
         )
     }
-)  # fmt: skip
+)
 _POOL = same(
     {
         f"attn_pool.{name}": f"attn_pool.{name}"
@@ -77,11 +93,14 @@ _HYBRID = same(
     {
         name: name
         for name in (
-            f"{_ROOT}stem.conv.weight", f"{_ROOT}stem.norm.*", f"{_UNIT}.downsample.conv.weight",
-            f"{_UNIT}.downsample.norm.*", *(f"{_UNIT}.{part}" for part in _PARTS),
+            f"{_ROOT}stem.conv.weight",
+            f"{_ROOT}stem.norm.*",
+            f"{_UNIT}.downsample.conv.weight",
+            f"{_UNIT}.downsample.norm.*",
+            *(f"{_UNIT}.{part}" for part in _PARTS),
         )
     }
-)  # fmt: skip
+)
 
 PLAIN = (*_EDGES, *_BLOCK, *_POOL, *_PRE_LOGITS)
 """Rules of every file with timm's names, except for LayerScale."""
@@ -126,14 +145,51 @@ def image_size(source: Source) -> tuple[int, int] | None:
 
 
 _IMPLIED = {
-    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "qk_norm",
-    "init_values", "class_token", "reg_tokens", "num_reg_tokens", "pos_embed", "fc_norm", "use_fc_norm", "final_norm",
-    "pre_norm", "proj_bias", "scale_attn_norm", "scale_mlp_norm", "swiglu_mlp", "scale_mlp", "scale_attn_inner",
-    "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm", "qkv_fused", "drop_rate",
-    "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init",
-    "head_init_scale", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "no_embed_class", "global_pool",
-    "pool_include_prefix", "pos_embed_grid_size",
-}  # fmt: skip
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "num_classes",
+    "embed_dim",
+    "depth",
+    "mlp_ratio",
+    "qkv_bias",
+    "qk_norm",
+    "init_values",
+    "class_token",
+    "reg_tokens",
+    "num_reg_tokens",
+    "pos_embed",
+    "fc_norm",
+    "use_fc_norm",
+    "final_norm",
+    "pre_norm",
+    "proj_bias",
+    "scale_attn_norm",
+    "scale_mlp_norm",
+    "swiglu_mlp",
+    "scale_mlp",
+    "scale_attn_inner",
+    "use_abs_pos_emb",
+    "use_pre_transformer_norm",
+    "use_post_transformer_norm",
+    "qkv_fused",
+    "drop_rate",
+    "pos_drop_rate",
+    "patch_drop_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "drop_path_rate",
+    "weight_init",
+    "fix_init",
+    "head_init_scale",
+    "dynamic_img_size",
+    "dynamic_img_pad",
+    "strict_img_size",
+    "no_embed_class",
+    "global_pool",
+    "pool_include_prefix",
+    "pos_embed_grid_size",
+}
 """Arguments whose effect shows in the tensors' shapes, is read separately, or ends with training."""
 _ARGUMENTS: Mapping[str, str] = {"num_heads": "heads", "attn_pool_num_heads": "pool_heads", "act_layer": "activation"}
 """Argument → the field of the configuration that it sets."""
@@ -331,9 +387,13 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 
 _FIXED: dict[str, Sequence[Any]] = {
-    "norm": ("pre",), "attention_scale": ("head",), "logits_tanh": (False,), "pool": tuple(_GLOBAL_POOL),
-    "stem": (None, *_STEMS), "pre_logits": (False,),
-}  # fmt: skip
+    "norm": ("pre",),
+    "attention_scale": ("head",),
+    "logits_tanh": (False,),
+    "pool": tuple(_GLOBAL_POOL),
+    "stem": (None, *_STEMS),
+    "pre_logits": (False,),
+}
 """Fields that no argument of timm's networks changes. timm leaves out tensors of pre-logits without a word."""
 
 TIMM = Format(
@@ -397,7 +457,10 @@ TIMM_EVA = Format(
     ),
     required=("blocks.{i}.norm1.weight", "patch_embed.proj.weight"),
     any_of=(
-        "blocks.{i}.gamma_1", "blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_proj.weight", "blocks.{i}.mlp.fc1_g.weight",
+        "blocks.{i}.gamma_1",
+        "blocks.{i}.attn.q_bias",
+        "blocks.{i}.attn.q_proj.weight",
+        "blocks.{i}.mlp.fc1_g.weight",
         "rope.freqs",
     ),
     scheme="bicubic-antialias",
@@ -408,7 +471,7 @@ TIMM_EVA = Format(
     heads={},
     classes=classes,
     fixed={**_FIXED, "norm_eps": (1e-5,), "position": ("rotary",), "qk_norm": (False,), "proj_bias": (True,)},
-)  # fmt: skip
+)
 TIMM_NAFLEX = Format(
     name="timm-naflex",
     rules=(*_FLEXIBLE, *TIMM.rules),

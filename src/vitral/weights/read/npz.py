@@ -24,9 +24,18 @@ LONGEST_HEADER = 10_000
 _STEP = 2**24
 # Also errors of Python's parser on endless headers, and of zipfile on unknown compression methods.
 _FAULTS = (
-    ValueError, TypeError, OverflowError, EOFError, OSError, MemoryError, RuntimeError, SyntaxError,
-    tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    OverflowError,
+    EOFError,
+    OSError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 

@@ -28,9 +28,23 @@ MOST_TENSORS = 5_000
 """In one file. ViT-22B has 800, and the state of a training at most four times as many."""
 MOST_AXES = 16
 BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
-    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8,
-}  # fmt: skip
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "U16": 16,
+    "I16": 16,
+    "U32": 32,
+    "I32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "F64": 64,
+    "C64": 64,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+}
 """Bits of each dtype that weights have; the format knows a few more, of less than a byte."""
 
 

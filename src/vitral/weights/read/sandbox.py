@@ -62,9 +62,13 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
 }  # fmt: skip
 CONDITIONAL = {
-    "open": (2, None), "openat": (257, 56), "clone": (56, 220), "tgkill": (234, 131), "prlimit64": (302, 261),
+    "open": (2, None),
+    "openat": (257, 56),
+    "clone": (56, 220),
+    "tgkill": (234, 131),
+    "prlimit64": (302, 261),
     "ioctl": (16, 29),
-}  # fmt: skip
+}
 """Calls allowed or refused by their arguments."""
 SECCOMP = (317, 277)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -74,11 +78,23 @@ FIRST_UNKNOWN = 424
 later ones. All return "no such call", for which the C library and Python have fallbacks."""
 
 DTYPES = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
-    torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.float16: "F16",
-    torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 MOST_LEAVES = 1_000_000
 DEEPEST = 32
 

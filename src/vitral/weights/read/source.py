@@ -19,9 +19,17 @@ from vitral.weights.read.unpickle import read_pickle
 from vitral.weights.read.zip_entries import list_entries
 
 PREFIXES = (
-    "module.", "_orig_mod.", "model.", "network.", "net.", "backbone.", "encoder.", "student.", "teacher.",
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "network.",
+    "net.",
+    "backbone.",
+    "encoder.",
+    "student.",
+    "teacher.",
     "ema_model.",
-)  # fmt: skip
+)
 """Prefixes of wrappers: DataParallel, torch.compile, Lightning, self-supervised trainers. No known format has one of
 them before all its names (torchvision and Hugging Face have other names beside `encoder.`), so that a prefix shared by
 all names is a wrapper's."""

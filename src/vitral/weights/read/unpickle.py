@@ -68,10 +68,18 @@ def read_pickle(path: Path, seconds: int | None = None) -> tuple[dict[str, Tenso
         written = folder / "tensors.safetensors"
         most = 4 * size + 2**26  # tied tensors are written twice, and more
         request = {
-            "path": str(path.resolve()), "tensors": str(written), "report": str(folder / "report.json"),
-            "mapped": is_archive, "most": most, "writable": most + 2**26, "memory": 4 * size + 2**30,
-            "seconds": seconds, "wrappers": WRAPPERS, "unwanted": UNWANTED, "stand_ins": STAND_INS,
-        }  # fmt: skip
+            "path": str(path.resolve()),
+            "tensors": str(written),
+            "report": str(folder / "report.json"),
+            "mapped": is_archive,
+            "most": most,
+            "writable": most + 2**26,
+            "memory": 4 * size + 2**30,
+            "seconds": seconds,
+            "wrappers": WRAPPERS,
+            "unwanted": UNWANTED,
+            "stand_ins": STAND_INS,
+        }
         notes = _run(path, folder, request)
         try:
             tensors, _ = read_safetensors(written)
@@ -110,9 +118,15 @@ def _run(path: Path, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     with open(folder / "stderr", "wb") as output:
         try:
             done = subprocess.run(
-                command, env=environment, cwd=folder, timeout=request["seconds"], start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
+                command,
+                env=environment,
+                cwd=folder,
+                timeout=request["seconds"],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         except subprocess.TimeoutExpired as error:
             why = f"it took longer than {request['seconds']} s"
             raise WeightsError("gave up reading a pickle", where=path, why=why, hint=_CONVERT) from error
@@ -150,11 +164,18 @@ def _profile(folder: Path) -> str:
     """Build the profile for `sandbox-exec`: no network, no other program, no file written except below `folder`."""
     python = [sys.executable, os.path.realpath(sys.executable)]
     programs = [f"(literal {json.dumps(name)})" for name in python] + [f"(subpath {json.dumps(sys.base_prefix)})"]
-    return "\n".join([
-        "(version 1)", "(allow default)", "(deny network*)", "(deny process-fork)", "(deny process-exec)",
-        f"(allow process-exec {' '.join(programs)})", "(deny file-write*)",
-        f'(allow file-write* (subpath {json.dumps(str(folder))}) (literal "/dev/null"))',
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "(version 1)",
+            "(allow default)",
+            "(deny network*)",
+            "(deny process-fork)",
+            "(deny process-exec)",
+            f"(allow process-exec {' '.join(programs)})",
+            "(deny file-write*)",
+            f'(allow file-write* (subpath {json.dumps(str(folder))}) (literal "/dev/null"))',
+        ]
+    )
 
 
 def _report(path: Path) -> dict[str, Any]:

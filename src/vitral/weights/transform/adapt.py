@@ -98,9 +98,11 @@ def _positions(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, n
 
 
 _FIRST = (
-    "stem.conv.weight", "patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.layers.0.conv.weight",
+    "stem.conv.weight",
+    "patch_embed.backbone.stem.conv.weight",
+    "patch_embed.backbone.layers.0.conv.weight",
     "patch_embed.proj.weight",
-)  # fmt: skip
+)
 """Kernel applied to the image: of a BiT, a hybrid, a convolutional stem, a ViT."""
 
 

@@ -130,14 +130,22 @@ class LabelCheck:
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the most doubtful labels in order."""
         return {
-            "data": self.source, "weights": self.weights, "images": len(self.places), "classes": list(self.classes),
-            "agreement": self.agreement, "weak": self.is_weak, "likely_wrong": int(self.wrong.sum()),
+            "data": self.source,
+            "weights": self.weights,
+            "images": len(self.places),
+            "classes": list(self.classes),
+            "agreement": self.agreement,
+            "weak": self.is_weak,
+            "likely_wrong": int(self.wrong.sum()),
             "estimated_errors": self.estimate.errors,
-            "expected_precision": self.estimate.precision if self.wrong.any() else None, "folds": self.folds,
-            "C": self.strength, "claim": self.claim, "doubtful": [asdict(one) for one in self.ranked()],
+            "expected_precision": self.estimate.precision if self.wrong.any() else None,
+            "folds": self.folds,
+            "C": self.strength,
+            "claim": self.claim,
+            "doubtful": [asdict(one) for one in self.ranked()],
             "least_alike": [asdict(one) for one in self.least_alike],
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
     def print_table(self, console: Console) -> None:
         """Print the claim, the figures and the most doubtful labels."""
@@ -232,9 +240,18 @@ def check_labels(
     agreement = float((probabilities.argmax(1) == labels).mean())
     notes = [left_out(kept.left_out), _memorized(weights, kept)]
     return LabelCheck(
-        kept.source, weights, kept.classes, found.places, estimate(labels, probabilities), probabilities,
-        agreement, folds, strength, tuple(filter(None, notes)), tuple(least_alike(found, LEAST_ALIKE)),
-    )  # fmt: skip
+        kept.source,
+        weights,
+        kept.classes,
+        found.places,
+        estimate(labels, probabilities),
+        probabilities,
+        agreement,
+        folds,
+        strength,
+        tuple(filter(None, notes)),
+        tuple(least_alike(found, LEAST_ALIKE)),
+    )
 
 
 def _memorized(weights: str, dataset: DataSet) -> str:

@@ -79,9 +79,13 @@ class FeatureSearch:
 
 
 def search_features(
-    dataset: DataSet, report: DataCheck, weights: str = BACKBONE, options: InferenceOptions = AUTO, *,
+    dataset: DataSet,
+    report: DataCheck,
+    weights: str = BACKBONE,
+    options: InferenceOptions = AUTO,
+    *,
     progress: Progress | None = None,
-) -> FeatureSearch:  # fmt: skip
+) -> FeatureSearch:
     """Find pairs that are more similar by features than strangers are, without those in `report`.
 
     Raises `DataError` for unreadable images, and for fewer than three.

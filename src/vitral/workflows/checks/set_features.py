@@ -63,9 +63,14 @@ def set_features(
 
 
 def _features(
-    dataset: DataSet, weights: str, options: InferenceOptions, skip: bool, cache: FeatureCache | None,
-    progress: Progress | None, adapted: dict[str, Any],
-) -> SetFeatures:  # fmt: skip
+    dataset: DataSet,
+    weights: str,
+    options: InferenceOptions,
+    skip: bool,
+    cache: FeatureCache | None,
+    progress: Progress | None,
+    adapted: dict[str, Any],
+) -> SetFeatures:
     predictor = replace(options, precision="fp32").load(weights, **adapted)
     machine = choose(options.device, options.precision, dim=predictor.network.config.dim)
     splits, values = dict[str, Split](), list[np.ndarray]()

@@ -135,18 +135,32 @@ def untouched(job: Job) -> list[tuple[str, str]]:
 
 def to_json(job: Job) -> dict[str, Any]:
     """Return the plan with its alternatives as plain data."""
-    choices = [{**dataclasses.asdict(one.choice), "options": one.options, "alternatives": one.alternatives}
-               for one in explain_plan(job)]  # fmt: skip
-    return {"run": job.run.to_json(), "choices": choices,
-            "sizes": [dataclasses.asdict(one) for one in compare_sizes(job)]}  # fmt: skip
+    choices = [
+        {**dataclasses.asdict(one.choice), "options": one.options, "alternatives": one.alternatives}
+        for one in explain_plan(job)
+    ]
+    return {
+        "run": job.run.to_json(),
+        "choices": choices,
+        "sizes": [dataclasses.asdict(one) for one in compare_sizes(job)],
+    }
 
 
 def write_plan(path: Path, job: Job, command: str) -> None:
     """Write the page of a plan atomically, with folders that are missing."""
-    text = environment(__package__).get_template("plan.html.jinja").render(
-        title=job.dataset.name, run=job.run, machine=job.machine, explained=explain_plan(job), sizes=compare_sizes(job),
-        images={name: len(split) for name, split in job.dataset.splits.items()}, untouched=untouched(job),
-        command=command,
-    )  # fmt: skip
+    text = (
+        environment(__package__)
+        .get_template("plan.html.jinja")
+        .render(
+            title=job.dataset.name,
+            run=job.run,
+            machine=job.machine,
+            explained=explain_plan(job),
+            sizes=compare_sizes(job),
+            images={name: len(split) for name, split in job.dataset.splits.items()},
+            untouched=untouched(job),
+            command=command,
+        )
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(path, finished(text))

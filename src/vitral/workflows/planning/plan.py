@@ -144,9 +144,11 @@ def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
     if given.get("recipe") in METHODS:
         return leveled(load_images(name, root=start.data_root), given.get("levels"))
     wanted = Labeling(
-        given.get("task"), given.get("label_separator"), tuple(given.get("targets", ())),
+        given.get("task"),
+        given.get("label_separator"),
+        tuple(given.get("targets", ())),
         given.get("class_folders", "auto"),
-    )  # fmt: skip
+    )
     return leveled(load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS)), given.get("levels"))
 
 
@@ -213,9 +215,19 @@ def draft_run(given: Mapping[str, Any], dataset: DataSet, machine: Machine) -> D
     stats = dataclasses.replace(stats, train_images=len(split["train"]))
     plan = recipe(stats, machine)
     return Draft(
-        given, dataset, split, choices, stats, machine, plan, plan.run, start=start, near=near, near_held_out=held_out,
+        given,
+        dataset,
+        split,
+        choices,
+        stats,
+        machine,
+        plan,
+        plan.run,
+        start=start,
+        near=near,
+        near_held_out=held_out,
         earlier=earlier,
-    )  # fmt: skip
+    )
 
 
 def _seconds_of(given: Mapping[str, Any], dataset: DataSet, machine: Machine, published: Published) -> float:
@@ -392,9 +404,14 @@ def finish(draft: Draft) -> Job:
     contents = Fingerprint.of(draft.whole, draft.dataset)
     paths = {"earlier": str(draft.earlier.folder.resolve())} if draft.earlier else {}
     plan = Plan(
-        run, tuple(choices.values()), paths, contents, draft.near, draft.near_held_out,
+        run,
+        tuple(choices.values()),
+        paths,
+        contents,
+        draft.near,
+        draft.near_held_out,
         kept=draft.earlier.kept if draft.earlier else (),
-    )  # fmt: skip
+    )
     return Job(plan, draft.dataset, draft.config, draft.machine, draft.init, draft.teacher)
 
 

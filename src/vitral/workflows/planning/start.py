@@ -39,9 +39,19 @@ _VERY_FEW = 200
 _RECIPES = ("backbone", "finetune", "linear-probe")
 """Recipes that start from trained weights."""
 OTHER = {
-    *MODEL_OPTIONS, "pack", "patch_sizes", "whiten", "mean", "std", "resize", "resize_size", "interpolation",
-    "antialias", "levels", "channels",
-} - {"dropout", "drop_path", "patch_dropout"}  # fmt: skip
+    *MODEL_OPTIONS,
+    "pack",
+    "patch_sizes",
+    "whiten",
+    "mean",
+    "std",
+    "resize",
+    "resize_size",
+    "interpolation",
+    "antialias",
+    "levels",
+    "channels",
+} - {"dropout", "drop_path", "patch_dropout"}
 """Options that change the network, or the images that it sees, so that its weights no longer fit."""
 
 

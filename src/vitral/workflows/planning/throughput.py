@@ -251,5 +251,6 @@ def planned_again(state: State) -> tuple[Choice, ...]:
     """Return the choices of epochs that were made during training."""
     return tuple(
         Choice("epochs, planned again", str(line["epochs"]), f"measured until the end of epoch {line['epoch']}")
-        for line in state.history if "epochs" in line
-    )  # fmt: skip
+        for line in state.history
+        if "epochs" in line
+    )

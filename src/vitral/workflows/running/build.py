@@ -109,6 +109,9 @@ def objective_of(
         return objective
     steps, (first, last) = optimizer_steps(job), run.pack_drop or (0.0, 0.0)
     return Packed(
-        objective, run.preprocessing, run.augmentation, run.pack_min_size,
+        objective,
+        run.preprocessing,
+        run.augmentation,
+        run.pack_min_size,
         lambda: first + (last - first) * min(1.0, step() / max(1, steps - 1)),
-    )  # fmt: skip
+    )

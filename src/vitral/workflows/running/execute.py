@@ -216,10 +216,16 @@ def _probe(running: Running) -> tuple[Choice, ...]:
     job, state, batches = running.job, running.state, running.batches
     with counting(running.console, "features", sum(len(batches[side].split) for side in ("train", "val"))) as progress:
         probe = fit_probe(
-            state.model, batches["train"], batches["val"], len(job.dataset.classes), job.machine,
-            balanced=job.run.class_weights == "balanced", cache=FeatureCache(), progress=progress,
+            state.model,
+            batches["train"],
+            batches["val"],
+            len(job.dataset.classes),
+            job.machine,
+            balanced=job.run.class_weights == "balanced",
+            cache=FeatureCache(),
+            progress=progress,
             tell=lambda line: running.console.print(line, highlight=False, soft_wrap=True),
-        )  # fmt: skip
+        )
     probe.write_into(state.model)
     state.history = cast("list[Epoch]", probe.history)  # a line per C
     state.best = cast("Epoch", probe.best)
@@ -234,9 +240,7 @@ TRAINERS: Mapping[str, Callable[[Running], tuple[Choice, ...]]] = {"linear-probe
 """Recipes that do not train in steps. Each writes metrics and weights, and returns its choices."""
 
 
-def _set_up(
-    job: Job, folder: RunFolder, console: Console, typed: str, callback: Callback, ranks: Ranks
-) -> Running:  # fmt: skip
+def _set_up(job: Job, folder: RunFolder, console: Console, typed: str, callback: Callback, ranks: Ranks) -> Running:
     job, batches = _readable_batches(job, console)
     run, machine = job.run, job.machine
     if machine.device.type == "cpu":
@@ -296,11 +300,20 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
         weights = balanced_weights(images.labels, len(job.dataset.classes))[images.labels]
     with counting(console, f"reading {split}", len(images)) as progress:
         return Batches(
-            images, run.preprocessing, batch_size=run.batch_size if training else eval_size, device=job.machine.device,
-            augmentation=run.augmentation if training else None, seed=run.seed, weights=weights,
-            residency=run.residency, workers=run.workers, check=run.bad_images == "skip", progress=progress,
-            part=Part(ranks.number, ranks.count, ranks.local_count), views=run.teacher_views,
-        )  # fmt: skip
+            images,
+            run.preprocessing,
+            batch_size=run.batch_size if training else eval_size,
+            device=job.machine.device,
+            augmentation=run.augmentation if training else None,
+            seed=run.seed,
+            weights=weights,
+            residency=run.residency,
+            workers=run.workers,
+            check=run.bad_images == "skip",
+            progress=progress,
+            part=Part(ranks.number, ranks.count, ranks.local_count),
+            views=run.teacher_views,
+        )
 
 
 def _validation(running: Running) -> Callable[[nn.Module], dict[str, float]]:
@@ -335,8 +348,9 @@ def _finish(running: Running, chosen: tuple[Choice, ...]) -> TrainedRun:
         reference_ops(model)
     measured = {
         split: gathered_logits(model, running.batches[split], job.machine, ranks)
-        for split in ("val", "test") if split in job.dataset.splits
-    }  # fmt: skip
+        for split in ("val", "test")
+        if split in job.dataset.splits
+    }
     return ranks.share(lambda: _write_result(running, model, weights, measured, chosen))
 
 
@@ -394,15 +408,17 @@ def _report(
     activity.tell("drawing the report")
     job, summary = running.job, summarize(model)
     content = ReportContent(
-        title=job.dataset.name, command=running.command, result=result, plan=(*job.plan.choices, *chosen),
-        history=running.state.history, layers=summary.to_json()["layers"],
+        title=job.dataset.name,
+        command=running.command,
+        result=result,
+        plan=(*job.plan.choices, *chosen),
+        history=running.state.history,
+        layers=summary.to_json()["layers"],
         samples=running.samples(SAMPLES),
-    )  # fmt: skip
+    )
     if last is not None:
         machine = dataclasses.replace(job.machine, precision="fp32")  # avoid casting the weights
-        predictor = Predictor(
-            model, job.run.preprocessing, job.dataset.classes, machine=machine, output=last.output
-        )  # fmt: skip
+        predictor = Predictor(model, job.run.preprocessing, job.dataset.classes, machine=machine, output=last.output)
         content = dataclasses.replace(content, evaluated_on=last.split, caution=caution_of(last.split, job.run))
         images = running.batches[last.split].split.with_levels(job.run.levels)
         content = task_of(job.run.task).page(content, predictor, last.values, images, last.metrics, summary.flops)

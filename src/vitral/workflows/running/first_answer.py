@@ -37,14 +37,22 @@ def first_answer(running: Running) -> Epoch | None:
     started = time.perf_counter()
     model = copy.deepcopy(state.model)
     batches = Batches(
-        train, job.run.preprocessing, batch_size=eval_batch_size(job.config, job.machine.device),
-        device=job.machine.device, workers=job.run.workers,
-    )  # fmt: skip
+        train,
+        job.run.preprocessing,
+        batch_size=eval_batch_size(job.config, job.machine.device),
+        device=job.machine.device,
+        workers=job.run.workers,
+    )
     try:
         probe = fit_probe(
-            model, batches, running.batches["val"], len(job.dataset.classes), job.machine,
-            balanced=job.run.class_weights == "balanced", cache=FeatureCache(),
-        )  # fmt: skip
+            model,
+            batches,
+            running.batches["val"],
+            len(job.dataset.classes),
+            job.machine,
+            balanced=job.run.class_weights == "balanced",
+            cache=FeatureCache(),
+        )
     finally:
         batches.close()
     probe.write_into(model)

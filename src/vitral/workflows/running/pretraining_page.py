@@ -31,12 +31,23 @@ EXPLAINED: Mapping[str, str] = {
 def write_report(running: Running, result: Mapping[str, Any], cells: Cells) -> None:
     """Write report.html, atomically."""
     job, history, run = running.job, running.state.history, shlex.quote(str(running.folder.path))
-    text = environment(__package__).get_template("pretraining.html.jinja").render(
-        title=job.dataset.name, result=result, took=duration(result["seconds"]),
-        accuracies=[(one.title, result[one.key]) for one in (PROBE, KNN) if one.key in result],
-        support=min(SAMPLED, len(job.dataset["train"])), held_out=min(SAMPLED, len(job.dataset.splits.get("val", ()))),
-        guess=1 / max(1, len(job.dataset.classes)),
-        samples=[(embedded(pixels, _SIDE), what) for pixels, what in cells], explained=EXPLAINED[job.run.recipe],
-        plots=curves(history, None, of_pretraining()), plan=job.plan.choices, command=running.command, run=run,
-    )  # fmt: skip
+    text = (
+        environment(__package__)
+        .get_template("pretraining.html.jinja")
+        .render(
+            title=job.dataset.name,
+            result=result,
+            took=duration(result["seconds"]),
+            accuracies=[(one.title, result[one.key]) for one in (PROBE, KNN) if one.key in result],
+            support=min(SAMPLED, len(job.dataset["train"])),
+            held_out=min(SAMPLED, len(job.dataset.splits.get("val", ()))),
+            guess=1 / max(1, len(job.dataset.classes)),
+            samples=[(embedded(pixels, _SIDE), what) for pixels, what in cells],
+            explained=EXPLAINED[job.run.recipe],
+            plots=curves(history, None, of_pretraining()),
+            plan=job.plan.choices,
+            command=running.command,
+            run=run,
+        )
+    )
     write_page(running.folder.report, finished(text))

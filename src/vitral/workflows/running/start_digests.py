@@ -37,9 +37,11 @@ def changed_starts(job: Job, folder: RunFolder) -> Iterator[tuple[str, RunError]
             why = "the run began with different weights at this path"
             hint = f"restore them, or {job.plan.restart_hint}"
             error = RunError(
-                f"the {what} {'have' if what.endswith('s') else 'has'} changed", where=getattr(job.run, option),
-                why=why, hint=hint,
-            )  # fmt: skip
+                f"the {what} {'have' if what.endswith('s') else 'has'} changed",
+                where=getattr(job.run, option),
+                why=why,
+                hint=hint,
+            )
             yield option, error
 
 

@@ -91,9 +91,11 @@ def kept_features(running: Running) -> KeptFeatures | None:
     found = [views.find(view) for view in range(count)]
     if None in found:
         raise RunError(
-            "the teacher's features are not in the cache", where=views.cache.folder,
-            why="another machine or program keeps it elsewhere, or has cleared it", hint=_ONLINE,
-        )  # fmt: skip
+            "the teacher's features are not in the cache",
+            where=views.cache.folder,
+            why="another machine or program keeps it elsewhere, or has cleared it",
+            hint=_ONLINE,
+        )
     return KeptFeatures([one for one in found if one is not None])
 
 
@@ -118,12 +120,16 @@ class _Views:
         assert job.teacher is not None
         weights = job.teacher.weights
         settings: dict[str, Any] = {
-            "format": FORMAT, "teacher": native.digest(weights.state), "network": config_to_json(weights.config),
-            "seed": batches.seed, "plain": job.run.plain,
-            "precision": self.teacher.machine.precision, "sees": weights.preprocessing.to_json(),
+            "format": FORMAT,
+            "teacher": native.digest(weights.state),
+            "network": config_to_json(weights.config),
+            "seed": batches.seed,
+            "plain": job.run.plain,
+            "precision": self.teacher.machine.precision,
+            "sees": weights.preprocessing.to_json(),
             "crops": Images(batches.split, batches.preprocessing, batches.augmentation).settings,
             "area": job.run.crop_area,
-        }  # fmt: skip
+        }
         return pixels_key(batches.split, settings)
 
     @cached_property

@@ -219,10 +219,15 @@ class FeatureEvaluation:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         plain: dict[str, Any] = {
-            "data": self.source, "split": self.split, "images": self.images, "groups": self.groups,
+            "data": self.source,
+            "split": self.split,
+            "images": self.images,
+            "groups": self.groups,
             "train_images": self.support,
-            "classes": len(self.classes), "features": self.width, "notes": list(self.notes),
-        }  # fmt: skip
+            "classes": len(self.classes),
+            "features": self.width,
+            "notes": list(self.notes),
+        }
         if self.few_shot:
             plain["few_shot"] = [entry.to_json() for entry in self.few_shot]
         if self.knn:
@@ -306,10 +311,18 @@ def evaluate_features(
         probabilities = neighbors.knn(train.to(on), train_labels, test.to(on), knn, classes=len(dataset.classes))
         neighbors_result = measure(probabilities.cpu().numpy(), test_labels, dataset.classes, groups)
     return FeatureEvaluation(
-        dataset.source, "cut from train" if cut_notes else measured, len(test), count_groups(groups, len(test)),
-        len(train), dataset.classes, train.shape[1], tuple(shots), neighbors_result, min(knn or 0, len(train)),
+        dataset.source,
+        "cut from train" if cut_notes else measured,
+        len(test),
+        count_groups(groups, len(test)),
+        len(train),
+        dataset.classes,
+        train.shape[1],
+        tuple(shots),
+        neighbors_result,
+        min(knn or 0, len(train)),
         tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _two_sides(dataset: DataSet, split: str | None) -> tuple[DataSet, str, list[str]]:

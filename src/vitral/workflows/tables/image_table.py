@@ -43,9 +43,12 @@ class Written:
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
-            "out": str(self.path), "images": self.images, "errors": self.failed, "resumed_at": self.kept,
+            "out": str(self.path),
+            "images": self.images,
+            "errors": self.failed,
+            "resumed_at": self.kept,
             "model_hash": self.model_hash,
-        }  # fmt: skip
+        }
 
 
 class ImageTable(Generic[R]):
@@ -54,9 +57,15 @@ class ImageTable(Generic[R]):
     """
 
     def __init__(
-        self, predictor: Predictor, sources: Sequence[Source], out: str | Path, columns: Sequence[str],
-        batch_size: int = 32, format: type[Format] | None = None, texts: Collection[str] = (),
-    ):  # fmt: skip
+        self,
+        predictor: Predictor,
+        sources: Sequence[Source],
+        out: str | Path,
+        columns: Sequence[str],
+        batch_size: int = 32,
+        format: type[Format] | None = None,
+        texts: Collection[str] = (),
+    ):
         """`format` is that of the extension of `out` by default (`vitral.workflows.tables.formats`)."""
         self.predictor, self.sources, self.batch_size = predictor, sources, batch_size
         self.file = RowFile(out, ["path", *columns, "error"], batch_size, format, {"path", "error", *texts})
@@ -139,13 +148,20 @@ class ImageTable(Generic[R]):
             names.update(name.encode("utf-8", "surrogatepass") + b"\0")
             folder = folder or ("" if os.path.isabs(name) else os.getcwd())  # the same name elsewhere is another image
         return {
-            "model_hash": model_hash(predictor), "images": self.images,
-            "names": names.hexdigest(), "folder": folder, "columns": self.file.columns,
-            "batch_size": self.batch_size, "device": str(predictor.machine.device),
-            "precision": predictor.machine.precision, "engine": predictor.engine,
-            "tta": predictor.tta, "threads": torch.get_num_threads(), "vitral": __version__,
+            "model_hash": model_hash(predictor),
+            "images": self.images,
+            "names": names.hexdigest(),
+            "folder": folder,
+            "columns": self.file.columns,
+            "batch_size": self.batch_size,
+            "device": str(predictor.machine.device),
+            "precision": predictor.machine.precision,
+            "engine": predictor.engine,
+            "tta": predictor.tta,
+            "threads": torch.get_num_threads(),
+            "vitral": __version__,
             "torch": torch.__version__,
-        }  # fmt: skip
+        }
 
 
 def model_hash(predictor: Predictor) -> str:

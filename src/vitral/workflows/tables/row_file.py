@@ -38,9 +38,13 @@ class RowFile:
     """A table that is being written. `kept` rows are from an interrupted command; `failed` rows have an error."""
 
     def __init__(
-        self, path: str | Path, columns: Sequence[str], batch: int, format: type[Format] | None = None,
+        self,
+        path: str | Path,
+        columns: Sequence[str],
+        batch: int,
+        format: type[Format] | None = None,
         texts: Collection[str] = (),
-    ):  # fmt: skip
+    ):
         """`texts` are the columns that hold text (`Format`)."""
         self.path, self.target, self.batch = Path(path), Path(os.path.realpath(path)), batch
         self.columns, self.format = list(columns), (format or format_of(path))(columns, texts)

@@ -54,9 +54,14 @@ class ClassTask(Task):
     def objective(self, job: Job) -> TwoPartObjective:
         run = job.run
         return Classification(
-            run.preprocessing, run.augmentation, job.config.classes, run.label_smoothing, _loss_weights(job),
-            teacher=_teacher(job), own=own_loss(run.loss, job.machine.device),
-        )  # fmt: skip
+            run.preprocessing,
+            run.augmentation,
+            job.config.classes,
+            run.label_smoothing,
+            _loss_weights(job),
+            teacher=_teacher(job),
+            own=own_loss(run.loss, job.machine.device),
+        )
 
     def score(self, line: Epoch) -> tuple[float, float]:
         return best_accuracy(line)
@@ -89,9 +94,14 @@ class ClassTask(Task):
         return {f"{split}_accuracy": measured.accuracy}
 
     def page(
-        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Evaluation,
+        self,
+        content: ReportContent,
+        predictor: Predictor,
+        values: np.ndarray,
+        images: Split,
+        measured: Evaluation,
         flops: int,
-    ) -> ReportContent:  # fmt: skip
+    ) -> ReportContent:
         from vitral.workflows.running.figures import confident_mistakes, draw_figures  # importing matplotlib: a second
 
         mistakes = confident_mistakes(values, images, predictor.classes)
@@ -114,9 +124,13 @@ def _teacher(job: Job) -> Teacher | None:
         return None
     run = job.run
     teacher = Teacher.of(
-        job.teacher.weights, run.preprocessing, job.dataset.classes, job.machine.device,
-        weight=run.distill_weight, temperature=run.distill_temperature,
-    )  # fmt: skip
+        job.teacher.weights,
+        run.preprocessing,
+        job.dataset.classes,
+        job.machine.device,
+        weight=run.distill_weight,
+        temperature=run.distill_temperature,
+    )
     if run.plain:
         reference_ops(teacher.network)
     return teacher

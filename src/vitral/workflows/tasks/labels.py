@@ -97,9 +97,14 @@ class LabelsTask(Task):
         return {f"{split}_map": measured.mean_average_precision, f"{split}_macro_f1": measured.macro_f1}
 
     def page(
-        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split,
-        measured: LabelsEvaluation, flops: int,
-    ) -> ReportContent:  # fmt: skip
+        self,
+        content: ReportContent,
+        predictor: Predictor,
+        values: np.ndarray,
+        images: Split,
+        measured: LabelsEvaluation,
+        flops: int,
+    ) -> ReportContent:
         from vitral.workflows.running.figures import draw_figures
         from vitral.workflows.tasks.labels_page import headline, sections  # importing matplotlib takes a second
 

@@ -37,10 +37,18 @@ def sections(measured: LabelsEvaluation, values: np.ndarray, images: Split, outp
 def _scores(measured: LabelsEvaluation) -> Section:
     ranked = sorted(measured.per_label, key=lambda one: (one.images == 0, one.f1, one.name))
     rows = [
-        [one.name, percent(one.f1), "—" if one.average_precision is None else percent(one.average_precision),
-         percent(one.precision), percent(one.recall), f"{one.images:,}", f"{one.predicted:,}", f"{one.threshold:.3f}"]
+        [
+            one.name,
+            percent(one.f1),
+            "—" if one.average_precision is None else percent(one.average_precision),
+            percent(one.precision),
+            percent(one.recall),
+            f"{one.images:,}",
+            f"{one.predicted:,}",
+            f"{one.threshold:.3f}",
+        ]
         for one in ranked
-    ]  # fmt: skip
+    ]
     headings = ("label", "F1", "AP", "precision", "recall", "images", "predicted", "threshold")
     note = (
         "AP: average precision of the ranking of images by probability. Precision, recall and F1 are at the threshold, "
@@ -75,10 +83,14 @@ def _pairs(measured: LabelsEvaluation) -> list[list[str]]:
     order = np.argsort(-difference, axis=None, kind="stable")[:_PAIRS]
     places = [divmod(int(one), len(difference)) for one in order]
     return [
-        [f"{measured.classes[i]} + {measured.classes[j]}", f"{measured.together[i, j]:,}",
-         f"{measured.together_predicted[i, j]:,}"]
-        for i, j in places if difference[i, j]
-    ]  # fmt: skip
+        [
+            f"{measured.classes[i]} + {measured.classes[j]}",
+            f"{measured.together[i, j]:,}",
+            f"{measured.together_predicted[i, j]:,}",
+        ]
+        for i, j in places
+        if difference[i, j]
+    ]
 
 
 def _worst(values: np.ndarray, images: Split, output: Labels) -> Section:

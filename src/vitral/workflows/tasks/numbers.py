@@ -93,9 +93,14 @@ class NumbersTask(Task):
         return ({} if measured.r2 is None else {f"{split}_r2": measured.r2}) | errors
 
     def page(
-        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split,
-        measured: NumbersEvaluation, flops: int,
-    ) -> ReportContent:  # fmt: skip
+        self,
+        content: ReportContent,
+        predictor: Predictor,
+        values: np.ndarray,
+        images: Split,
+        measured: NumbersEvaluation,
+        flops: int,
+    ) -> ReportContent:
         from vitral.workflows.running.figures import draw_figures
         from vitral.workflows.tasks.numbers_page import headline, sections  # importing matplotlib takes a second
 

@@ -26,11 +26,17 @@ def sections(measured: NumbersEvaluation, values: np.ndarray, images: Split) -> 
 
 def _scores(measured: NumbersEvaluation) -> Section:
     rows = [
-        [one.name, "—" if one.r2 is None else f"{one.r2:.3f}", f"{one.mae:.4g}",
-         f"{one.mae_interval[0]:.4g} to {one.mae_interval[1]:.4g}", f"{one.rmse:.4g}", f"{one.bias:+.3g}",
-         f"{one.mae_of_mean:.4g}"]
+        [
+            one.name,
+            "—" if one.r2 is None else f"{one.r2:.3f}",
+            f"{one.mae:.4g}",
+            f"{one.mae_interval[0]:.4g} to {one.mae_interval[1]:.4g}",
+            f"{one.rmse:.4g}",
+            f"{one.bias:+.3g}",
+            f"{one.mae_of_mean:.4g}",
+        ]
         for one in measured.per_number
-    ]  # fmt: skip
+    ]
     headings = ("number", "R²", "MAE", "95 % interval", "RMSE", "bias", "MAE of the mean")
     note = (
         "R²: share of the variance that is explained. MAE: mean absolute error, with an interval by Student's t. Bias: "

@@ -57,9 +57,14 @@ class TextTask(Task):
         return {f"{split}_accuracy": measured.accuracy, f"{split}_cer": measured.cer}
 
     def page(
-        self, content: ReportContent, predictor: Predictor, values: np.ndarray, images: Split, measured: Any,
+        self,
+        content: ReportContent,
+        predictor: Predictor,
+        values: np.ndarray,
+        images: Split,
+        measured: Any,
         flops: int,
-    ) -> ReportContent:  # fmt: skip
+    ) -> ReportContent:
         from vitral.evaluation.report import GALLERY_IMAGES, Mistake
 
         found = [predictor.output.prediction("", row) for row in values]
@@ -93,8 +98,16 @@ def text_config(
     dim, width = run.decoder_dim or encoder.dim, encoder.dim // encoder.heads
     heads = dim // width if dim % width == 0 else 1  # as wide as the encoder's, if they divide the width
     decoder = DecoderConfig(
-        vocabulary=len(dataset.classes), length=int(dataset["train"].labels.shape[1]), start_token=START,
-        end_token=END, pad_token=PADDING, dim=dim, depth=run.decoder_depth, heads=heads,
-        mlp_dim=4 * dim, memory_dim=encoder.dim, dropout=encoder.dropout,
-    )  # fmt: skip
+        vocabulary=len(dataset.classes),
+        length=int(dataset["train"].labels.shape[1]),
+        start_token=START,
+        end_token=END,
+        pad_token=PADDING,
+        dim=dim,
+        depth=run.decoder_depth,
+        heads=heads,
+        mlp_dim=4 * dim,
+        memory_dim=encoder.dim,
+        dropout=encoder.dropout,
+    )
     return EncoderDecoderConfig(encoder, decoder)
