@@ -48,7 +48,7 @@ ELSEWHERE = {
     "loss": 1e-3,
     "train_loss": 5e-3,
     "val_loss": 5e-3,
-    "gradient_norm": 0.02,
+    "gradient_norm": 5e-3,
     "probability": 1e-3,
     "confidence": 1e-3,
     # Heat maps and what is measured of them divide by small sums.
