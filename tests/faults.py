@@ -56,21 +56,32 @@ def stranger(number: int) -> Image.Image:
     return image
 
 
-def write_faulty(folder: Path, per_class: int = 60, classes: int = 5) -> Faults:
-    """Write a folder with a folder per class, and plant 8 wrong labels, 5 copies, 3 blurred images, 2 strangers, 2
-    images rotated by EXIF, one PDF and one empty file. The HEIC photograph is that of `tests/data`.
+def write_faulty(
+    folder: Path,
+    per_class: int = 60,
+    classes: int = 5,
+    *,
+    wrong_labels: int = 8,
+    seed: int = 0,
+    size: tuple[int, int] = SIZE,
+) -> Faults:
+    """Write a folder with a folder per class, and plant wrong labels, 5 copies, 3 blurred images, 2 strangers, 2 images
+    rotated by EXIF, one PDF and one empty file.
+
+    An image is called `KIND-NUMBER.jpg`, whichever folder it is in. Each seed has images of its own.
     """
     places = [
         (kind, number, folder / f"kind {kind}" / f"{kind}-{number}.jpg")
         for kind in range(classes)
-        for number in range(per_class)
+        for number in range(seed * per_class, (seed + 1) * per_class)
     ]
-    order = [places[i] for i in np.random.default_rng(0).permutation(len(places))]
-    wrong, copied, blurred, rotated = order[:8], order[8:13], order[13:16], order[16:18]
+    order = [places[i] for i in np.random.default_rng(seed).permutation(len(places))]
+    wrong, rest = order[:wrong_labels], order[wrong_labels:]
+    copied, blurred, rotated = rest[:5], rest[5:8], rest[8:10]
     for kind in range(classes):
         (folder / f"kind {kind}").mkdir(parents=True)
     for kind, number, path in places:
-        image, options = drawn(kind, number), {}
+        image, options = drawn(kind, number, size), {}
         if (kind, number, path) in blurred:
             image = image.filter(ImageFilter.GaussianBlur(12))
         if (kind, number, path) in rotated:
