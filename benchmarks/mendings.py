@@ -29,7 +29,7 @@ from vitral.studies.comparison import before_and_now
 
 sys.path.append(str(ROOT / "tests"))
 
-from faults import Faults, drawn, write_faulty  # noqa: E402
+from faults import Faults, drawn, write_faulty
 
 SIZE = (72, 96)
 STRENGTH = 0.2

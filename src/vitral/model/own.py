@@ -79,11 +79,6 @@ def _made(option: str, name: str) -> Callable[..., Any]:
     return part() if isinstance(part, type) else part
 
 
-def is_module(name: str) -> bool:
-    """True if this process has a network of this name, not a function that makes one."""
-    return isinstance(_here.get(name), nn.Module)
-
-
 def trusted() -> Path:
     """The file of functions that were named on this machine: `MODULE:FUNCTION` → the folder it was named in."""
     return cache_folder("functions") / "trusted.json"
