@@ -43,8 +43,6 @@ def drawn(kind: int, seed: int, size: tuple[int, int] = SIZE, strength: float = 
     wave = np.sin(2 * np.pi * (5 + 2 * kind + rng.normal(0, 0.5)) * (x * np.cos(angle) + y * np.sin(angle)))
     distance = (x - rng.uniform(0.4, 0.9)) ** 2 + (y - rng.uniform(0.3, 0.7)) ** 2
     mask = strength * np.exp(-distance / rng.uniform(0.1, 0.3))
-        -((x - rng.uniform(0.4, 0.9)) ** 2 + (y - rng.uniform(0.3, 0.7)) ** 2) / rng.uniform(0.1, 0.3)
-    )
     color = np.array(_COLORS[kind % 5]) + rng.normal(0, 25, 3)
     striped = color * (0.7 + 0.3 * np.sign(wave))[..., None]
     ground = np.asarray(scene(1000 * kind + seed, size), np.float64)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from vitral import bounded
 from vitral.errors import UsageError, unknown
 from vitral.folders import cache_folder
