@@ -1,4 +1,4 @@
-"""Whether a second run on a mended folder says rightly if it became better.
+"""Answers to “did it become better?” after a folder was mended and trained on again.
 
 Each row is a folder of 300 drawn images in 5 classes, 72 × 96 pixels, with planted faults: wrong labels, 5 copies, 3
 blurred images, 2 strangers, an empty file, a PDF (`tests/faults.py`). `vitral train FOLDER` runs on it at 64 pixels for
