@@ -31,14 +31,18 @@ class Faults:
     """Files that are no images."""
 
 
-def drawn(kind: int, seed: int, size: tuple[int, int] = SIZE) -> Image.Image:
-    """Draw an image of a class: stripes in the direction and the color of the class on a scene of nothing."""
+def drawn(kind: int, seed: int, size: tuple[int, int] = SIZE, strength: float = 1.0) -> Image.Image:
+    """Draw an image of a class: stripes in the direction and the color of the class on a scene of nothing.
+
+    The stripes cover the scene by `strength`, 0 to 1; a network finds faint ones harder to tell apart.
+    """
     rng = np.random.default_rng([kind, seed])
     height, width = size
     y, x = np.mgrid[:height, :width] / height
     angle = np.pi * (kind / 5 + rng.normal(0, 0.03))
     wave = np.sin(2 * np.pi * (5 + 2 * kind + rng.normal(0, 0.5)) * (x * np.cos(angle) + y * np.sin(angle)))
-    mask = np.exp(-((x - rng.uniform(0.4, 0.9)) ** 2 + (y - rng.uniform(0.3, 0.7)) ** 2) / rng.uniform(0.1, 0.3))
+    distance = (x - rng.uniform(0.4, 0.9)) ** 2 + (y - rng.uniform(0.3, 0.7)) ** 2
+    mask = strength * np.exp(-distance / rng.uniform(0.1, 0.3))
     color = np.array(_COLORS[kind % 5]) + rng.normal(0, 25, 3)
     striped = color * (0.7 + 0.3 * np.sign(wave))[..., None]
     ground = np.asarray(scene(1000 * kind + seed, size), np.float64)
@@ -56,21 +60,33 @@ def stranger(number: int) -> Image.Image:
     return image
 
 
-def write_faulty(folder: Path, per_class: int = 60, classes: int = 5) -> Faults:
-    """Write a folder with a folder per class, and plant 8 wrong labels, 5 copies, 3 blurred images, 2 strangers, 2
-    images rotated by EXIF, one PDF and one empty file. The HEIC photograph is that of `tests/data`.
+def write_faulty(
+    folder: Path,
+    per_class: int = 60,
+    classes: int = 5,
+    *,
+    wrong_labels: int = 8,
+    seed: int = 0,
+    size: tuple[int, int] = SIZE,
+    strength: float = 1.0,
+) -> Faults:
+    """Write a folder with a folder per class, and plant wrong labels, 5 copies, 3 blurred images, 2 strangers, 2 images
+    rotated by EXIF, one PDF and one empty file.
+
+    An image is called `KIND-NUMBER.jpg`, whichever folder it is in. Each seed has images of its own.
     """
     places = [
         (kind, number, folder / f"kind {kind}" / f"{kind}-{number}.jpg")
         for kind in range(classes)
-        for number in range(per_class)
+        for number in range(seed * per_class, (seed + 1) * per_class)
     ]
-    order = [places[i] for i in np.random.default_rng(0).permutation(len(places))]
-    wrong, copied, blurred, rotated = order[:8], order[8:13], order[13:16], order[16:18]
+    order = [places[i] for i in np.random.default_rng(seed).permutation(len(places))]
+    wrong, rest = order[:wrong_labels], order[wrong_labels:]
+    copied, blurred, rotated = rest[:5], rest[5:8], rest[8:10]
     for kind in range(classes):
         (folder / f"kind {kind}").mkdir(parents=True)
     for kind, number, path in places:
-        image, options = drawn(kind, number), {}
+        image, options = drawn(kind, number, size, strength), {}
         if (kind, number, path) in blurred:
             image = image.filter(ImageFilter.GaussianBlur(12))
         if (kind, number, path) in rotated:

@@ -81,6 +81,16 @@ def test_options_of_the_split_draw_others(photos, options):
     assert not RunFolder(train(photos, "second", **options)).read_plan().kept
 
 
+@pytest.mark.parametrize("options", [{"split_seed": 0}, {"val_fraction": 0.2}, {"seed": 1}])
+def test_the_same_options_of_the_split_keep_its_images(photos, options):
+    first = train(photos, "first", **options)
+    before = contents(first, "val")
+    train(photos, "between", split_seed=7)
+    mend(photos, first)
+    kept = before & {path.read_bytes() for path in photos.glob("*/*.png")}
+    assert kept <= contents(train(photos, "second", **options), "val")
+
+
 def test_other_data_and_other_tasks_are_not_earlier_runs(photos, make_images):
     train(photos, "first")
     other = make_images({"cat": 40, "dog": 30}, name="other")

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from vitral import bounded
 from vitral.errors import UsageError, unknown
 from vitral.folders import cache_folder
@@ -77,11 +75,6 @@ def own_function(option: str, name: str) -> Callable[..., Any]:
 def _made(option: str, name: str) -> Callable[..., Any]:
     part = own_part(option, name)
     return part() if isinstance(part, type) else part
-
-
-def is_module(name: str) -> bool:
-    """True if this process has a network of this name, not a function that makes one."""
-    return isinstance(_here.get(name), nn.Module)
 
 
 def trusted() -> Path:

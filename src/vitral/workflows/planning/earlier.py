@@ -22,6 +22,8 @@ from vitral.workflows.planning.job import Job
 
 SPLIT_OPTIONS = ("val_fraction", "train_share", "stratified", "val_share", "seed", "split_seed")
 """Options that change the split."""
+_TYPED_AGAIN = ("val_fraction", "seed", "split_seed")
+"""Those that ask for the split of an earlier run if it had the same values."""
 _ALIKE = ("model", "image_size", "batch_size", "minutes", "recipe", "precision")
 """Options on which the number of epochs that fit into a time depends."""
 _LATEST = 50
@@ -60,7 +62,8 @@ def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: R
 
     None as well with options that ask for a split of its own, for data with validation images, and for data by name.
     """
-    own_split = any(name in given for name in SPLIT_OPTIONS) or "val" in dataset.splits
+    asked = {name: given[name] for name in SPLIT_OPTIONS if name in given}
+    own_split = not asked.keys() <= set(_TYPED_AGAIN) or "val" in dataset.splits
     if own_split or run.recipe in METHODS or not os.path.exists(os.path.expanduser(dataset.source)):
         return None
     with suppress(OSError):
@@ -68,7 +71,8 @@ def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: R
         done.sort(key=lambda one: (one / "result.json").stat().st_mtime, reverse=True)
         for place in done[:_LATEST]:
             with suppress(RunError, KeyError):
-                if found := _read(RunFolder(place), dataset):
+                found = _read(RunFolder(place), dataset)
+                if found and all(getattr(found.plan.run, name) == value for name, value in asked.items()):
                     return found
     return None
 
