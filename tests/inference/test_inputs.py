@@ -308,11 +308,14 @@ def test_repr_of_a_predictor(predictor, trained):
     ):
         assert part in text
     assert repr(vitral.load("demo", device="cpu")).startswith(
-        "Predictor(ViT of 4 blocks, width 64, patch 4, 'demo', 10 classes"
+        "Predictor(ViT of 4 blocks, width 64, patch 4 with pool='mean', 'demo', 10 classes"
     )
 
 
-@pytest.mark.parametrize("name", ["S/16", "Ti/8x4", "C+Micro/8", "R26+S/32", "BiT-R50x3", "b/16"])
+@pytest.mark.parametrize(
+    "name",
+    ["S/16", "Ti/8x4", "C+Micro/8", "R26+S/32", "BiT-R50x3", "b/16", "einops-b16", "mnist-7562", "timm-small-128"],
+)
 def test_named_networks_have_their_names(name):
     from vitral.model.variants import config, name_of
 
@@ -324,6 +327,24 @@ def test_unnamed_networks_are_described():
 
     assert name_of(config("S/16", dim=96)) == "ViT of 12 blocks, width 96, patch 16"
     assert name_of(config("BiT-R50x1", layers=(1, 1))) == "ResNet of 2 bottlenecks, width 1"
+    assert name_of(config("S/16", dim=96, pool="mean")) == "ViT of 12 blocks, width 96, patch 16 with pool='mean'"
+
+
+def test_a_name_states_what_differs_from_the_named_network():
+    from vitral.model.variants import config, name_of
+
+    registers = config("Ti/16", registers=4, position="rotary", dropout=0.1)
+    assert name_of(registers) == "Ti/16 with position='rotary', registers=4"
+    assert name_of(config("S/16", channels=1)) == "S/16 with channels=1"
+    assert name_of(config("tensordot-b16")) == "B/16 with norm_eps=1e-05"
+
+
+def test_every_field_that_a_name_leaves_out_is_one():
+    """Whatever else a network may have is named: a new field of `ViTConfig` is not forgotten."""
+    from vitral.model.config import ViTConfig
+    from vitral.model.variants import UNNAMED
+
+    assert UNNAMED <= ViTConfig.__dataclass_fields__.keys()
 
 
 def test_html_is_escaped(predictor, tmp_path, trained):

@@ -19,7 +19,7 @@ from vitral.serving import app
 from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits
 from vitral.serving.metrics import Metrics
-from vitral.serving.models import Model, load_checked
+from vitral.serving.models import TextModel, load_checked
 
 LINES = ("a", "b", "ab", "ba", "aab", "bbb")
 PNG = {"Content-Type": "image/png"}
@@ -63,7 +63,7 @@ def test_lines_of_several_requests_share_a_batch(reader):
     predictor.rows = lambda images: sizes.append(len(images)) or rows(images)
 
     async def ask() -> list[str]:
-        model = Model("reader", predictor, Limits(batch_size=4, batch_wait=0.5), Metrics())
+        model = TextModel("reader", predictor, Limits(batch_size=4, batch_wait=0.5), Metrics())
         decode = Decoder(1, model.limits, model.metrics)
         model.start()
         with model.places.taken(len(LINES)):

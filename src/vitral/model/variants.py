@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -263,33 +265,61 @@ NOTES = {
 """Size or name → note in the catalog."""
 
 
-def name_of(config: ModelConfig) -> str:
-    """The name that `named` reads as this configuration, whatever its image size and classes; else its type and sizes.
+_OF_TRAINING = ("dropout", "attention_dropout", "drop_path", "patch_dropout", "cls_init", "pos_init", "head_bias_init")
+UNNAMED = frozenset(("image_size", "classes", *_OF_TRAINING))
+"""Fields that a name leaves out: sizes that are stated beside it, and what acts on training alone."""
 
-    Several names may stand for one network; the first of the table is taken.
+
+def name_of(config: ModelConfig) -> str:
+    """The name that `config` reads as this configuration, with what differs from it: "Ti/16", "Ti/16 with registers=4".
+
+    Image size, classes, and what acts on training alone are left out. Sizes without a name are described. Several names
+    may stand for one network; the first of the table is taken.
     """
     if isinstance(config, ForeignConfig):
         return config.source
     if isinstance(config, EncoderDecoderConfig):
         return f"{name_of(config.encoder)} + decoder of {config.decoder.depth} blocks, width {config.decoder.dim}"
+    for name in _names_like(config):
+        own = dict(config_fields(name)[1])
+        if isinstance(config, ViTConfig):
+            own["patch_size"] = pair(own["patch_size"])  # as a configuration holds it
+        if name in WRITE_UPS:
+            if not _changes(config, own):
+                return name
+        elif all(getattr(config, field) == value for field, value in own.items()):
+            return _with(name, _changes(config, own))
     if isinstance(config, BiTConfig):
-        names = [f"BiT-R{depth}x{config.width}" for depth in RESNETS]
-        other = f"ResNet of {sum(config.layers)} bottlenecks, width {config.width}"
-    else:
-        height, width = config.patch
-        patch = str(height) if height == width else f"{height}x{width}"
-        if config.conv_stem is not None:
-            names = [f"{CONV}+{size}/{number}" for size in SIZES for number in CONV_PATCHES]
-        elif config.stem is not None:
-            names = [f"{stem}+{size}/{number}" for size in SIZES for stem, built in STEMS.items() for number in built]
-        else:
-            names = [f"{size}/{patch}" for size in SIZES]
-        other = f"ViT of {config.depth} blocks, width {config.dim}, patch {patch}"
-    return next((name for name in names if _is_called(config, name)), other)
+        return f"ResNet of {sum(config.layers)} bottlenecks, width {config.width}"
+    sizes = {"dim", "depth", "patch_size", "heads", "mlp_dim", "stem", "conv_stem", "conv_pool"}
+    other = f"ViT of {config.depth} blocks, width {config.dim}, patch {_patch(config)}"
+    return _with(other, [change for change in _changes(config, {}) if change.partition("=")[0] not in sizes])
 
 
-def _is_called(config: ModelConfig, name: str) -> bool:
-    own = dict(config_fields(name)[1])
-    if isinstance(config, ViTConfig):
-        own["patch_size"] = pair(own["patch_size"])  # as a configuration holds it
-    return all(getattr(config, field) == value for field, value in own.items())
+def _patch(config: ViTConfig) -> str:
+    height, width = config.patch
+    return str(height) if height == width else f"{height}x{width}"
+
+
+def _names_like(config: ViTConfig | BiTConfig) -> list[str]:
+    if isinstance(config, BiTConfig):
+        return [f"BiT-R{depth}x{config.width}" for depth in RESNETS]
+    if config.conv_stem is not None:
+        return [f"{CONV}+{size}/{number}" for size in SIZES for number in CONV_PATCHES]
+    if config.stem is not None:
+        return [f"{stem}+{size}/{number}" for size in SIZES for stem, built in STEMS.items() for number in built]
+    return [*(f"{size}/{_patch(config)}" for size in SIZES), *WRITE_UPS]
+
+
+def _changes(config: ViTConfig | BiTConfig, own: Mapping[str, Any]) -> list[str]:
+    """What `config` has unlike the fields `own` and the defaults of all others, as arguments."""
+    defaults = {field.name: field.default for field in fields(config)}
+    return [
+        f"{field}={getattr(config, field)!r}"
+        for field, default in defaults.items()
+        if field not in UNNAMED and getattr(config, field) != own.get(field, default)
+    ]
+
+
+def _with(name: str, changes: Sequence[str]) -> str:
+    return f"{name} with {', '.join(changes)}" if changes else name

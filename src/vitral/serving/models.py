@@ -21,7 +21,7 @@ from vitral.errors import UsageError, WeightsError, unknown
 from vitral.explanation.explain import explain
 from vitral.explanation.heatmap import Heatmap
 from vitral.explanation.methods import METHODS, TEXT_METHODS, method_named
-from vitral.explanation.methods.method import grid_of
+from vitral.explanation.methods.method import Method, grid_of
 from vitral.explanation.methods.select import check_method, default_method
 from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_prepared
 from vitral.inference.features import head_features
@@ -109,7 +109,13 @@ def self_test(predictor: Predictor) -> None:
 
 
 class Model:
-    """One version of a model. All its computing runs on one thread: batches and explanations share the network."""
+    """One version of a model that answers with a row of values for each image, and explains with heat maps.
+
+    All its computing runs on one thread: batches and explanations share the network.
+    """
+
+    explained_by: Mapping[str, Method] = METHODS
+    """Name → method of explanation, of those for this kind of model."""
 
     def __init__(self, name: str, predictor: Predictor, limits: Limits, metrics: Metrics):
         self.name, self.predictor, self.limits, self.metrics = name, predictor, limits, metrics
@@ -172,9 +178,6 @@ class Model:
     def _explain(self, predicted: Ticket, method: str, target: int | None) -> Heatmap | TextExplanation:
         predictor, image = self.predictor, predicted.image
         assert image is not None
-        if self._reads_text:
-            row = torch.from_numpy(predicted.answer.result())
-            return explain_prepared(predictor, image[None], [""], method_named(method), row[None])[0]
         standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
         found = explain(predictor.network, standardized, target, method=method)[0]
         label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()
@@ -183,7 +186,6 @@ class Model:
     @cached_property
     def methods(self) -> list[dict[str, Any]]:
         """Methods of explanation that fit this network and the limit of passes, the default first."""
-        default = self._default
         fitting = [
             {
                 "name": name,
@@ -193,16 +195,16 @@ class Model:
                 "signed": one.signed,
                 "note": one.note,
             }
-            for name, one in (TEXT_METHODS if self._reads_text else METHODS).items()
+            for name, one in self.explained_by.items()
             if (passes := one.passes(self._patches)) <= self.limits.passes and self._fits(name)
         ]
-        return sorted(fitting, key=lambda one: one["name"] != default)
+        return sorted(fitting, key=lambda one: one["name"] != self.default_method)
 
     def check_explanation(self, method: str, target: str | None) -> tuple[str, int | None]:
         """The name of the method and the number of the class; `Problem` for a method that does not fit or costs too
         much, for an unknown class, and for any class of a text. `default` is the best method for this network.
         """
-        name = self._default if method == "default" else method
+        name = self.default_method if method == "default" else method
         if not self._fits(name):
             known = [str(one["name"]) for one in self.methods]
             raise Problem("no-explanation", f"'{name[:40]}' is not a method for this network", methods=known)
@@ -210,20 +212,21 @@ class Model:
         if passes > self.limits.passes:
             detail = f"'{name}' costs {passes} passes an image; this server allows {self.limits.passes}"
             raise Problem("no-explanation", detail, limit=self.limits.passes)
-        if self._reads_text:
-            if target is not None:
-                raise Problem("no-explanation", f"'{self.name}' reads text: every character is explained, no target")
-            return name, None
-        if target is not None and target not in self.predictor.classes:
-            nearest = unknown("class", target[:80], self.predictor.classes).why
-            raise Problem("no-explanation", f"'{target[:80]}' is not a class of this model; {nearest}")
+        return name, self.checked_target(target)
+
+    def checked_target(self, target: str | None) -> int | None:
+        """The number of the class to explain, None for the predicted one; `Problem` where that is not possible."""
+        classes = self.predictor.classes
+        if target in classes:
+            return classes.index(target)
         if target is not None:
-            return name, self.predictor.classes.index(target)
+            nearest = unknown("class", target[:80], classes).why
+            raise Problem("no-explanation", f"'{target[:80]}' is not a class of this model; {nearest}")
         try:
-            self.predictor.output.predicted(torch.zeros(1, len(self.predictor.classes)))
+            self.predictor.output.predicted(torch.zeros(1, len(classes)))
         except UsageError as error:
             raise Problem("no-explanation", f"{error.what}; name one as target: {error.why}") from error
-        return name, None
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """The facts that clients need, as plain data."""
@@ -234,7 +237,7 @@ class Model:
             "loaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.loaded_at)),
             "task": predictor.output.task,
             "noun": predictor.output.noun,
-            "target": self._needed_target,
+            "target": self.needed_target,
             "classes": list(predictor.classes),
             "image_size": list(predictor.preprocessing.image_size),
             "channels": predictor.preprocessing.channels,
@@ -248,11 +251,9 @@ class Model:
         }
 
     @property
-    def _needed_target(self) -> str:
+    def needed_target(self) -> str:
         """The name to explain where none is predicted, as of several numbers; else ""."""
         names = self.predictor.classes
-        if self._reads_text:
-            return ""
         try:
             self.predictor.output.predicted(torch.zeros(1, len(names)))
         except UsageError:
@@ -261,16 +262,11 @@ class Model:
 
     def check_embedding(self) -> None:
         """Raise `Problem` for a network without features."""
-        if self._reads_text:
-            raise Problem("no-embedding", f"'{self.name}' reads text: its decoder attends to all tokens of the image")
 
     @property
-    def _reads_text(self) -> bool:
-        return self.predictor.output.sequence
-
-    @property
-    def _default(self) -> str:
-        return DEFAULT_FOR_TEXT if self._reads_text else default_method(self.predictor.network)
+    def default_method(self) -> str:
+        """The best method of explanation for this network."""
+        return default_method(self.predictor.network)
 
     @cached_property
     def _patches(self) -> int:
@@ -280,8 +276,8 @@ class Model:
         return rows * columns
 
     def _fits(self, method: str) -> bool:
-        if self._reads_text or method not in METHODS:
-            return self._reads_text and method in TEXT_METHODS
+        if method not in self.explained_by:
+            return False
         try:
             check_method(METHODS[method], self.predictor.network)
         except UsageError:
@@ -305,6 +301,45 @@ class Model:
                 metrics.waited.labels(*labels).observe(seconds)
 
         return record
+
+
+class TextModel(Model):
+    """A model that reads lines of text: its rows are sequences, and every character is explained."""
+
+    explained_by = TEXT_METHODS
+
+    @property
+    def default_method(self) -> str:
+        """The best method of explanation for texts."""
+        return DEFAULT_FOR_TEXT
+
+    @property
+    def needed_target(self) -> str:
+        """Texts have no target."""
+        return ""
+
+    def checked_target(self, target: str | None) -> None:
+        """Raise `Problem` for any target."""
+        if target is not None:
+            raise Problem("no-explanation", f"'{self.name}' reads text: every character is explained, no target")
+
+    def check_embedding(self) -> None:
+        """Raise `Problem`: there is no one vector of an image."""
+        raise Problem("no-embedding", f"'{self.name}' reads text: its decoder attends to all tokens of the image")
+
+    def _explain(self, predicted: Ticket, method: str, target: int | None) -> TextExplanation:
+        assert predicted.image is not None
+        row = torch.from_numpy(predicted.answer.result())
+        return explain_prepared(self.predictor, predicted.image[None], [""], method_named(method), row[None])[0]
+
+    def _fits(self, method: str) -> bool:
+        return method in self.explained_by
+
+
+def model_of(name: str, predictor: Predictor, limits: Limits, metrics: Metrics) -> Model:
+    """Return the model of a predictor: of images with a row of values each, or of texts."""
+    kind = TextModel if predictor.output.sequence else Model
+    return kind(name, predictor, limits, metrics)
 
 
 def _version(predictor: Predictor) -> str:

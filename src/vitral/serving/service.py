@@ -21,7 +21,7 @@ from vitral.serving.decoding import Decoder
 from vitral.serving.limits import Limits, Places
 from vitral.serving.logs import log
 from vitral.serving.metrics import Metrics
-from vitral.serving.models import Model, Reference, load_checked
+from vitral.serving.models import Model, Reference, load_checked, model_of
 from vitral.serving.problems import Problem
 from vitral.weights.load import locate
 
@@ -128,7 +128,7 @@ class Service:
         self._background(old.stop(when_idle=True))
 
     def _load(self, name: str) -> Model:
-        return Model(name, load_checked(self.sources[name], self.options), self.limits, self.metrics)
+        return model_of(name, load_checked(self.sources[name], self.options), self.limits, self.metrics)
 
     async def _watch(self) -> None:
         """Reload a model when the file of its weights has changed and then stays as it is."""
