@@ -26,13 +26,13 @@ RULES = {
     r"^Of (?!course)": "a sentence opens with “Of”: begin with its subject",
     r"\b[Tt](hat|hose) of\b(?! (us|you|them)\b)": "“that of”, “those of”: repeat the noun",
     r"^(Who|Whoever) \w+ [^?]*$": "say “you”: write “Set it if you share the machine”",
-    r"\b(a|one|two|three|\d+) [\w-]+ an? (epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head"
+    r"\b(a|one|two|three|\d+) (?!(if|with|by|in|of|to|for|as|is|and|or|on|at|from|like) )[\w-]+ an? (epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head"
     r"|file|run|token|side|GPU|core)\b": "“a line an epoch”: write “one line per epoch”",
     r"\b(network|model|recipe|run|program|server|page|vitral)s? knows?\b": "networks are trained and predict; "
     "people know",
     r"\b(is|are) refused\b": "write “vitral stops with an error” or “is not supported”",
     r"\b(is|are) (named|noted|stated|told)\b": "write “vitral prints” or “the plan lists”",
-    r"\bis no (?!longer|more)\w": "“is no X”: write “is not a X”",
+    r"(?<![Tt]here )\bis no (?!longer|more)\w": "“is no X”: write “is not a X”",
     r"\bto the same bits\b": "write “bit-identical”",
     r"\b(network|weights|model) in the package\b": "write “built-in model”",
     r"\bfront of (the )?best\b": "write “Pareto front”",
@@ -160,7 +160,7 @@ def plain(text: str) -> str:
 def _sentences(paragraph: str, line: int, place: str = "page") -> Iterator[Text]:
     text = re.sub(r"^([-*]|\d+\.) ", "", plain(paragraph))
     text = re.sub(r"\b(et al|e\.g|i\.e|vs|cf|Sec|Fig)\.", r"\1", text)
-    for sentence in re.split(r"(?<=[.!?])[)”\"]?\s+(?=[A-ZÀ-Þ“\"(])|(?<=[.!?:])\s+(?=- )", text):
+    for sentence in re.split(r"(?<=[.!?])[)”\"]?\s+(?=[A-ZÀ-Þ“\"(]|vitral\b)|(?<=[.!?:])\s+(?=- )", text):
         if sentence:
             yield Text(line, sentence, place=place)
 
