@@ -82,7 +82,7 @@ def findings(text: Text) -> Iterator[str]:
             yield f"a cell of {len(text.words)} characters: at most {CELL}"
     elif len(text.words.split()) > LONGEST[text.place]:
         yield f"a sentence of {len(text.words.split())} words: at most {LONGEST[text.place]}"
-    elif len(re.findall(r"[;:](?=\s)", text.words)) > 1:
+    elif len(re.findall(r"(?<=\S)[;:](?=\s)", text.words)) > 1:
         yield "a sentence with two semicolons or colons: at most one"
     for pattern, wrong in RULES.items():
         if found := re.search(pattern, text.words):
@@ -160,7 +160,7 @@ def plain(text: str) -> str:
 def _sentences(paragraph: str, line: int, place: str = "page") -> Iterator[Text]:
     text = re.sub(r"^([-*]|\d+\.) ", "", plain(paragraph))
     text = re.sub(r"\b(et al|e\.g|i\.e|vs|cf|Sec|Fig)\.", r"\1", text)
-    for sentence in re.split(r"(?<=[.!?])[)”\"]?\s+(?=[A-ZÀ-Þ“\"(]|vitral\b)|(?<=[.!?:])\s+(?=- )", text):
+    for sentence in re.split(r"(?<=[.!?])[)”\"]?\s+(?=[^a-z]|[a-z](_\w+)? |(vitral|timm|transformers|int8|bf16|fp32)\b)|(?<=[.!?:])\s+(?=- )", text):
         if sentence:
             yield Text(line, sentence, place=place)
 
