@@ -46,7 +46,7 @@ RULES = {
     r"\b(page|table|report|file|folder|column|plan|log|line|section|cell|CODE) (has|have) (a|an|the|its|no|one|two|all"
     r"|more|every|each|\d+)\b": "a page, file or table “contains”, “lists” or “shows”",
     r"\d %|CODE %": "write “71%”",
-    r"\balone\b(?! (is|are|in|with|on)\b)": "write “only”",
+    r"(?<=\s)alone\b(?! (is|are|in|with|on)\b)": "write “only”",
     r", else\b": "write “otherwise”",
     r"\bof ours\b|\bof vitral's\b": "write “our” or “vitral's”",
 }
