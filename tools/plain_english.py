@@ -1,7 +1,7 @@
 """Find sentences that a reader must read twice: too long, chained, without "you", in words that are not the field's.
 
-`texts` yields the sentences, headings and cells of a page, and the strings and docstrings of a module; `findings` applies
-the rules to each. `check_prose.py` runs both.
+`of_page` and `of_module` yield sentences, headings and cells; `findings` applies the rules to each of them. `of_file` does
+both, and `check_prose.py` runs it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ RULES = {
     r"^Of (?!course)": "a sentence opens with “Of”: begin with its subject",
     r"\b[Tt](hat|hose) of\b(?! (us|you|them)\b)": "“that of”, “those of”: repeat the noun",
     r"^(Who|Whoever) \w+ [^?]*$": "say “you”: write “Set it if you share the machine”",
-    r"\b(a|one|two|three|\d+) (?!(if|with|by|in|of|to|for|as|is|and|or|on|at|from|like) )[\w-]+ an? (epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head"
-    r"|file|run|token|side|GPU|core)\b": "“a line an epoch”: write “one line per epoch”",
+    r"\b(a|one|two|three|\d+) (?!(if|with|by|in|of|to|for|as|is|and|or|on|at|from|like) )[\w-]+ an? "
+    r"(epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head|file|run|token|side|GPU|core)\b": "“a "
+    "line an epoch”: write “one line per epoch”",
     r"\b(network|model|recipe|run|program|server|page|vitral)s? knows?\b": "networks are trained and predict; "
     "people know",
     r"\b(is|are) refused\b": "write “vitral stops with an error” or “is not supported”",
@@ -160,7 +161,11 @@ def plain(text: str) -> str:
 def _sentences(paragraph: str, line: int, place: str = "page") -> Iterator[Text]:
     text = re.sub(r"^([-*]|\d+\.) ", "", plain(paragraph))
     text = re.sub(r"\b(et al|e\.g|i\.e|vs|cf|Sec|Fig)\.", r"\1", text)
-    for sentence in re.split(r"(?<=[.!?])[)”\"]?\s+(?=[^a-z]|[a-z](_\w+)? |(vitral|timm|transformers|int8|bf16|fp32)\b)|(?<=[.!?:])\s+(?=- )", text):
+    for sentence in re.split(
+        r"(?<=[.!?])[)”\"]?\s+(?=[^a-z]|[a-z](?:_\w+)? |(?:vitral|timm|transformers|int8|bf16|fp32)\b)"
+        r"|(?<=[.!?:])\s+(?=- )",
+        text,
+    ):
         if sentence:
             yield Text(line, sentence, place=place)
 

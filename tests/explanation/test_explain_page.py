@@ -93,9 +93,7 @@ def test_every_column_of_the_benchmark_is_a_check_of_the_page():
     columns = [re.sub(r" [↓↑]", "", name) for head in heads for name in re.split(r"\s{2,}", head.strip())]
     assert columns[0] == "method"
     assert columns[-1] == "ms"
-    assert [name for name in columns[1:-1] if name != "method"] == [
-        cells[0] for cells in rows("## Checks of a map")
-    ]
+    assert [name for name in columns[1:-1] if name != "method"] == [cells[0] for cells in rows("## Checks of a map")]
 
 
 def test_the_page_states_the_rule_for_random_maps():
