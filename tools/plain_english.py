@@ -1,7 +1,7 @@
 """Find sentences that a reader must read twice: too long, chained, without "you", in words that are not the field's.
 
-`of_page` and `of_module` yield sentences, headings and cells; `findings` applies the rules to each of them. `of_file` does
-both, and `check_prose.py` runs it.
+`of_page` and `of_module` yield sentences, headings and cells; `findings` applies the rules to each.
+`of_file` does both, and `check_prose.py` runs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RULES = {
     r"\b[Tt](hat|hose) of\b(?! (us|you|them)\b)": "“that of”, “those of”: repeat the noun",
     r"^(Who|Whoever) \w+ [^?]*$": "say “you”: write “Set it if you share the machine”",
     r"\b(a|one|two|three|\d+) (?!(if|with|by|in|of|to|for|as|is|and|or|on|at|from|like) )[\w-]+ an? "
-    r"(epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head|file|run|token|side|GPU|core)\b": "“a "
-    "line an epoch”: write “one line per epoch”",
+    r"(epoch|step|image|line|class|second|minute|hour|batch|row|process|layer|head|file|run|token|side|GPU"
+    r"|core)\b": "“a line an epoch”: write “one line per epoch”",
     r"\b(network|model|recipe|run|program|server|page|vitral)s? knows?\b": "networks are trained and predict; "
     "people know",
     r"\b(is|are) refused\b": "write “vitral stops with an error” or “is not supported”",
