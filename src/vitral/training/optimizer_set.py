@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from vitral.distributed.tensors import like
 from vitral.errors import UsageError
-from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers import rule_of
 from vitral.training.optimizers.rule import Groups, OptimizerOptions
 
 _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent", "mask_token")
@@ -102,7 +102,7 @@ class OptimizerSet:
         groups = parameter_groups(model, run)
         self.parameters = [p for g in groups for p in g["params"]]
         self._kernels: list[tuple[Tensor, Tensor]] = []
-        rule = OPTIMIZERS[run.optimizer]
+        rule = rule_of(run.optimizer)
         if rule.hidden_matrices:
             for group in groups:
                 if group["hidden"]:
