@@ -57,6 +57,7 @@ def data(make_images, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts_of_a_user", raising=False)
+    monkeypatch.setattr(own, "_here", {})
     own._made.cache_clear()
     return make_images({"cat": 8, "dog": 8}, size=(16, 16))
 

@@ -81,6 +81,7 @@ def own_part(option: str, name: str) -> Any:
         if name not in _here:
             why = f"{name.partition(':')[2]} was an object of another Python process, and no file holds its code"
             hint = f"vitral.train(out=…, resume=True, {option}=…) in a program that has it"
+            hint += ", or vitral.evaluate(RUN, data)" if option == "data" else ""
             raise UsageError(f"the run needs your {option} again", why=why, hint=hint)
         return _here[name]
     module, _, function = name.partition(":")

@@ -66,7 +66,8 @@ class Callback:
     """Follow a run; every method does nothing unless overridden.
 
     The order is `on_run_start`, then for each epoch `on_epoch_start`, `on_logits` and `on_batch` for each batch,
-    `on_epoch_end`, and at the end `on_run_end`. An exception that a method raises ends the run, which continues with `--resume`.
+    `on_epoch_end`, and at the end `on_run_end`. An exception that a method raises ends the run, which continues with
+    `--resume`.
     """
 
     def on_run_start(self, run: RunStart) -> None:

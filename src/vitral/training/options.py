@@ -213,8 +213,8 @@ class Run:
     class_weights: Literal["none", "balanced"] = option("none", "balanced: weight the loss by inverse class frequency")
     sampling: Literal["shuffle", "balanced"] = option(
         "shuffle",
-        "balanced: draw each class equally often; or your own function, MODULE:FUNCTION, which maps the training labels "
-        "to a weight for each image or to a torch sampler",
+        "balanced: draw each class equally often; or your own function, MODULE:FUNCTION, which maps the labels to a "
+        "weight for each image or to a torch sampler",
     )
 
     # Training

@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from vitral.console import stderr
+from vitral.data import DataSet
 from vitral.data.checks.validate import left_out
-from vitral.data.tables_in_memory import as_path
+from vitral.data.tables_in_memory import Examples, as_path
 from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
@@ -49,7 +50,7 @@ from vitral.workflows.running.trained import TrainedRun
 @with_listing
 @partial(checked, but=("callbacks", "data"), options=OPTIONS)
 def train(
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -60,7 +61,9 @@ def train(
 ) -> TrainedRun:
     """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
 
-    `data` may be left out for a `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
+    `data` is a path, the name of a set, or data in memory: a torch Dataset of (image, label), arrays (images, labels),
+    a DataFrame with paths and labels, a Hugging Face data set, or a dict of these by split. It may be left out for a
+    `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
     by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU; `overwrite` replaces an existing
     run. `callbacks` follow the run, after the trackers of `log`; they are not stored: pass them again to resume. The
     option `minutes` is for training and validation; counted from `began`, of `time.monotonic()`, also for planning and
@@ -234,7 +237,7 @@ def _check_start(job: Job, folder: RunFolder) -> None:
 
 def _put_parts_in_place(given: Mapping[str, Any], run: Run) -> None:
     """Let the run use the parts of this process that are passed again, under the names that it kept."""
-    pairs = [(value, getattr(run, name)) for name, value in given.items() if name in OWN_PARTS]
+    pairs = [(value, getattr(run, name)) for name, value in given.items() if name in (*OWN_PARTS, "data")]
     if len(given.get("metrics", ())) == len(run.metrics):
         pairs += zip(parts_of(given.get("metrics", ())).values(), parts_of(run.metrics).values(), strict=True)
     for value, kept in pairs:

@@ -28,7 +28,7 @@ _RECORDED = {"compile": False, "graphs": False}
 def own_parts(draft: Draft) -> Draft:
     """Find the user's parts, remember that they were named here, and report which of them a file can name."""
     parts = {name: draft.given[name] for name in OWN_PARTS if is_own(draft.given.get(name))}
-    draft = _with_metrics(draft)
+    draft = _with_metrics(_with_data(draft))
     for name, value in parts.items():
         if name == "model" and not is_function(value):
             continue
@@ -41,6 +41,14 @@ def own_parts(draft: Draft) -> Draft:
     if "loss" in parts or "augment" in parts:
         draft = draft.change(**{name: value for name, value in _RECORDED.items() if name not in draft.given})
     return draft
+
+
+def _with_data(draft: Draft) -> Draft:
+    """Report data that only this process has."""
+    if not is_here(data := str(draft.given.get("data", ""))):
+        return draft
+    why = "only this Python process has them: pass data again to resume, evaluate or compare in another"
+    return draft.change(Choice("your data", data.partition(":")[2].removeprefix("data_"), why))
 
 
 def _with_metrics(draft: Draft) -> Draft:
