@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from vitral.data.images.decode import read_image
 from vitral.data.targets import ONE_CLASS, Targets
 from vitral.errors import DataError, ImageError
 from vitral.wording import some
+
+if TYPE_CHECKING:
+    from vitral.data.images.augmentation import Augmentation
+    from vitral.data.images.preprocessing import Preprocessing
+    from vitral.data.loop import Loader
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
 """Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
@@ -189,6 +194,54 @@ class DataSet(Described):
             hint = f"put images into {split}/CLASS/, or choose one of the splits found"
             raise DataError(what, where=self.source, why=f"found: {', '.join(self.splits)}", hint=hint)
         return self.splits[split]
+
+    def loader(
+        self,
+        split: str = "train",
+        *,
+        batch_size: int = 64,
+        image_size: int | tuple[int, int] = 224,
+        channels: int = 3,
+        shuffle: bool | None = None,
+        augmentation: Augmentation | None = None,
+        preprocessing: Preprocessing | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        workers: int | None = None,
+    ) -> Loader:
+        """Return batches of (images, labels) for a loop of your own: images (B, C, H, W) fp32, standardized.
+
+        The training split is shuffled, unless `shuffle` says otherwise, and only shuffled images are augmented.
+        `preprocessing` takes the place of `image_size` and `channels`; by default images are stretched, with mean and
+        standard deviation 0.5.
+
+        Raises `DataError` for a split that does not exist, `ImageError` for an image that cannot be read.
+
+        Example:
+            for images, labels in vitral.load_data("digits").loader("train", image_size=32): ...
+        """
+        from vitral.data.loop import loader_of, preprocessing_of  # it needs this module
+
+        return loader_of(
+            self,
+            split,
+            preprocessing=preprocessing or preprocessing_of(image_size, channels),
+            batch_size=batch_size,
+            shuffle=split == "train" if shuffle is None else shuffle,
+            augmentation=augmentation,
+            device=device,
+            seed=seed,
+            workers=workers,
+        )
+
+    def with_validation(self, fraction: float | None = None, *, seed: int = 0) -> DataSet:
+        """Return the data with a "val" split, cut from train with the same share of every class if it has none.
+
+        `fraction` is of the training images; None takes 10%, but at most 2,500 images.
+        """
+        from vitral.data.splits import with_validation  # it needs this module
+
+        return with_validation(self, fraction, seed)
 
 
 UNREADABLE = "unreadable"

@@ -145,6 +145,15 @@ class OptimizerSet:
             optimizer.step()
         self.drop_gradients()
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers: `params`, `names`, `lr`, `factor` and the optimizer's own options."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free all gradients, as torch's optimizers do; `step` has done so already."""
+        self.drop_gradients()
+
     def drop_gradients(self) -> None:
         """Set all gradients to None; the next step allocates new tensors."""
         for optimizer in self.optimizers:
