@@ -75,7 +75,9 @@ class Planned(Described):
         """Return a new network on the plan's device, with the initial weights and frozen parameters of the plan."""
         with global_generators():
             seed_everything(self.run.seed)
-            return initial_model(self.job)
+            model = initial_model(self.job)
+        model.checkpointing = self.run.checkpointing
+        return model
 
     def optimizer(self, model: nn.Module) -> OptimizerSet:
         """Return the optimizer of the trainable parameters, with the plan's groups: `step` also frees the gradients."""

@@ -50,7 +50,7 @@ from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
 from vitral.training.own_metrics import figures_of, measure_own
 from vitral.training.plan import Choice
-from vitral.training.progress import RESIDENCY_HINT, ConsoleListener
+from vitral.training.progress import RESIDENCY_HINT, ConsoleListener, widget_bar
 from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import planned_epochs
 from vitral.training.step import step_of
@@ -205,7 +205,9 @@ def _fit(running: Running) -> tuple[Choice, ...]:
             compiling=watch.seconds,
         )
         step = step_of(state.model, state.optimizer, objective, job.machine, run, warn, running.strategy)
-        listener = Callbacks([progress, running.callback])
+        bar = widget_bar(running.console, epochs)
+        widget = [] if bar is None else [stack.enter_context(bar)]
+        listener = Callbacks([progress, *widget, running.callback])
         fit(state, run, running.batches["train"], step, end, listener=listener, ranks=running.ranks)
         saving.finish()
     return planned_again(state)
