@@ -1,4 +1,4 @@
-"""What people of other libraries type in Python, tried with vitral: `python -m tests.habits` prints what works.
+"""Habits of people who come from other libraries, tried with vitral: `python -m tests.habits` prints which work.
 
 Each habit comes from the documentation of a library, in our own words. It works as written, with one word changed, or
 not at all. The code finds `photos` (a folder), `image` (a file), `run` (a finished run), `X` and `y` (arrays), `pairs`
