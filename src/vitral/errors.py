@@ -135,7 +135,7 @@ class Interrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         """One line in place of the traceback in notebooks: stopping a run is no mistake."""
-        return [str(self)]
+        return [f"{self}; in Python: vitral.train(out=…, resume=True)" if self.saved else str(self)]
 
 
 class VitralWarning(UserWarning):

@@ -7,13 +7,15 @@ sent to worker processes before any image is opened.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
+from torch import Tensor
 
 from vitral.console import Described
 from vitral.data.images.decode import read_image
@@ -24,7 +26,6 @@ from vitral.wording import some
 if TYPE_CHECKING:
     from vitral.data.images.augmentation import Augmentation
     from vitral.data.images.preprocessing import Preprocessing
-    from vitral.data.loop import Loader
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
 """Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
@@ -159,6 +160,23 @@ class Split:
         )
 
 
+class Loader(Protocol):
+    """The batches of a split for a loop of one's own. Each iteration is one epoch: of training images the next one.
+
+    A batch is (images, labels): images (B, C, H, W) fp32, standardized, and labels (B,), or (B, K) of images that mixup
+    or CutMix has mixed. A training batch that would be incomplete is dropped. Order and augmentation are a function of
+    the seed and `epoch`, which you may set.
+    """
+
+    epoch: int
+    """Number of the next epoch."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def close(self) -> None:
+        """Stop the worker processes, if there are any."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DataSet(Described):
     """Labeled images in splits that share one list of classes."""
@@ -220,12 +238,11 @@ class DataSet(Described):
         Example:
             for images, labels in vitral.load_data("digits").loader("train", image_size=32): ...
         """
-        from vitral.data.loop import loader_of, preprocessing_of  # it needs this module
-
-        return loader_of(
+        loop = importlib.import_module("vitral.data.loop")  # it needs this module
+        made: Loader = loop.loader_of(
             self,
             split,
-            preprocessing=preprocessing or preprocessing_of(image_size, channels),
+            preprocessing=preprocessing or loop.preprocessing_of(image_size, channels),
             batch_size=batch_size,
             shuffle=split == "train" if shuffle is None else shuffle,
             augmentation=augmentation,
@@ -233,15 +250,16 @@ class DataSet(Described):
             seed=seed,
             workers=workers,
         )
+        return made
 
     def with_validation(self, fraction: float | None = None, *, seed: int = 0) -> DataSet:
         """Return the data with a "val" split, cut from train with the same share of every class if it has none.
 
         `fraction` is of the training images; None takes 10%, but at most 2,500 images.
         """
-        from vitral.data.splits import with_validation  # it needs this module
-
-        return with_validation(self, fraction, seed)
+        splits = importlib.import_module("vitral.data.splits")  # it needs this module
+        cut: DataSet = splits.with_validation(self, fraction, seed)
+        return cut
 
 
 UNREADABLE = "unreadable"

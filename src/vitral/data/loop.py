@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitral.data.dataset import DataSet
+from vitral.data.dataset import DataSet, Loader
 from vitral.data.images.augmentation import Augmentation
 from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.loader import Batches
@@ -16,18 +16,12 @@ from vitral.device import seeded, without_autocast
 from vitral.errors import UsageError
 
 
-class Loader:
-    """The batches of a split. Each iteration is one epoch: with training images the next one, in a new order.
-
-    A batch is (images, labels): images (B, C, H, W) fp32, standardized, and labels (B,), or (B, K) of images that mixup
-    or CutMix has mixed. A training batch that would be incomplete is dropped. Order and augmentation are a function of
-    the seed and `epoch`, which you may set.
-    """
+class LoopBatches(Loader):
+    """`Loader` by `Batches`."""
 
     def __init__(self, batches: Batches, classes: int):
         self.batches, self.classes = batches, classes
         self.epoch = 0
-        """Number of the next epoch."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -45,7 +39,6 @@ class Loader:
             yield images, labels
 
     def close(self) -> None:
-        """Stop the worker processes, if there are any."""
         self.batches.close()
 
 
@@ -60,7 +53,7 @@ def loader_of(
     device: str | torch.device,
     seed: int,
     workers: int | None,
-) -> Loader:
+) -> LoopBatches:
     """Decode the images of a split once, and return its batches. Raises `ImageError` for an unreadable image."""
     if augmentation is not None and not shuffle:
         raise UsageError("augmentation needs shuffle=True", why="only training images are augmented")
@@ -75,7 +68,7 @@ def loader_of(
     )
     if batches.unreadable:
         raise batches.unreadable[0][1]
-    return Loader(batches, len(dataset.classes))
+    return LoopBatches(batches, len(dataset.classes))
 
 
 def preprocessing_of(image_size: int | tuple[int, int], channels: int) -> Preprocessing:

@@ -18,6 +18,7 @@ from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
 from vitral.model.config_base import MAX_SIDE
 from vitral.model.own import OWN_PARTS, is_own, name_of
 from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.other_words import by_own_names
 from vitral.training.own_metrics import names_of, parts_of
 from vitral.wording import either, flag
 
@@ -489,22 +490,10 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     known ones.
     """
     names = [f.name for f in dataclasses.fields(Run)]
-    options = _by_own_names(options)
+    options = by_own_names(options)
     if bad := [name for name in options if name not in names]:
         raise unknown("option", bad[0], names)
     return {name: _plain(name, value) for name, value in options.items()}
-
-
-ALSO = {"transform": "augment", "sampler": "sampling"}
-"""Other words for options, which other libraries use; only Python knows them."""
-
-
-def _by_own_names(options: dict[str, Any]) -> dict[str, Any]:
-    """Rename options of `ALSO`. Raises `UsageError` for an option that is given under both names."""
-    if twice := [other for other, own in ALSO.items() if other in options and own in options]:
-        own = ALSO[twice[0]]
-        raise UsageError(f"{twice[0]}= and {own}= are the same option", hint=f"leave {twice[0]}= out")
-    return {ALSO.get(name, name): value for name, value in options.items()}
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -19,7 +19,8 @@ from vitral.model.config import Activation, Pool
 from vitral.model.position import POSITIONS
 from vitral.spoken import in_python
 from vitral.training.optimizers import OPTIMIZERS
-from vitral.training.options import ALSO, Run
+from vitral.training.options import Run
+from vitral.training.other_words import ALSO
 from vitral.training.own_metrics import OwnMetric
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vitral.console import Described
 from vitral.data import DataSet
-from vitral.data.loop import Loader, loader_of
+from vitral.data.dataset import Loader
+from vitral.data.loop import loader_of
 from vitral.data.tables_in_memory import Examples, as_path
 from vitral.device import global_generators, plain_modes, seed_everything
 from vitral.inference.predictor import Predictor
