@@ -25,7 +25,7 @@ def stub() -> str:
     public = {name: getattr(vitral, name) for name in vitral.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     imports = {"from vitral._version import __version__ as __version__", "from typing import Any, Literal"}
-    imports |= {"from collections.abc import Callable, Sequence", "from pathlib import Path"}
+    imports |= {"from collections.abc import Callable, Mapping, Sequence", "from pathlib import Path"}
     for name in public.keys() - functions.keys():
         home, _, inner = vitral._HOME[name].partition(":")
         imports.add(f"from {home} import {inner or name} as {name}")
@@ -67,9 +67,15 @@ def _classes(kind: Any) -> Iterator[type]:
     elif get_origin(kind) is Literal:
         parts = ()
     else:
-        parts = get_args(kind)
-        if not parts and isinstance(kind, type) and kind.__module__ not in ("builtins", "typing", "pathlib"):
-            yield kind
+        parts, named = get_args(kind), get_origin(kind) or kind
+        if isinstance(named, type) and named.__module__ not in (
+            "builtins",
+            "typing",
+            "pathlib",
+            "collections.abc",
+            "types",
+        ):
+            yield named
     for one in parts:
         yield from _classes(one)
 

@@ -70,6 +70,17 @@ def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
     return f"<table><caption>{html.escape(printable(title))}</caption><tbody>{body}</tbody></table>"
 
 
+_MOST_TOGETHER = 20
+"""Objects of a list that a notebook shows."""
+
+
+def shown_together(objects: Sequence[Any]) -> str:
+    """Return the first objects of a list for a notebook, and the number of the others."""
+    left = len(objects) - _MOST_TOGETHER
+    parts = [one._repr_html_() for one in objects[:_MOST_TOGETHER]]
+    return "".join([*parts, *([f"<p>and {left:,} more</p>"] if left > 0 else [])])
+
+
 class Described:
     """A class whose objects are a line at the Python prompt, not all their arrays, and a table in notebooks."""
 

@@ -133,6 +133,10 @@ class Interrupted(KeyboardInterrupt):
         status = "stopped and saved; to go on" if saved else "stopped before anything was saved; to restart"
         super().__init__(f"{status}: {command}")
 
+    def _render_traceback_(self) -> list[str]:
+        """One line in place of the traceback in notebooks: stopping a run is no mistake."""
+        return [f"{self}; in Python: vitral.train(out=…, resume=True)" if self.saved else str(self)]
+
 
 class VitralWarning(UserWarning):
     """A note on an answer, which commands print themselves."""

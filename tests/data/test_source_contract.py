@@ -16,6 +16,7 @@ from PIL import Image
 from images import noise
 from vitral.data import SOURCES, DataSet, Split, load
 from vitral.data.shards.writing import write_shards
+from vitral.data.tables_in_memory import as_path
 from vitral.testing import SourceContract
 
 
@@ -90,6 +91,14 @@ class TestNamed(SourceContract):
     def make_data(self, folder: Path) -> str:
         photos(folder).rename(folder / "cifar10")
         return "cifar10"
+
+
+class TestMemory(SourceContract):
+    source = SOURCES["memory"]
+    others = ("digits", "here", "here.csv", "a.csv", "")
+
+    def make_data(self, folder: Path) -> str:
+        return as_path((np.stack([noise(seed) for seed in range(4)]), ["a", "b", "a", "b"]))
 
 
 class TestPlanted(SourceContract):

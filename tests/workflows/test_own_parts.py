@@ -57,6 +57,7 @@ def data(make_images, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts_of_a_user", raising=False)
+    monkeypatch.setattr(own, "_here", {})
     own._made.cache_clear()
     return make_images({"cat": 8, "dog": 8}, size=(16, 16))
 
@@ -174,3 +175,220 @@ def test_a_callback_has_the_network_and_thaws_it(data):
     start, frozen, trained = thaw.values
     assert start.equal(frozen)
     assert not frozen.equal(trained)
+
+
+def test_two_lambdas_of_one_module_have_two_names(data):
+    first = train(data, loss=lambda logits, labels: F.cross_entropy(logits, labels), epochs=1)
+    second = train(data, loss=lambda logits, labels: 2 * F.cross_entropy(logits, labels), epochs=1, out="second")
+    names = [config(run)["run"]["loss"] for run in (first, second)]
+    assert names[1] == f"{names[0]}.2"
+    one, two = (own.own_part("loss", name) for name in names)
+    logits, labels = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    assert 2 * one(logits, labels) == two(logits, labels)
+
+
+def test_the_second_of_two_lambdas_resumes_in_another_process(data, monkeypatch):
+    train(data, loss=lambda logits, labels: F.cross_entropy(logits, labels), epochs=1, out="first")
+    calls = []
+
+    def resumed(logits, labels):
+        calls.append(len(labels))
+        return F.cross_entropy(logits, labels)
+
+    resumed.__qualname__ = "<lambda>"
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(data, loss=lambda logits, labels: F.cross_entropy(logits, labels), callbacks=[Stop()])
+    monkeypatch.setattr(own, "_here", {})  # another process
+    vitral.train(out="run", resume=True, quiet=True, loss=resumed)
+    assert calls
+
+
+def weights(run: vitral.TrainedRun) -> dict[str, torch.Tensor]:
+    return run.predictor.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.AdamW, lambda groups: torch.optim.AdamW([p for group in groups for p in group["params"]], lr=5e-3)],
+)
+def test_an_optimizer_of_torch_trains_as_vitrals_own(data, optimizer):
+    """The lambda puts all parameters into one group; without weight decay nothing else differs."""
+    own_run = train(data, optimizer=optimizer, weight_decay=0.0, clip=0)
+    plain = train(data, optimizer="adamw", weight_decay=0.0, clip=0, out="plain", beta2=0.999, momentum=0.9)
+    assert config(own_run)["run"]["lr"] == OPTIONS["lr"] == 5e-3
+    for name, value in weights(plain).items():
+        torch.testing.assert_close(weights(own_run)[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_rates_of_an_optimizer_are_its_own_unless_stated(data):
+    groups_seen = []
+
+    def optimizer(groups):
+        groups_seen.append(groups)
+        return torch.optim.SGD(groups, lr=0.25, momentum=0.9, weight_decay=0.125)
+
+    options = {name: value for name, value in OPTIONS.items() if name != "lr"}
+    run = vitral.train(data, **options, out="run", optimizer=optimizer, schedule="constant", warmup=0)
+    assert {name: config(run)["run"][name] for name in ("lr", "weight_decay", "lr_batch")} == {
+        "lr": 0.25,
+        "weight_decay": 0.125,
+        "lr_batch": None,
+    }
+    assert run.history[-1]["lr"] == 0.25
+    assert {group["weight_decay"] for group in groups_seen[-1]} == {0.0, 0.125}
+    stated = train(data, optimizer=optimizer, lr=0.01, schedule="constant", warmup=0, out="stated")
+    assert stated.history[-1]["lr"] == 0.01
+    why = [one["reason"] for one in config(run)["plan"] if one["name"] == "lr"]
+    assert why == ["of your optimizer; the schedule scales it"]
+
+
+def test_a_run_with_an_optimizer_resumes_with_its_state(data, monkeypatch):
+    def optimizer(groups):
+        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+    whole = train(data, optimizer=optimizer, out="whole")
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(data, optimizer=optimizer, callbacks=[Stop()])
+    monkeypatch.setattr(own, "_here", {})
+    with pytest.raises(UsageError, match="needs your optimizer again"):
+        vitral.train(out="run", resume=True, quiet=True)
+    again = vitral.train(out="run", resume=True, quiet=True, optimizer=optimizer)
+    assert all(weights(again)[name].equal(value) for name, value in weights(whole).items())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda groups: 3, "not a torch.optim.Optimizer"),
+        (lambda groups: torch.optim.SGD(groups[:1], lr=0.1), r"(?s)leaves parameters out.*freeze="),
+        (lambda params, rate: None, "cannot be made of parameter groups"),
+        (lambda groups: torch.optim.LBFGS([p for g in groups for p in g["params"]]), "cannot take a step"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_says_why(data, optimizer, said):
+    with pytest.raises(UsageError, match=said):
+        train(data, optimizer=optimizer)
+
+
+def test_an_option_that_an_optimizer_would_not_follow_is_an_error(data):
+    with pytest.raises(UsageError, match="beta2 has no effect with an optimizer of your own"):
+        train(data, optimizer=torch.optim.SGD, beta2=0.9)
+    with pytest.raises(UsageError, match="unknown optimizer 'sdg'"):
+        train(data, optimizer="sdg")
+
+
+def test_metrics_are_measured_on_validation_images(data):
+    def correct(logits, targets):
+        return (logits.argmax(1) == targets).sum()
+
+    run = train(data, metrics={"correct": correct, "nothing": lambda logits, targets: float("nan")})
+    images = run.result["images"]["val"]
+    for line in run.history:
+        assert line["val_correct"] == line["val_accuracy"] * images
+        assert "val_nothing" not in line
+    assert run.result["val_correct"] == run.result["val_accuracy"] * images
+    assert "validation correct" in run.report().path.read_text()
+    assert [one["name"] for one in config(run)["plan"] if "metric" in one["name"]] == [
+        "your metric correct",
+        "your metric nothing",
+    ]
+
+
+def test_metrics_are_resumed_and_refused_by_name(data, monkeypatch):
+    def wrong(logits, targets):
+        return (logits.argmax(1) != targets).double().mean()
+
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(data, metrics=[wrong], callbacks=[Stop()])
+    monkeypatch.setattr(own, "_here", {})
+    with pytest.raises(UsageError, match="needs your metrics again"):
+        vitral.train(out="run", resume=True, quiet=True)
+    run = vitral.train(out="run", resume=True, quiet=True, metrics=[wrong])
+    assert all("val_wrong" in line for line in run.history)
+    with pytest.raises(UsageError, match="a metric is called accuracy already"):
+        train(data, metrics={"accuracy": wrong}, out="second")
+    with pytest.raises(UsageError, match=r"your metric bad makes no number of outputs \(4, 2\) and targets \(4,\)"):
+        train(data, metrics={"bad": lambda logits, targets: logits}, out="third")
+    with pytest.raises(UsageError, match="the metric f1 is a str, not a function"):
+        train(data, metrics={"f1": "macro"}, out="fourth")
+
+
+def test_the_shell_has_metrics_and_sampling_and_optimizers(data):
+    more = """
+import torch
+
+def hits(logits, targets):
+    return float((logits.argmax(1) == targets).sum())
+
+def cats(labels):
+    return (labels == 0).astype(float)
+
+def sgd(groups):
+    return torch.optim.SGD(groups, lr=0.05)
+"""
+    Path("more_parts_of_a_user.py").write_text(more)
+    words = [
+        "train",
+        str(data),
+        "--metrics",
+        "hits=more_parts_of_a_user:hits",
+        "--optimizer",
+        "more_parts_of_a_user:sgd",
+    ]
+    words += ["--sampling", "more_parts_of_a_user:cats", "--model", "mu/4", "--image-size", "16", "--epochs", "1"]
+    assert main([*words, "--init", "none", "--out", "shell", "--quiet", "--threads", "1"]) == 0
+    assert "val_hits" in vitral.TrainedRun.read("shell").history[0]
+
+
+class Labels(Callback):
+    """Collect the labels of each batch of training."""
+
+    def on_run_start(self, run: RunStart) -> None:
+        self.seen: list[int] = []
+
+    def on_logits(self, batch: Any, logits: torch.Tensor) -> None:
+        self.seen += batch.labels.tolist()
+
+
+def test_sampling_by_weights_of_the_labels(data):
+    labels = Labels()
+    train(data, sampling=lambda labels: labels == 1, callbacks=[labels], epochs=2, batch_size=4)
+    assert len(labels.seen) == 24
+    assert set(labels.seen) == {1}
+
+
+def test_a_sampler_of_torch_sets_the_length_of_an_epoch(data):
+    from torch.utils.data import WeightedRandomSampler
+
+    labels = Labels()
+    sampler = lambda labels: WeightedRandomSampler((labels == 0).astype(float), 20)  # noqa: E731
+    run = train(data, sampler=sampler, callbacks=[labels], epochs=1, batch_size=4)
+    assert labels.seen == [0] * 20
+    assert run.history[0]["images_seen"] == 20
+    with pytest.raises(UsageError, match=r"(?s)your sampler draws image \d+.*there are 12 training images"):
+        train(data, sampler=torch.utils.data.RandomSampler(range(16)), out="second")
+    with pytest.raises(UsageError, match="your sampling makes no weights"):
+        train(data, sampling=lambda labels: -labels, out="third")
+
+
+def test_a_sampler_draws_the_same_images_again(data):
+    from torch.utils.data import RandomSampler
+
+    first, again = Labels(), Labels()
+    for out, seen in (("one", first), ("two", again)):
+        train(data, sampler=lambda labels: RandomSampler(labels), callbacks=[seen], out=out, batch_size=4)
+    assert first.seen == again.seen
+    assert first.seen[:12] != first.seen[12:24]
+
+
+def test_transform_is_another_word_for_augment(data):
+    from torchvision.transforms import v2
+
+    run = train(data, transform=v2.RandomHorizontalFlip(), epochs=1)
+    assert config(run)["run"]["augment"] == "here:augment_RandomHorizontalFlip"
+    with pytest.raises(UsageError, match="transform= and augment= are the same option"):
+        train(data, transform=v2.RandomHorizontalFlip(), augment="none", out="second")
+    with pytest.raises(
+        UsageError, match=r"(?s)your augment fails for an image uint8 \(3, 16, 16\).*torchvision.transforms.v2"
+    ):
+        train(data, transform=lambda image: image.convert("L"), out="third")

@@ -7,19 +7,25 @@ sent to worker processes before any image is opened.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
+from torch import Tensor
 
 from vitral.console import Described
 from vitral.data.images.decode import read_image
 from vitral.data.targets import ONE_CLASS, Targets
 from vitral.errors import DataError, ImageError
 from vitral.wording import some
+
+if TYPE_CHECKING:
+    from vitral.data.images.augmentation import Augmentation
+    from vitral.data.images.preprocessing import Preprocessing
 
 Fetch = Callable[[int], "bytes | np.ndarray"]
 """Image number -> the bytes of an encoded file, or uint8 pixels (H, W) or (H, W, C). Picklable and thread-safe.
@@ -154,6 +160,23 @@ class Split:
         )
 
 
+class Loader(Protocol):
+    """The batches of a split for a loop of one's own. Each iteration is one epoch: of training images the next one.
+
+    A batch is (images, labels): images (B, C, H, W) fp32, standardized, and labels (B,), or (B, K) of images that mixup
+    or CutMix has mixed. A training batch that would be incomplete is dropped. Order and augmentation are a function of
+    the seed and `epoch`, which you may set.
+    """
+
+    epoch: int
+    """Number of the next epoch."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def close(self) -> None:
+        """Stop the worker processes, if there are any."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DataSet(Described):
     """Labeled images in splits that share one list of classes."""
@@ -189,6 +212,54 @@ class DataSet(Described):
             hint = f"put images into {split}/CLASS/, or choose one of the splits found"
             raise DataError(what, where=self.source, why=f"found: {', '.join(self.splits)}", hint=hint)
         return self.splits[split]
+
+    def loader(
+        self,
+        split: str = "train",
+        *,
+        batch_size: int = 64,
+        image_size: int | tuple[int, int] = 224,
+        channels: int = 3,
+        shuffle: bool | None = None,
+        augmentation: Augmentation | None = None,
+        preprocessing: Preprocessing | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        workers: int | None = None,
+    ) -> Loader:
+        """Return batches of (images, labels) for a loop of your own: images (B, C, H, W) fp32, standardized.
+
+        The training split is shuffled, unless `shuffle` says otherwise, and only shuffled images are augmented.
+        `preprocessing` takes the place of `image_size` and `channels`; by default images are stretched, with mean and
+        standard deviation 0.5.
+
+        Raises `DataError` for a split that does not exist, `ImageError` for an image that cannot be read.
+
+        Example:
+            for images, labels in vitral.load_data("digits").loader("train", image_size=32): ...
+        """
+        loop = importlib.import_module("vitral.data.loop")  # it needs this module
+        made: Loader = loop.loader_of(
+            self,
+            split,
+            preprocessing=preprocessing or loop.preprocessing_of(image_size, channels),
+            batch_size=batch_size,
+            shuffle=split == "train" if shuffle is None else shuffle,
+            augmentation=augmentation,
+            device=device,
+            seed=seed,
+            workers=workers,
+        )
+        return made
+
+    def with_validation(self, fraction: float | None = None, *, seed: int = 0) -> DataSet:
+        """Return the data with a "val" split, cut from train with the same share of every class if it has none.
+
+        `fraction` is of the training images; None takes 10%, but at most 2,500 images.
+        """
+        splits = importlib.import_module("vitral.data.splits")  # it needs this module
+        cut: DataSet = splits.with_validation(self, fraction, seed)
+        return cut
 
 
 UNREADABLE = "unreadable"

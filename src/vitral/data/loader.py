@@ -30,6 +30,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.data.parts import Part
 from vitral.data.pixel_cache import Entry, PixelCache, pixels_key, title_of
 from vitral.data.prepared import Images
+from vitral.data.sampling import drawn
 from vitral.data.shards.order import are_verified, epoch_order, read_ahead
 from vitral.data.workers import WorkerPool, undecodable
 from vitral.device import derive_seed, total_bytes, widest
@@ -89,6 +90,7 @@ class Batches:
         augmentation: Augmentation | None = None,
         seed: int = 0,
         weights: np.ndarray | None = None,
+        sampler: Iterable[int] | None = None,
         residency: Residency = "auto",
         workers: int | None = None,
         check: bool = True,
@@ -97,14 +99,18 @@ class Batches:
         views: int = 0,
     ):
         """`check`: decode streamed images once before, even if they were verified when their shards were written.
-        `views`: epochs after which random crops repeat; 0 for new ones in each.
+        `views`: epochs after which random crops repeat; 0 for new ones in each. Training images are drawn by their
+        `weights` (n,), or by a `sampler` of their numbers, if one is given.
 
         `residency`: `memory`, `cache` or `stream`; `auto` takes the first that has room. If the cache cannot be
         written, images are streamed.
         """
         self.split, self.preprocessing, self.augmentation = split, preprocessing, augmentation
         self.device, self.seed, self.part, self.views = device, seed, part, views
-        self.batch_size = max(1, min(batch_size, len(split)))  # a rank may have no image to evaluate
+        self.sampler = sampler
+        self.images = len(split) if sampler is None else len(drawn(sampler, len(split), seed, 0))
+        """Images of an epoch."""
+        self.batch_size = max(1, min(batch_size, self.images))  # a rank may have no image to evaluate
         self.weights = None if weights is None else torch.from_numpy(weights)
         self.labels = labels_on(device, split.labels)
         self.workers = max(1, min(cores() - 1, 16) // part.beside) if workers is None else workers
@@ -154,13 +160,15 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches in an epoch, of all ranks together."""
-        count = len(self.split) / self.batch_size
+        count = self.images / self.batch_size
         return math.floor(count) if self.training else math.ceil(count)
 
     def order(self, epoch: int) -> np.ndarray:
         """Indices of the images of an epoch, in order: f(seed, epoch)."""
         if not self.training:
             return np.arange(len(self.split))
+        if self.sampler is not None:
+            return drawn(self.sampler, len(self.split), self.seed, epoch)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         if self.weights is None:
             return epoch_order(self.split, generator)

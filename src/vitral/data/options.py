@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from vitral.data.dataset import DataSet
+from vitral.data.tables_in_memory import Examples
 from vitral.data.targets import ClassFolders
 from vitral.errors import unknown
 
@@ -16,7 +18,7 @@ BAD_IMAGES = ("error", "skip")
 class DataOptions:
     """A data set and its treatment. Raises `UsageError` for an unknown `bad_images`."""
 
-    data: str | Path | None = None
+    data: str | Path | DataSet | Examples | None = None
     """The data set; None for the data of the model's own run."""
     split: str | None = None
     """The split; None for the default of the command."""

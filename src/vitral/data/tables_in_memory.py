@@ -1,17 +1,15 @@
-"""Tables in memory, such as a DataFrame: they are no images and no data set, and an error says what to pass.
-
-Iterating over one yields the names of its columns, which would be taken for paths.
-"""
+"""Objects in memory: which may be data of a run, and which are tables, whose iteration would yield names of columns."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vitral.data.dataset import FILE_COLUMNS
 from vitral.errors import UsageError, type_of
+from vitral.model.own import name_of
 from vitral.wording import some
 
 
@@ -31,11 +29,46 @@ def why_no_image(value: Any, columns: list[str]) -> tuple[str, str]:
     return what, f"its column of paths or images, table[{(known or columns or ['path'])[0]!r}]"
 
 
+@runtime_checkable
+class Examples(Protocol):
+    """Labeled images by number: a torch Dataset of (image, label), arrays (images, labels), a DataFrame with paths and
+    labels, a Hugging Face data set, or a dict of these by split.
+    """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+def is_examples(data: object) -> bool:
+    """True for an object that may hold labeled images."""
+    return isinstance(data, Examples) and not isinstance(data, str | bytes | type)
+
+
 def as_path(data: Any) -> str:
-    """Return the path or name of a data set as text; `UsageError` for another object, such as a DataFrame."""
+    """Return the path or name of a data set as text; for data in memory a name by which this process finds it.
+
+    Raises `UsageError` for another object.
+    """
     if isinstance(data, str | Path | os.PathLike):
         return str(data)
-    columns = columns_of(data)
-    what = f"{type_of(data)} is no data set" if columns is None else f"{type_of(data)} in memory is not read as data"
-    hint = 'table.to_csv("table.csv", index=False), then "table.csv"' if columns else "a folder, a .csv with file,label"
-    raise UsageError(what, why="data are a path, or the name of a set", hint=hint)
+    if is_in_memory(data):
+        return name_of("data", data)
+    raise UsageError(f"{type_of(data)} is not a data set", why=why_no_examples(data), hint=f"a path, {EXAMPLES}")
+
+
+EXAMPLES = "(images, labels), a torch Dataset of (image, label), a DataFrame with path and label, or {split: data}"
+"""Hint for data that are of another form."""
+
+
+def why_no_examples(data: object) -> str:
+    """Return why an object has no labeled images by number."""
+    if hasattr(data, "dataset"):
+        return "it makes batches, and vitral makes its own: pass its .dataset"
+    if hasattr(data, "__iter__") and not hasattr(data, "__len__"):
+        return "it has no length, and vitral splits and shuffles images by number"
+    return "it has no images by number"
+
+
+def is_in_memory(data: object) -> bool:
+    """True for a loaded `DataSet`, and for an object that may become one."""
+    return is_examples(data) or isinstance(getattr(data, "splits", None), Mapping)

@@ -14,7 +14,7 @@ from torch import nn
 from vitral.device import plain_modes
 from vitral.errors import UsageError
 from vitral.explanation.faithfulness import check_faithfulness
-from vitral.explanation.heatmap import Heatmap
+from vitral.explanation.heatmap import Heatmap, Heatmaps
 from vitral.explanation.methods.method import quiet
 from vitral.explanation.methods.select import (
     METHOD_OPTIONS,
@@ -44,7 +44,7 @@ def explain(
     batch_size: int = 8,
     check: bool = False,
     **options: Any,
-) -> list[Heatmap]:
+) -> Heatmaps:
     """Attribution maps of a prediction: one for each image and each target, in that order.
 
     `model` is a run folder or other weights, as `vitral.load` reads them, a `Predictor`, or a module. With the first
@@ -70,7 +70,7 @@ def explain(
     if isinstance(model, Predictor) and model.output.sequence:
         refuse_for_text(targets, check=check)
         texts = explain_texts(model, images, method, batch_size=batch_size, **options)
-        return [one for text in texts for one in text.maps]
+        return Heatmaps(one for text in texts for one in text.maps)
     grid = options.pop("grid", None)
     subject = subject_of(model, images, options.get("layer"), grid)
     network: Any = subject.network
@@ -83,7 +83,7 @@ def explain(
     if check and subject.predictor is not None:
         require_classes(subject.predictor.output, "a check of faithfulness", "leave out the check")
     prepared, pixels, names = subject.images(images)
-    heatmaps: list[Heatmap] = []
+    heatmaps = Heatmaps()
     with quiet(network):
         for start in range(0, len(prepared), batch_size):
             part = slice(start, start + batch_size)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitral.console import shown_together
 from vitral.errors import UsageError
 from vitral.explanation.attribution import Attribution
 from vitral.explanation.methods import method_named
@@ -56,6 +57,13 @@ class Heatmap(Attribution):
         ]
         drawn = f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
         return f"<figure>{drawn}<figcaption>{'<br>'.join(filter(None, lines))}</figcaption></figure>"
+
+
+class Heatmaps(list[Heatmap]):
+    """A list of maps, which a notebook shows as images."""
+
+    def _repr_html_(self) -> str:
+        return shown_together(self)
 
 
 def contrast(a: Heatmap, b: Heatmap) -> Heatmap:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from vitral.console import html_table
+from vitral.console import html_table, shown_together
 from vitral.errors import MissingExtraError, UsageError
 from vitral.kinds import checked
 from vitral.wording import shown
@@ -131,6 +131,9 @@ class Predictions(list[Prediction]):
     def __getitem__(self, index: SupportsIndex | slice) -> Prediction | Predictions:
         item = super().__getitem__(index)
         return Predictions(item) if isinstance(item, list) else item
+
+    def _repr_html_(self) -> str:
+        return shown_together(self)
 
     @checked
     def to_frame(self, top: int = 1, *, all: bool = False) -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""Parts of a run that the user wrote: a loss, an augmentation, a network. An option names each as `MODULE:FUNCTION`.
+"""Parts of a run that the user wrote: a loss, an augmentation, a network … An option names each as `MODULE:FUNCTION`.
 
 What no file of Python code defines, such as a lambda or an object, is named `here:NAME` and stays in this process.
 A file alone must not run code: a function is called only if it was named on this machine before (`trusted`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -22,10 +23,12 @@ from vitral.wording import flag
 
 TRUST = "VITRAL_TRUST"
 """Environment variable: functions that may be called, as `MODULE:FUNCTION`, separated by commas."""
-OWN_PARTS = ("model", "loss", "augment")
+OWN_PARTS = ("model", "loss", "augment", "sampling", "optimizer")
 """Options whose value may be code of the user."""
 HERE = "here"
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|here:[A-Za-z_]\w*\.\d+")
+_AS_OBJECTS = ("loss", "augment")
+"""Options for which a class stands for the object that it makes without arguments."""
 _here: dict[str, Any] = {}
 """Name → object that only this process has."""
 
@@ -46,8 +49,28 @@ def name_of(option: str, part: Any) -> str:
     if module != "__main__" and name.isidentifier() and getattr(sys.modules.get(str(module)), name, None) is part:
         return f"{module}:{name}"
     label = re.sub(r"\W+", "_", name.rpartition(".")[2] or type(part).__name__).strip("_")
-    _here[f"{HERE}:{option}_{label}"] = part() if isinstance(part, type) and option != "model" else part
-    return f"{HERE}:{option}_{label}"
+    if isinstance(part, type) and option in _AS_OBJECTS:
+        part = part()
+    return _named(f"{HERE}:{option}_{label}", part)
+
+
+def _named(name: str, part: Any) -> str:
+    """Keep a part of this process under a name, or under NAME.2, NAME.3 … if another part has it."""
+    numbered = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
+    free = next(one for one in numbered if _here.get(one, part) is part)
+    _here[free] = part
+    return free
+
+
+def stands_for(given: object, kept: object) -> bool:
+    """True if a part of this process may go on in a run that kept the name of one: both are called the same."""
+    both = isinstance(given, str) and isinstance(kept, str) and is_here(given) and is_here(kept)
+    return both and str(given).partition(".")[0] == str(kept).partition(".")[0]
+
+
+def put_in_place(given: str, kept: str) -> None:
+    """Let a run that kept one name of this process use the part of another."""
+    _here[kept] = _here[given]
 
 
 def own_part(option: str, name: str) -> Any:
@@ -56,6 +79,7 @@ def own_part(option: str, name: str) -> Any:
         if name not in _here:
             why = f"{name.partition(':')[2]} was an object of another Python process, and no file holds its code"
             hint = f"vitral.train(out=…, resume=True, {option}=…) in a program that has it"
+            hint += ", or vitral.evaluate(RUN, data)" if option == "data" else ""
             raise UsageError(f"the run needs your {option} again", why=why, hint=hint)
         return _here[name]
     module, _, function = name.partition(":")

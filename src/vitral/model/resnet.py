@@ -13,7 +13,7 @@ Sources: vit_jax `models_resnet.py`; big_transfer and big_vision `models/bit_pap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal, NamedTuple
@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from vitral.errors import UsageError
 from vitral.kinds import named_fields
 from vitral.model.config_base import ConfigBase, pair
+from vitral.model.heads import reset_head
 
 ROOT = 64
 """Channels of the root and of the first stage's bottlenecks at width 1."""
@@ -114,6 +115,16 @@ class BiT(nn.Module):
             self.head = nn.Linear(config.dim, config.classes)
         if not next(self.parameters()).is_meta:  # a meta tensor has no values to draw
             self.init_weights()
+
+    @property
+    def num_features(self) -> int:
+        """Width of the pooled features, the input of the head."""
+        return self.config.features
+
+    def reset_classifier(self, classes: int) -> None:
+        """Replace the head by a new one for so many classes; 0 leaves it out. Build the optimizer afterwards."""
+        self.config = replace(self.config, classes=classes)
+        reset_head(self, "head", self.num_features, classes, self.config.head_bias_init)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); with `classes=0` the pooled features (B, D)."""

@@ -26,6 +26,7 @@ from vitral.kernels import linear, random
 from vitral.model.config import Activation, ViTConfig
 from vitral.model.conv_stem import ConvStem
 from vitral.model.dropout import drop_path, random_places, tokens_at
+from vitral.model.heads import reset_head
 from vitral.model.initialization import init_vit_
 from vitral.model.masks import check_images, check_mask, key_mask, masked_mean, pool_mask
 from vitral.model.position import POSITIONS, Grid, PositionTables, Rotation, rotate, rotation_at
@@ -329,6 +330,31 @@ class ViT(nn.Module):
     def init_weights(self) -> None:
         """Initialize every parameter as the authors' code does."""
         init_vit_(self, self.config)
+
+    @property
+    def num_features(self) -> int:
+        """Width of the pooled features, the input of the head."""
+        return self.config.features
+
+    def reset_classifier(self, classes: int) -> None:
+        """Replace the head by a new one for so many classes; 0 leaves it out. Build the optimizer afterwards."""
+        self.config = replace(self.config, classes=classes)
+        for name in ("head", "head_dist") if self.config.dist_token else ("head",):
+            reset_head(self, name, self.num_features, classes, self.config.head_bias_init)
+
+    def features(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """Patches (B, D, rows, columns) after each of these blocks, before the final norm.
+
+        `layers` count from 0, or from −1 for the last block. Raises `UsageError` for a block that does not exist.
+        """
+        if not all(-len(self.blocks) <= layer < len(self.blocks) for layer in layers):
+            raise UsageError(f"layers {list(layers)} of a network of {len(self.blocks)} blocks")
+        x, grid = self.embed(images)
+        rotations, after = self.rotations(grid, x.device), list[Tensor]()
+        for number, block in enumerate(self.blocks):
+            x = block(x, None, rotations[number % len(rotations)])
+            after.append(x[:, self.config.prefix :].transpose(1, 2).unflatten(2, grid))
+        return [after[layer] for layer in layers]
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (B, K); with `classes=0` the pooled features (B, D).

@@ -33,6 +33,7 @@ UNSUPPORTED = (
     "label_smoothing",
     "class_weights",
     "sampling",
+    "metrics",
     "layer_decay",
     "early_stop",
     "keep",

@@ -21,6 +21,7 @@ UNSUPPORTED = (
     "cutmix",
     "class_weights",
     "sampling",
+    "metrics",
     "whiten",
     "layer_decay",
     "compile",

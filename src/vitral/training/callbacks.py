@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 from torch import Tensor, nn
 
+from vitral.data.loader import Batch
 from vitral.errors import UsageError, type_of
 
 
@@ -64,8 +65,9 @@ class RunStart:
 class Callback:
     """Follow a run; every method does nothing unless overridden.
 
-    The order is `on_run_start`, then for each epoch `on_epoch_start`, `on_batch` …, `on_epoch_end`, and at the end
-    `on_run_end`. An exception that a method raises ends the run, which continues with `--resume`.
+    The order is `on_run_start`, then for each epoch `on_epoch_start`, `on_logits` and `on_batch` for each batch,
+    `on_epoch_end`, and at the end `on_run_end`. An exception that a method raises ends the run, which continues with
+    `--resume`.
     """
 
     def on_run_start(self, run: RunStart) -> None:
@@ -73,6 +75,14 @@ class Callback:
 
     def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
         """An epoch, counted from 0, begins, or continues after `done` of its batches."""
+
+    def on_logits(self, batch: Batch, logits: Tensor) -> None:
+        """Outputs (B, K) of the network for a batch of training, without gradients, on the device.
+
+        `batch.images` are the network's input: augmented and standardized. `batch.labels` are as before mixup and
+        CutMix, and `batch.indices` are numbers in the training split. A run whose callbacks override this method trains
+        without torch.compile and CUDA graphs.
+        """
 
     def on_batch(self, loss: Tensor) -> None:
         """A batch is done. The loss () is on the device: reading it waits for the device."""
@@ -101,7 +111,36 @@ def check_callbacks(callbacks: object) -> None:
             raise UsageError(f"callbacks has {shown}, which is no callback", why=why, hint=hint)
 
 
-_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_") and name != "on_logits")
+
+
+def asks_for_logits(callback: object) -> bool:
+    """True if a callback, or one of several, overrides `on_logits`."""
+    if isinstance(callback, Callbacks):
+        return any(map(asks_for_logits, callback.callbacks))
+    method = getattr(callback, "on_logits", None)
+    return method is not None and getattr(method, "__func__", method) is not Callback.on_logits
+
+
+class Outputs:
+    """The latest input and output of a network in training, for `on_logits`."""
+
+    def __init__(self, model: nn.Module):
+        self._hook = model.register_forward_hook(self._keep)
+        self._latest: tuple[Tensor, Tensor] | None = None
+
+    def _keep(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self._latest = inputs[0].detach(), output.detach()
+
+    def tell(self, callback: Callback, batch: Batch) -> None:
+        """Call `on_logits` with the latest output, which is of this batch."""
+        assert self._latest is not None
+        images, logits = self._latest
+        callback.on_logits(replace(batch, images=images), logits)
+
+    def close(self) -> None:
+        """Forget the network."""
+        self._hook.remove()
 
 
 class Callbacks(Callback):
@@ -117,6 +156,11 @@ class Callbacks(Callback):
     def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
         for one in self.callbacks:
             one.on_epoch_start(epoch, batches, done)
+
+    def on_logits(self, batch: Batch, logits: Tensor) -> None:
+        for one in self.callbacks:
+            if asks_for_logits(one):
+                one.on_logits(batch, logits)
 
     def on_batch(self, loss: Tensor) -> None:
         for one in self.callbacks:

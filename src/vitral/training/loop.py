@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +27,7 @@ from vitral.epoch_metrics import per_step
 from vitral.errors import TrainingError
 from vitral.kernels import random
 from vitral.stopping import stop_requested
-from vitral.training.callbacks import Callback, Epoch
+from vitral.training.callbacks import Callback, Epoch, Outputs, asks_for_logits
 from vitral.training.optimizer_set import OptimizerSet, train_mode
 from vitral.training.options import Run
 from vitral.training.schedule import as_planned, learning_rate, planned_epochs
@@ -140,13 +141,13 @@ def fit(
     that is not finite, before it reaches the weights (on a GPU one step later, before anything is saved), with the
     names of the batch's files, and for weights that the last steps of an epoch made non-finite.
     """
-    with stop_requested(listener.on_stop) as requested:
+    with stop_requested(listener.on_stop) as requested, _outputs_for(listener, step.model) as outputs:
         stopping = ranks.stopping(requested)
         while state.epoch < planned_epochs(run, state.history):
             if _should_stop_early(state, run.early_stop, end.score):
                 break
             before, now = end.compiling(), as_planned(run, state.history)
-            waited, stop = _epoch(state, now, train, step, listener, stopping, ranks)
+            waited, stop = _epoch(state, now, train, step, listener, stopping, ranks, outputs)
             state.compile_seconds += end.compiling() - before
             _check_weights(state)
             state.sums = ranks.pool(state.sums)
@@ -161,6 +162,17 @@ def fit(
             listener.on_epoch_end(line, best and run.keep == "best")
 
 
+@contextmanager
+def _outputs_for(listener: Callback, model: nn.Module) -> Iterator[Outputs | None]:
+    """Record the outputs of the network, if the listener asks for them."""
+    outputs = Outputs(model) if asks_for_logits(listener) else None
+    try:
+        yield outputs
+    finally:
+        if outputs is not None:
+            outputs.close()
+
+
 def _epoch(
     state: State,
     run: Run,
@@ -169,6 +181,7 @@ def _epoch(
     listener: Callback,
     stopping: Stopping,
     ranks: Ranks,
+    outputs: Outputs | None = None,
 ) -> tuple[float, bool]:
     """Train to the end of the epoch, or to the step after which the run shall stop.
 
@@ -189,6 +202,8 @@ def _epoch(
         lr = learning_rate(run, state.step, steps) if ends else None
         with random.drawing(None if batch.rows is None else batch.rows.own):
             loss, metrics = step(batch, monitor, parts=parts, lr=lr)
+        if outputs is not None:
+            outputs.tell(listener, batch)
         _add(state.sums, {"train_loss": loss, **metrics}, batch, ranks)
         state.batch += 1
         if ends:

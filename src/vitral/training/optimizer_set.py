@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from vitral.distributed.tensors import like
 from vitral.errors import UsageError
-from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers import rule_of
 from vitral.training.optimizers.rule import Groups, OptimizerOptions
 
 _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent", "mask_token")
@@ -102,7 +102,7 @@ class OptimizerSet:
         groups = parameter_groups(model, run)
         self.parameters = [p for g in groups for p in g["params"]]
         self._kernels: list[tuple[Tensor, Tensor]] = []
-        rule = OPTIMIZERS[run.optimizer]
+        rule = rule_of(run.optimizer)
         if rule.hidden_matrices:
             for group in groups:
                 if group["hidden"]:
@@ -143,6 +143,15 @@ class OptimizerSet:
             matrix.grad = None if kernel.grad is None else kernel.grad.view_as(matrix)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.drop_gradients()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers: `params`, `names`, `lr`, `factor` and the optimizer's own options."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free all gradients, as torch's optimizers do; `step` has done so already."""
         self.drop_gradients()
 
     def drop_gradients(self) -> None:

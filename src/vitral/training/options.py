@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+from torch.utils.data import Sampler
+
 from vitral.data.images.augmentation import Augment, Augmentation, Crop
 from vitral.data.images.preprocessing import Center, Preprocessing, Resize
 from vitral.data.targets import targets_of
@@ -16,6 +18,8 @@ from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
 from vitral.model.config_base import MAX_SIDE
 from vitral.model.own import OWN_PARTS, is_own, name_of
 from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.other_words import by_own_names
+from vitral.training.own_metrics import names_of, parts_of
 from vitral.wording import either, flag
 
 
@@ -208,14 +212,22 @@ class Run:
     cutmix: float = option(0.0, "α of CutMix; 0 turns it off")
     label_smoothing: float = option(0.0, "fraction of the label to spread over all classes")
     class_weights: Literal["none", "balanced"] = option("none", "balanced: weight the loss by inverse class frequency")
-    sampling: Literal["shuffle", "balanced"] = option("shuffle", "balanced: draw each class equally often")
+    sampling: Literal["shuffle", "balanced"] = option(
+        "shuffle",
+        "balanced: draw each class equally often; or your own function, MODULE:FUNCTION, which maps the labels to a "
+        "weight for each image or to a torch sampler",
+    )
 
     # Training
     epochs: int = option(100, "passes over the training images")
     minutes: float | None = option(None, "time limit of the whole command; vitral plans as many epochs as fit")
     batch_size: int = option(128, "images per step, or per micro-batch with --accumulate")
     accumulate: int = option(1, "number of micro-batches whose gradients are added up in a step")
-    optimizer: str = option("adamw", f"optimizer: {either(OPTIMIZERS)}")
+    optimizer: str = option(
+        "adamw",
+        f"optimizer: {either(OPTIMIZERS)}; or your own function, MODULE:FUNCTION, which maps parameter groups to a "
+        "torch optimizer",
+    )
     lr: float = option(1e-3, "learning rate; with --lr-batch, for batches of that size")
     lr_batch: int | None = option(
         None, "batch size that --lr is meant for; the rate is scaled to your batch size (default: not scaled)"
@@ -238,6 +250,11 @@ class Run:
     distill_temperature: float = option(1.0, "temperature that divides the logits of student and teacher")
     keep: Literal["best", "last"] = option(
         "best", "which weights to save: from the epoch with the best validation result, or from the last epoch"
+    )
+    metrics: tuple[str, ...] = option(
+        (),
+        "more metrics of the validation images, as NAME=MODULE:FUNCTION: functions from outputs and targets to a "
+        "number",
     )
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
@@ -292,9 +309,10 @@ class Run:
         _check_types(self)
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
-        if self.optimizer not in OPTIMIZERS:
+        if self.optimizer not in OPTIMIZERS and not is_own(self.optimizer):
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         targets_of(self.task)
+        parts_of(self.metrics)
         for allowed, names in _LIMITS.items():
             for name in names:
                 value = getattr(self, name)
@@ -472,13 +490,16 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     known ones.
     """
     names = [f.name for f in dataclasses.fields(Run)]
+    options = by_own_names(options)
     if bad := [name for name in options if name not in names]:
         raise unknown("option", bad[0], names)
     return {name: _plain(name, value) for name, value in options.items()}
 
 
 def _plain(name: str, value: Any) -> Any:
-    if name in OWN_PARTS and callable(value):
+    if name == "metrics":
+        return names_of(value)
+    if name in OWN_PARTS and (callable(value) or isinstance(value, Sampler)):
         return name_of(name, value)
     if isinstance(value, list):
         return tuple(value)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -104,6 +108,50 @@ class ConsoleListener(Callback):
         elif slow and not self.warned:
             self.warned = True
             self.console.print(SLOW_IMAGES, style="dim", highlight=False, soft_wrap=True)
+
+
+class WidgetBar(Callback):
+    """The bar of the current epoch as a widget of a notebook."""
+
+    def __init__(self, widgets: Any, show: Callable[[Any], object], epochs: int):
+        """`widgets`: the module ipywidgets; `show` displays a widget."""
+        self.bar = widgets.IntProgress(value=0, max=1)
+        self.label = widgets.Label()
+        self.box = widgets.HBox([self.label, self.bar])
+        self.epochs, self.done, self.last_drawn = epochs, 0, 0.0
+        show(self.box)
+
+    def __enter__(self) -> WidgetBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.box.close()
+
+    def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
+        self.done, self.bar.max = done, batches
+        self.label.value = f"epoch {epoch + 1}/{self.epochs}"
+        self._draw()
+
+    def on_batch(self, loss: Tensor) -> None:
+        self.done += 1
+        if self.done == self.bar.max or time.monotonic() - self.last_drawn > _EVERY:
+            self._draw()
+
+    def on_epoch_end(self, line: Epoch, best: bool) -> None:
+        self.epochs = line.get("epochs", self.epochs)
+
+    def _draw(self) -> None:
+        self.bar.value, self.last_drawn = self.done, time.monotonic()
+
+
+def widget_bar(console: Console, epochs: int) -> WidgetBar | None:
+    """Return a bar in a notebook where ipywidgets is installed; None elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if console.quiet or not hasattr(shell, "kernel") or importlib.util.find_spec("ipywidgets") is None:
+        return None
+    from IPython.display import display
+
+    return WidgetBar(importlib.import_module("ipywidgets"), display, epochs)
 
 
 _REST = len("  10 min 59 s left  best")

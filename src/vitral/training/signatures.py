@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Sampler
 
 from vitral.data.images.preprocessing import INTERPOLATIONS
 from vitral.kinds import keywords, kinds_of, source_of
@@ -17,6 +20,8 @@ from vitral.model.position import POSITIONS
 from vitral.spoken import in_python
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import Run
+from vitral.training.other_words import ALSO
+from vitral.training.own_metrics import OwnMetric
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +49,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _OWN: dict[str, Any] = {
     "loss": Callable[[Tensor, Tensor], Tensor],
     "augment": Callable[[Any], Any],
+    "optimizer": Callable[[Any], Optimizer | Sequence[Optimizer]],
+    "sampling": Sampler[int] | Callable[[np.ndarray], Any],
     "model": nn.Module | Callable[..., nn.Module],
 }
 """Options that also take code of the user, and what it is."""
@@ -54,7 +61,9 @@ _LISTS = {tuple[str, ...]: Sequence[str], tuple[int, ...]: Sequence[int], tuple[
 def _kind(name: str, kind: Any) -> Any:
     """Return the type of an option as a caller may give it; None lets the plan choose."""
     if name in _CHOICES:
-        return Literal[_CHOICES[name]] | None
+        return Literal[_CHOICES[name]] | _OWN.get(name) | None
+    if name == "metrics":
+        return Mapping[str, OwnMetric] | Sequence[OwnMetric] | Sequence[str] | None
     if name in _PATHS:
         return str | Path | None
     if get_origin(kind) is tuple:
@@ -64,7 +73,7 @@ def _kind(name: str, kind: Any) -> Any:
 
 KINDS = {name: _kind(name, kind) for name, kind in kinds_of(Run).items() if name != "data"}
 """Option → type, in the order of `Run`."""
-OPTIONS = keywords(KINDS, default=None)
+OPTIONS = keywords({**KINDS, **{other: _OWN[own] | None for other, own in ALSO.items()}}, default=None)
 """The keywords of `vitral.train`."""
 PRETRAIN_OPTIONS = {name: one for name, one in OPTIONS.items() if name != "recipe"}
 """The keywords of `vitral.pretrain`, whose method is its recipe."""
@@ -86,3 +95,5 @@ def _lines(names: Container[str]) -> Iterator[str]:
         if field.name in OPTIONS and field.name in names:
             kind = source_of(KINDS[field.name]).removesuffix(" | None")
             yield f"- `{field.name}` ({kind}): {in_python(field.metadata['help'])}"
+    yield "\nOther words:\n"
+    yield from (f"- `{other}`: {own}" for other, own in ALSO.items())

@@ -18,7 +18,7 @@ from vitral.errors import TrainingError
 from vitral.kernels.cuda_graphs import Capture, CapturedGraph, Inputs, SideStream, signature_of
 from vitral.training.objectives.objective import Objective, TwoPartObjective
 from vitral.training.optimizer_set import OptimizerSet
-from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers import rule_of
 from vitral.training.options import Run
 
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
@@ -91,8 +91,8 @@ def can_capture(run: Run, device: torch.device) -> tuple[bool, str]:
         return False, "CUDA graphs need an NVIDIA GPU"
     if run.accumulate > 1:
         return False, "steps with gradient accumulation are not captured"
-    if not OPTIMIZERS[run.optimizer].capturable:
-        return False, f"not tested with {run.optimizer}"
+    if not rule_of(run.optimizer).capturable:
+        return False, f"not tested with {run.optimizer.rpartition(':')[2]}"
     return True, "the whole step is replayed as one CUDA graph"
 
 

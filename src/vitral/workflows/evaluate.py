@@ -26,6 +26,7 @@ from vitral.data.images.depth import leveled
 from vitral.data.loader import Batches, Progress
 from vitral.data.options import DataOptions
 from vitral.data.parts import Part
+from vitral.data.tables_in_memory import Examples
 from vitral.data.targets import Labeling, targets_of
 from vitral.device import Machine, choose, plain_modes
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
@@ -147,7 +148,7 @@ class Evaluated:
 @plain_modes()
 def evaluate(
     model: str | Path | Predictor | nn.Module,
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     split: str | None = None,
     data_root: str | Path = "data",
@@ -159,7 +160,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate `model` (a run folder, weights file, predictor or network in memory) on `data`, by default the data of
-    its own run.
+    its own run. `data` is a path, a name, or data in memory as `vitral.load_data` takes them.
 
     `split` defaults to test, else val, else all images. Classes are matched by name: the data may have fewer classes
     than the network, but no others (`DataError`). `precision`, `engine` and `tta` are those of `vitral.load`,

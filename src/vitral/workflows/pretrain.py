@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitral.data.tables_in_memory import as_path
+from vitral.data import DataSet
+from vitral.data.tables_in_memory import Examples, as_path
 from vitral.errors import unknown
 from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
@@ -20,7 +21,7 @@ from vitral.workflows.train import folder_of, no_data, train
 @with_listing
 @partial(checked, but=("callbacks", "data"), options=PRETRAIN_OPTIONS)
 def pretrain(
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     method: str | None = None,
     *,
     resume: bool = False,

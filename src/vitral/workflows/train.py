@@ -14,19 +14,22 @@ from typing import Any
 from rich.console import Console
 
 from vitral.console import stderr
+from vitral.data import DataSet
 from vitral.data.checks.validate import left_out
-from vitral.data.tables_in_memory import as_path
+from vitral.data.tables_in_memory import Examples, as_path
 from vitral.device import choose, cpu_threads, global_generators, plain_modes
 from vitral.distributed.environment import restarted
 from vitral.distributed.ranks import Ranks, joined
 from vitral.errors import Interrupted, RunError, UsageError, VitralError
 from vitral.folders import same_path
 from vitral.kinds import checked
+from vitral.model.own import OWN_PARTS, put_in_place, stands_for
 from vitral.pretraining.methods import command
 from vitral.stopping import stop_raises
 from vitral.trackers import create_trackers
 from vitral.training.callbacks import Callback, check_callbacks
 from vitral.training.options import Run, checked_options
+from vitral.training.own_metrics import parts_of
 from vitral.training.plan import Plan
 from vitral.training.progress import print_plan
 from vitral.training.run_folder import RunFolder
@@ -47,7 +50,7 @@ from vitral.workflows.running.trained import TrainedRun
 @with_listing
 @partial(checked, but=("callbacks", "data"), options=OPTIONS)
 def train(
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -58,7 +61,9 @@ def train(
 ) -> TrainedRun:
     """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
 
-    `data` may be left out for a `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
+    `data` is a path, the name of a set, or data in memory: a torch Dataset of (image, label), arrays (images, labels),
+    a DataFrame with paths and labels, a Hugging Face data set, or a dict of these by split. It may be left out for a
+    `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
     by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU; `overwrite` replaces an existing
     run. `callbacks` follow the run, after the trackers of `log`; they are not stored: pass them again to resume. The
     option `minutes` is for training and validation; counted from `began`, of `time.monotonic()`, also for planning and
@@ -160,6 +165,7 @@ def _plan_to_resume(given: dict[str, Any], console: Console) -> tuple[Plan, Path
     kept = folder.read_plan()
     folder.check_unlocked()
     plan = _relocate(kept, given.get("data"))
+    _put_parts_in_place(given, plan.run)
     differing = [name for name, value in given.items() if name not in _FREE and not _same_value(plan, name, value)]
     if differing:
         name = differing[0]
@@ -229,13 +235,33 @@ def _check_start(job: Job, folder: RunFolder) -> None:
             raise error
 
 
+def _put_parts_in_place(given: Mapping[str, Any], run: Run) -> None:
+    """Let the run use the parts of this process that are passed again, under the names that it kept."""
+    pairs = [(value, getattr(run, name)) for name, value in given.items() if name in (*OWN_PARTS, "data")]
+    if len(given.get("metrics", ())) == len(run.metrics):
+        pairs += zip(parts_of(given.get("metrics", ())).values(), parts_of(run.metrics).values(), strict=True)
+    for value, kept in pairs:
+        if stands_for(value, kept):
+            put_in_place(value, kept)
+
+
 def _same_value(plan: Plan, name: str, value: Any) -> bool:
     """True if an option has the value that the run began with; a path may be written differently."""
     if name == "init" and value == AUTO:
         return True
+    kept = getattr(plan.run, name)
+    if name == "metrics":
+        return len(kept) == len(value) and all(map(_same_metric, kept, value))
+    if stands_for(value, kept):
+        return True
     if name in ("data", "data_root", "init", "teacher") and value and same_path(value, plan.located(name) or ""):
         return True
-    return bool(_canonical(name, getattr(plan.run, name)) == _canonical(name, value))
+    return bool(_canonical(name, kept) == _canonical(name, value))
+
+
+def _same_metric(kept: str, value: str) -> bool:
+    (name, before), (other, now) = kept.split("=", 1), value.split("=", 1)
+    return name == other and (before == now or stands_for(now, before))
 
 
 def _canonical(name: str, value: Any) -> Any:

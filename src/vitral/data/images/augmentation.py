@@ -104,12 +104,14 @@ def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
 
     Raises `UsageError` for a result of another shape or type.
     """
-    if type(function).__module__.partition(".")[0] == "albumentations":
-        arrays = images.permute(0, 2, 3, 1).cpu().numpy()
-        changed = [torch.from_numpy(np.ascontiguousarray(function(image=one)["image"])) for one in arrays]
-        changed = [one.permute(2, 0, 1) for one in changed]
-    else:
-        changed = [function(one) for one in images]
+    try:
+        changed = _changed_by(function, images)
+    except Exception as error:  # code of the user may raise anything
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        hint = "a function of a uint8 tensor (C, H, W), or a transform of torchvision.transforms.v2 or albumentations"
+        raise UsageError(
+            f"your augment fails for an image uint8 {tuple(images.shape[1:])}", why=why, hint=hint
+        ) from error
     for one in changed:
         if not isinstance(one, Tensor) or one.shape != images.shape[1:] or one.dtype != torch.uint8:
             got = (
@@ -121,6 +123,14 @@ def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
             hint = "leave out the conversion to floats and the normalization, which vitral does afterwards"
             raise UsageError("your augment must keep the shape and the type of an image", why=why, hint=hint)
     return torch.stack(changed).to(images.device)
+
+
+def _changed_by(function: Callable[..., Any], images: Tensor) -> list[Any]:
+    if type(function).__module__.partition(".")[0] != "albumentations":
+        return [function(one) for one in images]
+    arrays = images.permute(0, 2, 3, 1).cpu().numpy()
+    changed = [torch.from_numpy(np.ascontiguousarray(function(image=one)["image"])) for one in arrays]
+    return [one.permute(2, 0, 1) for one in changed]
 
 
 def random_mirror(images: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 
 from vitral.data.dataset import DataSet
 from vitral.data.files import respelled
-from vitral.data.sources import archive, digits, folder, lines, named, parquet, planted, remote, shards, table
-from vitral.data.tables_in_memory import as_path
+from vitral.data.sources import archive, digits, folder, lines, memory, named, parquet, planted, remote, shards, table
+from vitral.data.tables_in_memory import Examples, as_path, is_in_memory
 from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.errors import DataError, UsageError, VitralError, empty, nearest
 from vitral.kinds import checked
@@ -35,6 +35,7 @@ class Source(Protocol):
 SOURCES: Mapping[str, Source] = Extensible(
     "vitral.sources",
     {
+        "memory": memory,
         "shards": shards,
         "remote": remote,
         "parquet": parquet,
@@ -52,7 +53,7 @@ SOURCES: Mapping[str, Source] = Extensible(
 
 @partial(checked, but=("data",))  # `as_path` checks it
 def load(
-    data: str | Path,
+    data: str | Path | DataSet | Examples,
     *,
     root: str | Path = "data",
     download: bool = True,
@@ -67,19 +68,28 @@ def load(
     folder of shards or Parquet files, or a pattern of their paths (`shards/train-{000000..000009}.tar`), here or in an
     object store.
 
+    Or data of this process: a torch Dataset of (image, label), a tuple of arrays (images, labels), a DataFrame with
+    paths and labels, a Hugging Face data set, or a dict of these by split. A `DataSet` is returned as it is.
+
     A table may also have several labels an image (`labels`), or numbers (`numbers`): its columns say so, or `wanted`.
     Texts are read if `wanted` names the task: their files look like others (`vitral.data.sources.lines`).
     Data for a task that is not among `tasks` are refused.
 
     Raises `DataError` (unreadable, empty, badly labeled) or `UsageError` (unknown name).
     """
+    if is_in_memory(data):
+        if wanted.task and targets_of(wanted.task).sequence:
+            raise UsageError(f"--task {wanted.task} needs files", why="data in memory are read with other labels")
+        dataset = memory.of_memory(data, wanted)
+        _check_task(dataset, wanted, tasks)
+        return dataset
     text = os.path.expanduser(as_path(data))
     if not text:
         raise empty("DATA", "give a folder of images, or the name of a data set, such as digits")
     if not os.path.exists(text):
         text = respelled(text) or text
     if wanted.task and targets_of(wanted.task).sequence:
-        return lines.load_lines(data)
+        return lines.load_lines(str(data))
     for kind, source in SOURCES.items():
         if source.accepts(text):
             options: dict[str, Any] = {"wanted": wanted} if kind in TABLES else {}
@@ -89,7 +99,7 @@ def load(
     raise _refusal(text)
 
 
-TABLES = ("folder", "archive", "csv", "parquet", "remote")
+TABLES = ("memory", "folder", "archive", "csv", "parquet", "remote")
 """Sources that may hold a table."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from vitral.model.own import is_own
 from vitral.training.optimizers.adam import ADAM, ADAMW
 from vitral.training.optimizers.muon import MUON
+from vitral.training.optimizers.own import own_rule
 from vitral.training.optimizers.rule import UpdateRule
 from vitral.training.optimizers.sgd import SGD
 
@@ -13,3 +15,8 @@ OPTIMIZERS: dict[str, UpdateRule] = {
     "sgd": SGD,
     "muon": MUON,
 }
+
+
+def rule_of(name: str) -> UpdateRule:
+    """Return the rule of an optimizer by name, or of one of the user."""
+    return own_rule(name) if is_own(name) else OPTIMIZERS[name]

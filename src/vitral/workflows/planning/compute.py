@@ -10,6 +10,7 @@ from vitral.errors import UsageError
 from vitral.inference.engines.compiled import unavailable_reason
 from vitral.kernels import cpu, cpu_library
 from vitral.model import WRITE_UPS, Foreign, ForeignConfig, ViTConfig, network, summarize
+from vitral.model.own import is_own
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
 from vitral.training.compiling import should_compile
@@ -19,6 +20,7 @@ from vitral.training.plan import Choice
 from vitral.training.step import can_capture
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft
+from vitral.workflows.planning.own_parts import own_rates
 from vitral.workflows.tasks import task_of
 
 SHIFTS_MIN_PARAMETERS = 20_000
@@ -164,6 +166,8 @@ def suit_rate(draft: Draft) -> Draft:
     Each optimizer's `UpdateRule` says by how much.
     """
     own, named = draft.recipe.run, draft.given.get("optimizer", draft.recipe.run.optimizer)
+    if is_own(named):
+        return own_rates(draft)
     rule = OPTIMIZERS[named]
     ratio = rule.relative_rate / OPTIMIZERS[own.optimizer].relative_rate
     if ratio != 1 and "lr" not in draft.given:

@@ -25,7 +25,7 @@ from vitral.model.config_base import pair
 from vitral.model.summary import summarize
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.table import UNSUPPORTED
-from vitral.training.optimizers import OPTIMIZERS
+from vitral.training.optimizers import rule_of
 from vitral.training.options import Run
 from vitral.training.plan import Choice
 from vitral.wording import memory_size
@@ -131,7 +131,7 @@ def rank_share(strategy: str, held: int, config: ModelConfig) -> int:
 def training_bytes(run: Run, config: ModelConfig, machine: Machine) -> tuple[int, int]:
     """Return the memory of training for weights and optimizer, and per image of a step, in bytes."""
     of = needs(config)
-    copies = 2 + OPTIMIZERS[run.optimizer].moments + bool(run.ema)  # weights, gradients, moments, averaged weights
+    copies = 2 + rule_of(run.optimizer).moments + bool(run.ema)  # weights, gradients, moments, averaged weights
     factor = STEP_FACTORS.get((machine.device.type, machine.precision), 1.5)
     share = CHECKPOINTED_SHARE if run.checkpointing and _recomputes(config) else 1
     views = METHODS[run.recipe].views(run, config) if run.recipe in METHODS else 1  # type: ignore[arg-type]

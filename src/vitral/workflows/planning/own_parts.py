@@ -1,7 +1,8 @@
-"""Planning step about parts of a run that the user wrote: its loss, its augmentation, its network."""
+"""Planning step about parts of a run that the user wrote, such as its loss, its optimizer or its network."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,9 +12,12 @@ from vitral.data.targets import targets_of
 from vitral.errors import UsageError
 from vitral.model.foreign import is_function
 from vitral.model.own import OWN_PARTS, folder_to_import, is_here, is_own, own_part, trusted
+from vitral.training.optimizers.own import defaults_of
+from vitral.training.own_metrics import parts_of
 from vitral.training.plan import Choice
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft
+from vitral.workflows.tasks import task_of
 
 _PART_OF_LOSS = {"label_smoothing": 0.0, "class_weights": "none", "teacher": None}
 """Options of vitral's own losses, and the value that turns each off."""
@@ -24,6 +28,7 @@ _RECORDED = {"compile": False, "graphs": False}
 def own_parts(draft: Draft) -> Draft:
     """Find the user's parts, remember that they were named here, and report which of them a file can name."""
     parts = {name: draft.given[name] for name in OWN_PARTS if is_own(draft.given.get(name))}
+    draft = _with_metrics(_with_data(draft))
     for name, value in parts.items():
         if name == "model" and not is_function(value):
             continue
@@ -35,6 +40,28 @@ def own_parts(draft: Draft) -> Draft:
         draft = _with_own_loss(draft)
     if "loss" in parts or "augment" in parts:
         draft = draft.change(**{name: value for name, value in _RECORDED.items() if name not in draft.given})
+    return draft
+
+
+def _with_data(draft: Draft) -> Draft:
+    """Report data that only this process has."""
+    if not is_here(data := str(draft.given.get("data", ""))):
+        return draft
+    why = "only this Python process has them: pass data again to resume, evaluate or compare in another"
+    return draft.change(Choice("your data", data.partition(":")[2].removeprefix("data_"), why))
+
+
+def _with_metrics(draft: Draft) -> Draft:
+    """Find the user's metrics, and report them. Raises `UsageError` for a task that does not have them."""
+    task = targets_of(draft.given.get("task") or draft.whole.targets.task)
+    metrics = draft.given.get("metrics", ())
+    if metrics and task.sequence:
+        raise UsageError(f"--task {task.task} does not support metrics of your own", hint="leave out --metrics")
+    for name, value in parts_of(metrics, task_of(task.task).figures).items():
+        if not is_here(value):
+            _trust(value)
+        own_part("metrics", value)
+        draft = draft.change(dataclasses.replace(_report("metrics", value), name=f"your metric {name}"))
     return draft
 
 
@@ -60,6 +87,30 @@ def _with_own_loss(draft: Draft) -> Draft:
             why = "the whole loss is yours"
             raise UsageError(f"{flag(name)} has no effect with a loss of your own", why=why, hint="leave it out")
     return draft.change(**off)
+
+
+_NOT_OF_OTHERS = ("momentum", "beta2")
+"""Options of vitral's own optimizers."""
+
+
+def own_rates(draft: Draft) -> Draft:
+    """Take the learning rate and the weight decay that an optimizer of the user has, unless options state them.
+
+    Raises `UsageError` for an optimizer that cannot be used, and for options that it would not follow.
+    """
+    if stated := [name for name in _NOT_OF_OTHERS if name in draft.given]:
+        what = f"{flag(stated[0])} has no effect with an optimizer of your own"
+        raise UsageError(what, why="your function sets it", hint="leave it out")
+    own, why = defaults_of(draft.given["optimizer"]), "of your optimizer"
+    if "lr" not in draft.given:
+        lr_batch = draft.given.get("lr_batch")
+        draft = draft.change(
+            Choice("lr", f"{own.lr:g}", f"{why}; the schedule scales it"), lr=own.lr, lr_batch=lr_batch
+        )
+    if "weight_decay" not in draft.given:
+        decay = own.weight_decay or 0.0
+        draft = draft.change(Choice("weight decay", f"{decay:g}", why), weight_decay=decay)
+    return draft
 
 
 def _trust(function: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from vitral import activity
 from vitral.console import counting
@@ -24,29 +25,32 @@ from vitral.data.checks.findings import Unreadable
 from vitral.data.checks.validate import left_out, readable
 from vitral.data.loader import Batches
 from vitral.data.parts import Part
+from vitral.data.sampling import weights_or_sampler
 from vitral.device import seed_everything
 from vitral.distributed.ranks import Ranks, current
 from vitral.distributed.strategies import strategy_of
-from vitral.errors import Interrupted, RunError
+from vitral.errors import Interrupted, RunError, UsageError
 from vitral.inference.logits import gathered_logits
 from vitral.inference.outputs import Output, output_of
 from vitral.inference.predictor import Predictor
 from vitral.kernels import reference_ops
 from vitral.model import Network
+from vitral.model.own import is_own, own_part
 from vitral.model.summary import summarize
 from vitral.pretraining.distill import KeptFeatures
 from vitral.pretraining.method import Following, Method
 from vitral.pretraining.methods import METHODS, needs_teacher
 from vitral.system import HostLoad, cpu_contention, keep_freed_memory
-from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart
+from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart, asks_for_logits
 from vitral.training.compiling import CompiledObjective, Stopwatch, compiler_timed
 from vitral.training.loop import Averaged, EpochEnd, State, fit
 from vitral.training.objectives.classification import balanced_weights
 from vitral.training.objectives.objective import TwoPartObjective
 from vitral.training.optimizer_set import OptimizerSet
 from vitral.training.options import Run
+from vitral.training.own_metrics import figures_of, measure_own
 from vitral.training.plan import Choice
-from vitral.training.progress import RESIDENCY_HINT, ConsoleListener
+from vitral.training.progress import RESIDENCY_HINT, ConsoleListener, widget_bar
 from vitral.training.run_folder import RunFolder
 from vitral.training.schedule import planned_epochs
 from vitral.training.step import step_of
@@ -178,7 +182,7 @@ def _followed(running: Running) -> Iterator[Callable[[TrainedRun], TrainedRun]]:
 
 def _fit(running: Running) -> tuple[Choice, ...]:
     """Train in steps from the current state to the end."""
-    job, state, run = running.job, running.state, running.job.run
+    job, state, run = running.job, running.state, _run_of_steps(running)
     objective: TwoPartObjective = objective_of(job, lambda: state.step, _kept(running))
     with ExitStack() as stack:
         watch = Stopwatch()
@@ -187,7 +191,8 @@ def _fit(running: Running) -> tuple[Choice, ...]:
             objective = CompiledObjective(objective, running.strategy.module)
             watch = stack.enter_context(compiler_timed())
         epochs = planned_epochs(run, state.history)
-        progress = stack.enter_context(ConsoleListener(running.console, epochs, task_of(run.task).figures))
+        figures = (*task_of(run.task).figures, *figures_of(run.metrics))
+        progress = stack.enter_context(ConsoleListener(running.console, epochs, figures))
         warn = partial(running.console.print, style="yellow", highlight=False, soft_wrap=True)
         saving = Saving(running)
         stack.callback(saving.keep_best)
@@ -200,10 +205,29 @@ def _fit(running: Running) -> tuple[Choice, ...]:
             compiling=watch.seconds,
         )
         step = step_of(state.model, state.optimizer, objective, job.machine, run, warn, running.strategy)
-        listener = Callbacks([progress, running.callback])
+        bar = widget_bar(running.console, epochs)
+        widget = [] if bar is None else [stack.enter_context(bar)]
+        listener = Callbacks([progress, *widget, running.callback])
         fit(state, run, running.batches["train"], step, end, listener=listener, ranks=running.ranks)
         saving.finish()
     return planned_again(state)
+
+
+def _run_of_steps(running: Running) -> Run:
+    """Return the run without compiled or captured steps if callbacks ask for logits, which those do not show.
+
+    Raises `UsageError` for a run whose network does not return logits of whole batches.
+    """
+    run = running.job.run
+    if not asks_for_logits(running.callback):
+        return run
+    if run.pack or run.patch_sizes or run.recipe in METHODS:
+        option = "--pack" if run.pack else "--patch-sizes" if run.patch_sizes else "pretraining"
+        why = "its steps do not compute logits of one batch of images"
+        raise UsageError(f"{option} does not support callbacks with on_logits", why=why, hint="leave out on_logits")
+    if run.compile or run.graphs:
+        running.console.print("a callback asks for logits: steps are not compiled or captured", style="dim")
+    return dataclasses.replace(run, compile=False, graphs=False)
 
 
 def _kept(running: Running) -> KeptFeatures | None:
@@ -295,9 +319,7 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
     run, training = job.run, split == "train" and job.run.recipe not in TRAINERS
     images, ranks = job.dataset[split], current()
     eval_size = eval_batch_size(job.config, job.machine.device)
-    weights = None
-    if training and run.sampling == "balanced":
-        weights = balanced_weights(images.labels, len(job.dataset.classes))[images.labels]
+    weights = _drawn_by(job) if training else None
     with counting(console, f"reading {split}", len(images)) as progress:
         return Batches(
             images,
@@ -306,7 +328,8 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
             device=job.machine.device,
             augmentation=run.augmentation if training else None,
             seed=run.seed,
-            weights=weights,
+            weights=weights if isinstance(weights, np.ndarray) else None,
+            sampler=weights if isinstance(weights, Sampler) else None,
             residency=run.residency,
             workers=run.workers,
             check=run.bad_images == "skip",
@@ -314,6 +337,16 @@ def _batches(job: Job, split: str, console: Console) -> Batches:
             part=Part(ranks.number, ranks.count, ranks.local_count),
             views=run.teacher_views,
         )
+
+
+def _drawn_by(job: Job) -> np.ndarray | Sampler[int] | None:
+    """Return the weight of each training image, or a sampler of the user; None if each is drawn once per epoch."""
+    labels = job.dataset["train"].labels
+    if is_own(job.run.sampling):
+        return weights_or_sampler(own_part("sampling", job.run.sampling), labels)
+    if job.run.sampling == "balanced":
+        return balanced_weights(labels, len(job.dataset.classes))[labels]
+    return None
 
 
 def _validation(running: Running) -> Callable[[nn.Module], dict[str, float]]:
@@ -333,8 +366,15 @@ def _validate(model: nn.Module, running: Running) -> dict[str, float]:
     val = running.batches["val"]
     logits = gathered_logits(model, val, running.job.machine, running.ranks)
 
-    task, labels = task_of(running.job.run.task), val.split.labels
-    return running.ranks.share(lambda: task.validate(logits, labels, task.output(running.job.dataset)))
+    run, labels = running.job.run, val.split.labels
+    task = task_of(run.task)
+
+    def validated() -> dict[str, float]:
+        output = task.output(running.job.dataset)
+        own = measure_own(run.metrics, task.answers(logits, output), labels)
+        return task.validate(logits, labels, output) | {f"val_{name}": value for name, value in own.items()}
+
+    return running.ranks.share(validated)
 
 
 def _finish(running: Running, chosen: tuple[Choice, ...]) -> TrainedRun:
@@ -371,6 +411,8 @@ def _write_result(
         values, images = output.values(logit).numpy(), running.batches[split].split
         last = _Measured(split, output, values, task.measure(values, images.labels, output, images.groups))
         result |= task.summary(split, last.metrics)
+        own = measure_own(running.job.run.metrics, task.answers(logit, output), images.labels)
+        result |= {f"{split}_{name}": value for name, value in own.items()}
         result[split] = last.metrics.to_json()
     write_result(running, result)
     with report_guarded(running):
@@ -422,4 +464,5 @@ def _report(
         content = dataclasses.replace(content, evaluated_on=last.split, caution=caution_of(last.split, job.run))
         images = running.batches[last.split].split.with_levels(job.run.levels)
         content = task_of(job.run.task).page(content, predictor, last.values, images, last.metrics, summary.flops)
+        content = dataclasses.replace(content, measured=(*content.measured, *figures_of(job.run.metrics)))
     write_report(running.folder.report, content)

@@ -83,6 +83,9 @@ class NumbersTask(Task):
         error = float(np.square(logits.double().numpy() - standardized).mean())
         return {"val_loss": error, **({} if r2 is None else {"val_r2": r2})}
 
+    def answers(self, logits: Tensor, output: Output) -> Tensor:
+        return output.values(logits)
+
     def measure(
         self, values: np.ndarray, labels: np.ndarray, output: Output, groups: Groups = None
     ) -> NumbersEvaluation:

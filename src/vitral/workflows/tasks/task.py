@@ -76,6 +76,10 @@ class Task:
         """Return `val_loss` and the other metrics of an epoch, from logits (n, K) fp32."""
         raise NotImplementedError
 
+    def answers(self, logits: Tensor, output: Output) -> Tensor:
+        """Return what a metric of the user compares with the labels: logits (n, K), or numbers in their units."""
+        return logits
+
     def fitted(self, output: Output, logits: Tensor, labels: np.ndarray, groups: Groups = None) -> Output:
         """Return the output with what is chosen on the validation images, such as thresholds; `groups` as below."""
         return output
