@@ -24,7 +24,7 @@ _MARKS = {"given", "checked"}
 
 def is_label_table(header: Sequence[str]) -> bool:
     """True if the columns of a table, in lower case, are those of this format."""
-    return _MARKS <= set(header)
+    return set(header) >= _MARKS
 
 
 def is_set_aside(label: str, checked: str) -> bool:

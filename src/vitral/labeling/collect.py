@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from vitral.data import load
 from vitral.data.dataset import DataSet
-from vitral.data.files import FolderFetch
 from vitral.data.files import Folder as Files
+from vitral.data.files import FolderFetch
 from vitral.data.label_table import CHECKED, fits_a_cell
 from vitral.data.sources.table import EXTENSIONS, Table
 from vitral.data.targets import ANY
