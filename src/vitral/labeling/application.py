@@ -51,7 +51,6 @@ class Labeling:
         self._quick = ThreadPoolExecutor(2, thread_name_prefix="vitral-label")
         self._decoding = ThreadPoolExecutor(cores(), thread_name_prefix="vitral-label-decode")
         self._changed = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def drain(self) -> None:
         """Answer all requests that wait for a change."""
@@ -64,14 +63,16 @@ class Labeling:
 
     async def start(self) -> None:
         """Begin to answer, in the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self.session.on_change = lambda: self._loop and self._loop.call_soon_threadsafe(self._wake)
+        self.session.on_change = partial(self._tell, asyncio.get_running_loop())
 
     async def stop(self) -> None:
         """End; images that are being decoded are given up."""
         self.session.on_change = lambda: None
         for pool in (self._quick, self._decoding):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -12,6 +12,7 @@ from vitral.data.files import Folder as Files
 from vitral.data.files import FolderFetch
 from vitral.data.label_table import CHECKED, fits_a_cell
 from vitral.data.sources.table import EXTENSIONS, Table
+from vitral.data.spellings import nfc
 from vitral.data.targets import ANY
 from vitral.errors import DataError, UsageError
 from vitral.inference.sources import Archive, Folder, ListFile, Shards, find
@@ -73,8 +74,8 @@ def of_table(path: str) -> tuple[list[Found], list[str]]:
         images.append(
             Found(
                 os.path.normpath(os.path.join(folder, row["file"])),
-                row["label"],
-                row.get("given", row["label"]),
+                nfc(row["label"]),
+                nfc(row.get("given", row["label"])),
                 checked if checked in CHECKED else "no",
                 row["split"],
                 row["group"],

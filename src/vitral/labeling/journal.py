@@ -31,12 +31,12 @@ class Journal:
         """Return all entries. Raises `DataError` for a line that is damaged, and if the file cannot be read."""
         try:
             if self.path.stat().st_size > MOST_BYTES:
-                raise self._damaged(f"it has more than {MOST_BYTES:,} bytes")
+                raise self.damaged(f"it has more than {MOST_BYTES:,} bytes")
             text = self.path.read_bytes()
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._damaged(error.strerror or str(error)) from error
+            raise self.damaged(error.strerror or str(error)) from error
         self._size = text.rfind(b"\n") + 1
         return [self._entry(line, i + 1) for i, line in enumerate(text[: self._size].split(b"\n")[:-1])]
 
@@ -44,12 +44,13 @@ class Journal:
         try:
             entry = bounded.parse(line, most_bytes=_MOST_LINE_BYTES, most_values=_MOST_VALUES)
         except ValueError as error:
-            raise self._damaged(f"line {number}: {error}") from error
+            raise self.damaged(f"line {number}: {error}") from error
         if not isinstance(entry, dict):
-            raise self._damaged(f"line {number} is not an object")
+            raise self.damaged(f"line {number} is not an object")
         return entry
 
-    def _damaged(self, why: str) -> DataError:
+    def damaged(self, why: str) -> DataError:
+        """Return the error of a journal that cannot be read."""
         hint = "rename it; the labels in the table remain, and undo begins anew"
         return DataError("the journal of this table cannot be read", where=self.path, why=why, hint=hint)
 

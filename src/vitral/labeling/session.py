@@ -18,7 +18,7 @@ from typing import Any
 
 from vitral.atomic import write_text
 from vitral.data.label_table import file_cell, is_label_table, is_set_aside, label_table
-from vitral.errors import DataError, UsageError, VitralError
+from vitral.errors import UsageError, VitralError
 from vitral.filesystem import locked, move, refused, relative
 from vitral.folders import can_write
 from vitral.labeling.collect import Found, collect, is_table, of_table
@@ -89,10 +89,8 @@ class Session:
         try:
             self._held.enter_context(locked(file))
         except BlockingIOError:
-            why = "another vitral label has it open"
-            raise UsageError(
-                "this table is in use", where=self.table, why=why, hint="use its page, or end it"
-            ) from None
+            why, hint = "another vitral label has it open", "use its page, or end it"
+            raise UsageError("this table is in use", where=self.table, why=why, hint=hint) from None
         except OSError as error:
             raise refused(file, error, "--out FILE writes the table elsewhere") from error
 
@@ -107,11 +105,13 @@ class Session:
         new = self._unknown(found)
         known = self.state.classes
         self.state = with_images(self.state, new, classes)
-        added = [] if entries else [{"format": FORMAT}]
+        added: list[dict[str, Any]] = [] if entries else [{"format": FORMAT}]
         if new or self.state.classes != known:
             more = [name for name in classes if name not in known]
             added.append({"add": [_plain(*one) for one in new], "classes": more})
-        self._pending: list[dict[str, Any]] = added
+        self.is_kept = bool(entries)
+        """True once there is something on the disk."""
+        self._pending = added
         """Entries that are written with the first action, so that a look changes no file."""
         self.missing = frozenset(i for i, one in enumerate(self.state.images) if not os.path.isfile(self.path(i)))
         if self.missing:
@@ -126,11 +126,7 @@ class Session:
             try:
                 state = self._entry(state, entry)
             except (KeyError, TypeError, ValueError) as error:
-                why = f"line {number}: {error}"
-                hint = "use the version of vitral that wrote it, or rename it; the labels in the table remain"
-                raise DataError(
-                    "the journal of this table cannot be read", where=self._hidden.path, why=why, hint=hint
-                ) from error
+                raise self._hidden.damaged(f"line {number}: {error}") from error
         return state
 
     def _entry(self, state: State, entry: dict[str, Any]) -> State:
@@ -183,11 +179,6 @@ class Session:
         """The number of images with a label that are not set aside."""
         return sum(not is_set_aside(mark.label, mark.checked) for mark in self.state.marks)
 
-    @property
-    def is_kept(self) -> bool:
-        """True once there is something on the disk."""
-        return not self._pending
-
     def act(self, action: Action) -> State:
         """Apply an action and keep it on the disk; return the new state.
 
@@ -200,7 +191,7 @@ class Session:
             if after is before:
                 return before
             self._hidden.append([*self._pending, action.to_json()])
-            self._pending, self.state = [], after
+            self._pending, self.state, self.is_kept = [], after, True
             self._changes.append(tuple(changed_images(before, after)))
         self._dirty.set()
         self.on_change()
@@ -280,7 +271,7 @@ class Session:
         self._dirty.set()
         self._writer.join()
         try:
-            if not self._pending:
+            if self.is_kept:
                 self._write()
         finally:
             self._hidden.close()

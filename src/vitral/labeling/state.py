@@ -130,9 +130,8 @@ def applied(state: State, action: Action) -> State:
     if action.do == "redo":
         return _redone(state)
     if action.do not in ACTIONS:
-        raise UsageError(
-            f"there is no action '{shown(action.do[:40])}'", why=f"known: {', '.join(ACTIONS)}, undo, redo"
-        )
+        known = (*ACTIONS, "undo", "redo")
+        raise UsageError(f"there is no action '{shown(action.do[:40])}'", why=f"known: {', '.join(known)}")
     if any(not 0 <= one < len(state.marks) for one in action.images):
         raise UsageError("an image that does not exist", why=f"there are {len(state.marks):,}")
     after, classes = ACTIONS[action.do](state, action)
@@ -259,7 +258,7 @@ def check_class(name: str) -> None:
     plain = unicodedata.normalize("NFC", shown(name))
     if not name or name != plain.strip() or len(name) > LONGEST_NAME:
         why = f"1 to {LONGEST_NAME} visible characters, without a line break, and without a space at either end"
-        raise UsageError("this cannot be the name of a class", why=why)
+        raise UsageError("this cannot be the name of a class", where=shown(name[:LONGEST_NAME]), why=why)
     if is_missing(name) or listed(name) is not None:
         why = "tables write a missing label or a list of labels in this way"
         raise UsageError(f"'{name}' cannot be the name of a class", why=why, hint="choose another name")
