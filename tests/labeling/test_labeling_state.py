@@ -85,7 +85,7 @@ STEPS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(st.lists(STEPS, max_size=25))
 def test_all_is_undone_and_redone_and_a_journal_leads_to_the_same_state(steps):
     start = begun()

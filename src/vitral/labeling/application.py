@@ -48,8 +48,9 @@ class Labeling:
         self.session = session
         self.access, self.limits, self.metrics = Access((token,), only_local=True), Limits(body=4 << 20), Metrics()
         self.draining = self.ended = False
-        self._quick = ThreadPoolExecutor(2, thread_name_prefix="vitral-label")
-        self._decoding = ThreadPoolExecutor(cores(), thread_name_prefix="vitral-label-decode")
+        # Other names than vitral-: the server ends its process beside such threads, and the table is still to be written.
+        self._quick = ThreadPoolExecutor(2, thread_name_prefix="label-work")
+        self._decoding = ThreadPoolExecutor(cores(), thread_name_prefix="label-decode")
         self._changed = asyncio.Event()
 
     def drain(self) -> None:

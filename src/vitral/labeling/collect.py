@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitral.data import load
 from vitral.data.dataset import DataSet
@@ -47,7 +47,7 @@ def collect(data: Sequence[str], *, labels: bool = True) -> tuple[list[Found], l
         images, own = of_table(one) if is_table(one) else _of_source(one, labels)
         notes += own
         for image in images:
-            found.setdefault(image.path, image if labels else Found(image.path))
+            found.setdefault(image.path, image if labels else replace(image, label="", given="", checked="no"))
     kept = [image for path, image in found.items() if fits_a_cell(path)]
     if left := [path for path in found if not fits_a_cell(path)]:
         are = "is" if len(left) == 1 else "are"

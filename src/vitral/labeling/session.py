@@ -73,7 +73,7 @@ class Session:
         except BaseException:
             self._held.close()
             raise
-        self._writer = threading.Thread(target=self._write_when_dirty, name="vitral-label-table", daemon=True)
+        self._writer = threading.Thread(target=self._write_when_dirty, name="label-table", daemon=True)
         self._writer.start()
 
     def __enter__(self) -> Session:

@@ -24,6 +24,7 @@ export class Large {
   show() {
     if (this.selection.current === undefined) return;
     this.dialog.showModal();
+    this.dialog.focus(); // not its first button: Enter keeps a label
     this.draw();
   }
 

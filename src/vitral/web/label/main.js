@@ -17,6 +17,7 @@ class Page {
   constructor() {
     this.store = new Store();
     this.selection = new Selection();
+    this.sent = Promise.resolve(true); // the last action
     this.grid = new Grid(byId("grid"), this.store, this.selection, new Thumbs());
     this.large = new Large(this.store, this.selection);
     const label = (name) => this.label(name);
@@ -67,7 +68,13 @@ class Page {
     return this.acted(action) && true;
   }
 
-  async acted(action) {
+  /** Send an action after those before it; what it resolves to tells if it was done. */
+  acted(action) {
+    this.sent = this.sent.then(() => this.send(action));
+    return this.sent;
+  }
+
+  async send(action) {
     const said = { undo: this.store.undo && `Undone: ${this.store.undo}`, redo: this.store.redo && `Redone: ${this.store.redo}` }[action.do];
     try {
       await this.store.act(action);
@@ -80,7 +87,7 @@ class Page {
     }
   }
 
-  /** Label the selected images, then go on to the next one. */
+  /** Label the selected images. */
   label(name) {
     return this.on({ do: "label", label: name });
   }
@@ -93,25 +100,19 @@ class Page {
     return this.on({ do: back ? "restore" : kind });
   }
 
+  /** Send an action on the selected images, and go on to the next one at once, so that a person need not wait. */
   on(action) {
-    const { selection, store } = this;
+    const { selection } = this;
     const images = selection.targets;
     if (!images.length) return this.say("Select images first");
-    const single = images.length === 1 && images[0] === selection.current;
-    const { shown, cursor } = selection;
-    const next = single && cursor + 1 < shown.length ? shown[cursor + 1] : undefined;
-    return this.acted({ ...action, images }).then((done) => {
-      if (!done) return;
-      if (!single) selection.none();
-      store.refresh();
-      if (next !== undefined && selection.current === images[0]) selection.move(1, false);
-      else if (single) selection.move(0, false);
-      this.grid.reveal();
-    });
+    if (images.length === 1 && images[0] === selection.current) selection.move(1, false);
+    else selection.none();
+    this.grid.reveal();
+    return this.acted({ ...action, images }).then((done) => done && this.store.refresh());
   }
 
   async addClass(name) {
-    if ((await this.acted({ do: "add class", label: name })) && this.selection.numbers.size) await this.label(name);
+    if ((await this.acted({ do: "add class", label: name })) && this.selection.numbers.size) this.label(name);
   }
 
   edit(name) {
