@@ -68,6 +68,7 @@ SLOW = [
     "explain",
     "export",
     "inference",
+    "label",
     "labels",
     "recipes",
     "training",

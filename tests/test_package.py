@@ -37,7 +37,7 @@ LAYERS = [
     {"workflows"},
     {"studies"},
     {"bench", "demo", "serving", "testing"},
-    {"export"},
+    {"export", "labeling"},
     {"cli"},
 ]
 """Lowest first. A part imports those below it, and of its own layer only itself."""

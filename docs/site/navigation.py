@@ -22,6 +22,7 @@ NAVIGATION = {
         "docs/text": "",
         "docs/pretrain": "",
         "docs/data": "",
+        "docs/label": "",
         "docs/check": "",
     },
     "Use": {

@@ -41,6 +41,7 @@ def serve_slowly(grace: float = 20.0, seconds: float = SECONDS, **limits) -> int
     from vitral.serving.auth import Access
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
+    from vitral.serving.application import build
     from vitral.serving.server import address, bind, serve_on
     from vitral.serving.service import Service
 
@@ -51,7 +52,7 @@ def serve_slowly(grace: float = 20.0, seconds: float = SECONDS, **limits) -> int
     configure("text")
     with bind("127.0.0.1", 0) as bound:
         service = Service({"demo": slow}, Access(local=True), Limits(**{"batch_size": 1, "images": 2, **limits}))
-        return serve_on(bound, service, grace=grace, started=lambda: say(f"Serving  {address(bound)}"))
+        return serve_on(bound, service, build(service), grace=grace, started=lambda: say(f"Serving  {address(bound)}"))
 
 
 @pytest.fixture(scope="module")

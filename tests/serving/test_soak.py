@@ -39,6 +39,7 @@ def serve_the_demo() -> int:
     from vitral.serving.auth import Access
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
+    from vitral.serving.application import build
     from vitral.serving.server import address, bind, serve_on
 
     protocol.HEADER_SECONDS = 0.3
@@ -47,7 +48,7 @@ def serve_the_demo() -> int:
         limits = Limits(body=MIB, pixels=1_000_000)
         service = Service({"demo": "demo"}, Access(local=True), limits, {"precision": "fp32", "device": "cpu"})
         start_threads(service)
-        return serve_on(bound, service, grace=20, started=lambda: say(f"Serving  {address(bound)}"))
+        return serve_on(bound, service, build(service), grace=20, started=lambda: say(f"Serving  {address(bound)}"))
 
 
 def start_threads(service: Service) -> None:

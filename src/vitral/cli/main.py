@@ -26,6 +26,7 @@ from vitral.cli.evaluate import evaluate
 from vitral.cli.explain import explain, inspect
 from vitral.cli.export import export
 from vitral.cli.help import HELP_ALL, first_line, help_page, overview
+from vitral.cli.label import label
 from vitral.cli.options import Help, Option, options_of
 from vitral.cli.output import program, say
 from vitral.cli.parsing import parse
@@ -63,6 +64,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Help("bash, zsh 
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
+    "label": label,
     "train": train,
     "pretrain": pretrain,
     "evaluate": evaluate,
@@ -201,7 +203,7 @@ def _dispatch(words: list[str], debug: bool, logged: bool) -> int:
 
 
 _HELP = ("-h", "--help", HELP_ALL)
-_SILENT = ("completion", "serve")
+_SILENT = ("completion", "label", "serve")
 """Commands that say by themselves what they do."""
 
 

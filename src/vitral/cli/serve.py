@@ -40,6 +40,7 @@ def serve(
         raise UsageError("no model to serve", hint="vitral serve RUN …")
     check_installed()
     from vitral.data.images.example import example as example_image
+    from vitral.serving.application import build
     from vitral.serving.auth import Access, check_binding, is_loopback, read_tokens
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
@@ -74,4 +75,4 @@ def serve(
             outputs = f"{len(model.predictor.classes)} {model.predictor.output.noun}, version {model.version}"
             machine = f"{model.predictor.engine} in {model.predictor.machine.precision}"
             say(f"Model    {model.name}, {outputs}, {machine}")
-        return serve_on(bound, service, grace=grace, started=lambda: say(shown))
+        return serve_on(bound, service, build(service), grace=grace, started=lambda: say(shown))

@@ -214,4 +214,6 @@ def find_images(paths: Sequence[str | Path], command: str = "predict") -> list[P
 def _usage(command: str) -> str:
     if command == "evaluate":
         return "vitral evaluate RUN --unknown FOLDER"
+    if command == "label":
+        return "vitral label FOLDER"
     return f"vitral {command} RUN IMAGE{' FOLDER' if command == 'similar' else '_OR_FOLDER'} …"

@@ -65,14 +65,14 @@ def build(service: Service) -> Starlette:
     ]
     guard = Middleware(Guard, service=service, routes=frozenset(route.path for route in routes))
     app = Starlette(
-        routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers={HTTPException: _reraise_as_problem}
+        routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers={HTTPException: reraise_as_problem}
     )
     app.state.service = service
     app.router.redirect_slashes = False
     return app
 
 
-async def _reraise_as_problem(request: Request, error: Exception) -> Response:
+async def reraise_as_problem(request: Request, error: Exception) -> Response:
     """Turn the router's refusals into problems, which the guard answers."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 405 and isinstance(error, HTTPException):

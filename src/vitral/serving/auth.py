@@ -25,13 +25,13 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 class Access:
     """The checks of a request before it is read.
 
-    Without tokens and with `local`, only hosts of this machine are answered: a page of another site could otherwise
-    reach the server through a name that it lets point here.
+    With `local`, and with `only_local` also where there are tokens, only hosts of this machine are answered: a page of
+    another site could otherwise reach the server through a name that it lets point here.
     """
 
-    def __init__(self, tokens: Sequence[str] = (), *, local: bool = False):
+    def __init__(self, tokens: Sequence[str] = (), *, local: bool = False, only_local: bool = False):
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
-        self.local = local and not tokens
+        self.local = only_local or (local and not tokens)
 
     @property
     def needs_token(self) -> bool:
@@ -41,7 +41,7 @@ class Access:
     def check_host(self, headers: Headers) -> None:
         """Refuse a host that is not of this machine, where only those are answered."""
         if self.local and _host(headers.get("host", "")) not in _LOCAL:
-            raise Problem("host-not-allowed", "without a token the server answers for localhost and 127.0.0.1 alone")
+            raise Problem("host-not-allowed", "it answers for localhost and 127.0.0.1 only")
 
     def check_site(self, headers: Headers) -> None:
         """Refuse what a browser sends on behalf of another site."""

@@ -9,14 +9,17 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitral.serving.auth import Access
+from vitral.serving.limits import Limits
 from vitral.serving.logs import LOGGER, log, request_id
+from vitral.serving.metrics import Metrics
 from vitral.serving.problems import Problem
-from vitral.serving.service import Service
 from vitral.web import EXAMPLE, SERVER
 
 OPEN = frozenset(
@@ -58,11 +61,23 @@ class _Exchange:
     recorded: bool = False
 
 
-class Guard:
-    """ASGI middleware; `routes` are the paths that exist, the only ones that become labels of metrics."""
+class Guarded(Protocol):
+    """What the guard asks of the service behind it."""
 
-    def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]):
-        self.app, self.service, self.routes = app, service, routes
+    access: Access
+    limits: Limits
+    metrics: Metrics
+    draining: bool
+    """True once it ends: connections close with their answer."""
+
+
+class Guard:
+    """ASGI middleware; `routes` are the paths that exist, the only ones that become labels of metrics, and `without`
+    those that need no token.
+    """
+
+    def __init__(self, app: ASGIApp, service: Guarded, routes: frozenset[str], without: frozenset[str] = OPEN):
+        self.app, self.service, self.routes, self.without = app, service, routes, without
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -122,7 +137,7 @@ class Guard:
     def _check_access(self, headers: Headers, route: str) -> None:
         access = self.service.access
         access.check_host(headers)
-        if route not in OPEN:
+        if route not in self.without:
             access.check_site(headers)
             access.check_token(headers)
 

@@ -22,7 +22,7 @@ ASSETS = {f"/{path}": name for path, name in web.SERVER.items()}
 """Path → file of `vitral.web`; the page itself is at `/`."""
 
 EXAMPLE = f"/{web.EXAMPLE}"
-_TYPES = {
+TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -41,7 +41,7 @@ def asset(path: str, example: bytes) -> Callable[[Request], Awaitable[Response]]
         page = web.page(served=True, example=web.EXAMPLE if example else "")
         content = (web.text(ASSETS[path]) if path in ASSETS else page).encode()
     headers = {
-        "Content-Type": _TYPES.get(path.rpartition(".")[2], _TYPES["html"]),
+        "Content-Type": TYPES.get(path.rpartition(".")[2], TYPES["html"]),
         "Content-Security-Policy": CSP,
         "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
         "Cache-Control": "no-cache",
@@ -60,7 +60,7 @@ async def docs(request: Request) -> Response:
     """The documentation of the API, drawn from its description."""
     service: Service = request.app.state.service
     page = _template().render(api=openapi(service), problems=PROBLEMS, version=__version__, limits=service.limits)
-    return Response(page, headers={"Content-Type": _TYPES["html"], "Content-Security-Policy": CSP})
+    return Response(page, headers={"Content-Type": TYPES["html"], "Content-Security-Policy": CSP})
 
 
 @cache

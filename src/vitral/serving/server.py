@@ -17,14 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from vitral.errors import VitralError
-from vitral.serving.application import build
+from vitral.serving.guard import Guarded
 from vitral.serving.logs import log
 from vitral.serving.protocol import Bounded
-from vitral.serving.service import Service
 from vitral.stopping import Handler, handling
 
 BACKLOG = 2048
@@ -64,12 +65,27 @@ def address(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Served(Guarded, Protocol):
+    """What the server asks of the service that it runs."""
+
+    ended: bool
+    """True once it ends by itself."""
+
+    def drain(self) -> None:
+        """Prepare to end; requests are still answered."""
+
+    def hang_up(self) -> None:
+        """Do what SIGHUP asks for."""
+
+
 def serve_on(
-    bound: socket.socket, service: Service, *, grace: float, started: Callable[[], None] = lambda: None
+    bound: socket.socket, service: Served, app: ASGIApp, *, grace: float, started: Callable[[], None] = lambda: None
 ) -> int:
-    """Serve until a signal ends it; return 0 after SIGTERM, 130 after Ctrl-C. `started` is called once it listens."""
+    """Serve the application of a service until a signal or the service ends it; return 130 after Ctrl-C, else 0.
+    `started` is called once it listens.
+    """
     config = uvicorn.Config(
-        build(service),
+        app,
         http=Bounded,
         loop="asyncio",
         ws="none",
@@ -126,7 +142,7 @@ def _threads_remain(seconds: float = 0.5) -> bool:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: Service, grace: float, on_start: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, service: Served, grace: float, on_start: Callable[[], None]):
         super().__init__(config)
         self.service, self.grace, self.on_start = service, grace, on_start
         self.interrupted = False
@@ -163,8 +179,8 @@ class _Server(uvicorn.Server):
         stop = await super().on_tick(counter)
         if self._hangup:
             self._hangup = False
-            log("reloading all models")
-            self.service.reload_all()
+            self.service.hang_up()
+        self.should_exit = stop = stop or self.service.ended
         if stop and self._asked_at is None:
             self._asked_at = time.monotonic()
             self.service.drain()

@@ -52,6 +52,7 @@ class Service:
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="vitral-service")
         self.bodies = Places(limits.bodies, self._bodies_full)
         self.draining = False
+        self.ended = False
         self.running = False
         self.watch_seconds = 2.0
         self._stamps = {name: _stamp(reference) for name, reference in self.sources.items()}
@@ -99,6 +100,11 @@ class Service:
     async def run(self, work: Callable[..., T], *given: Any) -> T:
         """The result of a function that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *given)
+
+    def hang_up(self) -> None:
+        """Reload all models, as SIGHUP asks."""
+        log("reloading all models")
+        self.reload_all()
 
     def reload_all(self) -> None:
         """Reload all models in the background."""

@@ -20,6 +20,13 @@ BROWSER: Mapping[str, str] = {
 }
 """File beside the page → its asset."""
 
+LABEL: Mapping[str, str] = {
+    "/": "label/page.html",
+    **{f"/{name}": f"label/{name}" for name in ("label.css", "main.js", "api.js", "store.js", "grid.js", "thumbs.js")},
+    **{f"/{name}": f"label/{name}" for name in ("selection.js", "pointer.js", "classes.js", "large.js", "keys.js")},
+}
+"""Path of the page of `vitral label` → its asset."""
+
 EXAMPLE = "example.png"  # beside the page: an image to try, if one was given
 
 _POLICY = {

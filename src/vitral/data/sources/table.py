@@ -19,6 +19,7 @@ import numpy as np
 from vitral.data.dataset import FILE_COLUMNS, LABEL_COLUMNS, DataSet, case_notes, split_name
 from vitral.data.files import Files, Folder, is_image, splits_of
 from vitral.data.images.decode import EXTENSIONS as IMAGE_EXTENSIONS
+from vitral.data.label_table import is_label_table, is_set_aside
 from vitral.data.sources.labeling import reader_of
 from vitral.data.spellings import nfc, respelled_note
 from vitral.data.targets import ANY, Labeling, targets_of
@@ -109,6 +110,10 @@ class Table:
         name_of = {kind: next((n for n in names if n in lower), None) for kind, names in COLUMNS.items()}
         self.groups: dict[str, list[str]] = defaultdict(list)
         self.columns = {kind: lower.index(name) for kind, name in name_of.items() if name is not None}
+        self.marks = {name: lower.index(name) for name in ("given", "checked") if is_label_table(lower)}
+        """Columns of a table that a person checks; none in other tables."""
+        self.set_aside: set[int] = set()
+        """Lines of such a table that are not for training."""
         self.added: dict[str, str] = {}
         """Name of a file in the table → the name with the suffix that it lacks."""
         self.respelled: dict[str, str] = {}
@@ -118,6 +123,16 @@ class Table:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows that are for training, each with the number of its last line."""
+        for line, row in self._all_lines():
+            if self.marks and "label" in self.columns:
+                label, checked = self._cell(row, "label"), _cell_at(row, self.marks["checked"])
+                if is_set_aside(label, checked):
+                    self.set_aside.add(line)
+                    continue
+            yield line, row
+
+    def _all_lines(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows below the header that are not empty, each with the number of its last line."""
         reader = self._reader()
         next(reader, None)
@@ -161,6 +176,9 @@ class Table:
         if labels is None:
             raise self._no_column(targets_of(self.wanted.task).column if self.wanted.task else "label")
         paths, found, notes = self._rows(labels)
+        if not paths and self.set_aside:
+            why = f"{count(len(self.set_aside), 'row')} without a label, unsure or excluded"
+            raise DataError("no labels in the table", where=self.where, why=why, hint=f"vitral label {self.where}")
         if not paths:
             raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")
         names, arrays = labels.build(found, self.where)
@@ -221,6 +239,9 @@ class Table:
                 self.groups[split].append(self._cell(row, "group") or f"\0{path}")  # without one, on its own
         self._refuse(problems, reader.missing)
         notes = [f"{count(len(repeated), 'row')} with an image that came before: {some(repeated)}"] if repeated else []
+        if self.set_aside:
+            are = "is" if len(self.set_aside) == 1 else "are"
+            notes.append(f"{count(len(self.set_aside), 'row')} without a label, unsure or excluded {are} not used")
         if self.added:
             name, path = next(iter(self.added.items()))
             notes.append(f"{len(self.added):,} file names of the table have no suffix: {name} is {path}")
@@ -258,8 +279,28 @@ class Table:
         return "train", ""
 
     def _cell(self, row: list[str], kind: str) -> str:
-        column = self.columns[kind]
-        return row[column].strip() if column < len(row) else ""
+        return _cell_at(row, self.columns[kind]) if kind in self.columns else ""
+
+    def entries(self) -> Iterator[dict[str, str]]:
+        """Yield the cells of every row, also those without a label and those that are set aside: `file`, relative to
+        the table's folder, `label`, `group`, `split`, and `given` and `checked` where the table has them.
+
+        Raises `DataError` for files that do not exist, and for a table without a column of files.
+        """
+        if "file" not in self.columns:
+            raise self._no_column("file")
+        problems = _Problems()
+        for _, row in self._all_lines():
+            file = self._cell(row, "file")
+            path = self._locate(file) if file else None
+            if path is None:
+                problems.missing.append(file)
+                continue
+            cells = {kind: self._cell(row, kind) for kind in self.columns}
+            split = self._split_of(cells)[0] if {"split", "val", "test"} & self.columns.keys() else ""
+            marks = {name: _cell_at(row, at) for name, at in self.marks.items()}
+            yield {"label": "", "group": "", **cells, **marks, "split": split, "file": path}
+        self._refuse(problems, "label")
 
     def _locate(self, file: str) -> str | None:
         """Find the path among the files, or None. Tables from Windows contain "cat\\1.jpg"."""
@@ -305,3 +346,7 @@ class Table:
             what = f"{count(len(problems.missing), 'file')} of the table {verb} not exist"
             why = some(problems.missing)
             raise DataError(what, where=self.where, why=why, hint="paths are relative to the table's own folder")
+
+
+def _cell_at(row: Sequence[str], column: int) -> str:
+    return row[column].strip() if column < len(row) else ""

@@ -8,8 +8,6 @@ separate claim: features that hardly tell the classes apart support none.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import warnings
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from vitral.data import DataSet
 from vitral.data.checks.findings import Found, Place
 from vitral.data.checks.groups import folds_of, joined, near_sets
 from vitral.data.checks.validate import left_out
+from vitral.data.label_table import label_table
 from vitral.data.loader import Progress
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.label_errors import Estimate, estimate
@@ -196,16 +195,23 @@ class LabelCheck:
 
         Its files are relative to the table, so that it can be trained on; `given` has the labels of the data.
         """
-        text, folder = io.StringIO(), path.absolute().parent
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "label", "split", "given", "suggested", "confidence", "doubt"])
+        folder, rows = path.absolute().parent, []
         for one in self.ranked(len(self.places)):
             place = one.place
-            label = one.suggested if one.likely_wrong else place.label
             file = (relative(place.name, folder) if os.path.exists(place.name) else None) or place.name
-            values = [one.suggested, f"{one.confidence:.6f}", f"{one.doubt:.6f}"]
-            writer.writerow([file, label, place.split, place.label, *values])
-        write_text(path, text.getvalue())
+            rows.append(
+                {
+                    "file": file,
+                    "label": one.suggested if one.likely_wrong else place.label,
+                    "split": place.split,
+                    "given": place.label,
+                    "checked": "no",
+                    "suggested": one.suggested,
+                    "confidence": f"{one.confidence:.6f}",
+                    "doubt": f"{one.doubt:.6f}",
+                }
+            )
+        write_text(path, label_table(rows))
 
 
 def check_labels(

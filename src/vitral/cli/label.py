@@ -1,0 +1,73 @@
+"""`vitral label`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+from vitral.cli.options import Help
+from vitral.cli.output import print_notes, program, say
+from vitral.console import command_line
+from vitral.errors import UsageError
+from vitral.wording import count
+
+
+def label(
+    data: Annotated[tuple[str, ...], Help("folders, tables or lists of images", "DATA …")] = (),
+    *,
+    out: Annotated[str | None, Help("table of the labels, a .csv (default: labels.csv in the folder)")] = None,
+    classes: Annotated[tuple[str, ...], Help("names of classes to begin with")] = (),
+    labels: Annotated[
+        bool, Help("take labels from class folders or the table, to be checked; --no-labels begins without")
+    ] = True,
+    port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
+    open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
+) -> int:
+    """Label images in the browser, on your own machine. Every action is saved in a table at once.
+
+    For example: vitral label photos/ --classes rose tulip
+    """
+    from vitral.serving.extra import check_installed
+
+    if not data:
+        raise UsageError("no images to label", hint="vitral label FOLDER")
+    check_installed()
+    from vitral.labeling.application import Labeling, build
+    from vitral.labeling.session import Session, default_table
+    from vitral.serving.server import address, bind, serve_on
+
+    if not 0 <= port <= 65535:
+        raise UsageError(f"there is no port {port}", hint="--port 8001; 0 takes a free one")
+    table = Path(out) if out else default_table(data)
+    if table.suffix.lower() != ".csv":
+        raise UsageError("--out must name a .csv", where=table, hint="--out labels.csv")
+    with Session(data, table, classes, labels=labels) as session, bind("127.0.0.1", port) as bound:
+        token = secrets.token_urlsafe(24)
+        url = f"{address(bound)}/#{token}"
+        print_notes(session.notes)
+
+        def started() -> None:
+            say(f"Labels   {session.labeled:,} of {count(len(session.state.images), 'image')}, in {table}")
+            say(f"Page     {url} (Ctrl-C ends; everything is saved)")
+            if open_ and _has_screen():
+                webbrowser.open(url)
+
+        labeling = Labeling(session, token)
+        serve_on(bound, labeling, build(labeling), grace=1, started=started)
+        seen, labeled = len(session.notes), session.labeled
+    print_notes(session.notes[seen:])
+    if session.is_kept:
+        say(f"\nSaved    {labeled:,} of {count(len(session.state.images), 'image')} labeled, in {table}")
+        say(f"next: {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
+    return 0
+
+
+def _has_screen() -> bool:
+    """True if a browser could show a window to the person who typed the command."""
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,104 @@
+// The state as the server has it, and the images that are shown of it.
+
+import * as api from "./api.js";
+
+export const CHECKED = ["no", "yes", "accepted", "unsure", "excluded"];
+
+/** Filters beside those of the classes: key → [name, test of an image]. */
+export const FILTERS = {
+  all: ["All images", () => true],
+  unlabeled: ["Unlabeled", (store, i) => store.labels[i] < 0 && store.checked[i] < 3],
+  unchecked: ["Not checked", (store, i) => store.labels[i] >= 0 && store.checked[i] === 0],
+  changed: ["Changed", (store, i) => store.labels[i] >= 0 && store.given[i] >= 0 && store.labelOf(i) !== store.givenOf(i)],
+  unsure: ["Unsure", (store, i) => store.checked[i] === 3],
+  excluded: ["Excluded", (store, i) => store.checked[i] === 4],
+};
+
+/** Emits `change` with `detail.numbers` after marks changed, and `view` after other images are shown. */
+export class Store extends EventTarget {
+  constructor() {
+    super();
+    this.filter = "all"; // a key of FILTERS, or "class:NAME"
+    this.version = -1;
+    this.shown = [];
+  }
+
+  load(whole) {
+    const { names, given, given_names: givenNames, title, missing } = whole;
+    Object.assign(this, { names, given, givenNames, title });
+    this.missing = new Set(missing);
+    this.labels = new Int16Array(names.length).fill(-1);
+    this.checked = new Uint8Array(names.length);
+    this.take(whole);
+    this.refresh();
+  }
+
+  /** Take what changed, unless something newer is here already. */
+  take(delta) {
+    if (delta.version < this.version) return;
+    const { version, classes, undo, redo, table, notes } = delta;
+    Object.assign(this, { version, classes, undo, redo, table, notes });
+    delta.numbers.forEach((number, i) => {
+      this.labels[number] = delta.labels[i];
+      this.checked[number] = delta.checked[i];
+    });
+    if (this.filter.startsWith("class:") && !classes.includes(this.filter.slice(6))) this.filter = "all";
+    this.dispatchEvent(new CustomEvent("change", { detail: delta }));
+  }
+
+  async act(action) {
+    this.take(await api.act(action, this.version));
+  }
+
+  labelOf(i) {
+    return this.labels[i] < 0 ? "" : this.classes[this.labels[i]];
+  }
+
+  givenOf(i) {
+    return this.given[i] < 0 ? "" : this.givenNames[this.given[i]];
+  }
+
+  /** Show the images of a filter. */
+  show(filter) {
+    this.filter = filter;
+    this.refresh();
+  }
+
+  /** Apply the filter anew: images that no longer fit it disappear. */
+  refresh() {
+    const test = this.test(this.filter);
+    this.shown = [];
+    for (let i = 0; i < this.names.length; i++) if (!this.missing.has(i) && test(i)) this.shown.push(i);
+    this.dispatchEvent(new CustomEvent("view"));
+  }
+
+  test(filter) {
+    if (!filter.startsWith("class:")) return (i) => FILTERS[filter][1](this, i);
+    const label = this.classes.indexOf(filter.slice(6));
+    return (i) => this.labels[i] === label && this.checked[i] < 3;
+  }
+
+  /** Number of images of each filter, and of each class. */
+  counts() {
+    const filters = Object.fromEntries(Object.keys(FILTERS).map((key) => [key, 0]));
+    const classes = new Array(this.classes.length).fill(0);
+    for (let i = 0; i < this.names.length; i++) {
+      if (this.missing.has(i)) continue;
+      for (const [key, [, test]] of Object.entries(FILTERS)) if (test(this, i)) filters[key] += 1;
+      if (this.labels[i] >= 0 && this.checked[i] < 3) classes[this.labels[i]] += 1;
+    }
+    return { filters, classes };
+  }
+
+  /** An image in words, for people who do not see it. */
+  words(i) {
+    const label = this.labelOf(i);
+    const checked = { no: label && "not checked", yes: "checked", accepted: "accepted", unsure: "unsure", excluded: "excluded" };
+    return [this.names[i], label || "no label", checked[CHECKED[this.checked[i]]]].filter(Boolean).join(", ");
+  }
+}
+
+/** The color of a class by its place: neighbors differ most. */
+export function color(place) {
+  return `oklch(var(--class-lightness) var(--class-chroma) ${(30 + place * 137.5) % 360})`;
+}
