@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from vitral.data.label_table import CHECKED
 from vitral.errors import UsageError
-from vitral.labeling.state import ACTIONS, Action, Mark, Picture, State, applied, changed_images, with_images
+from vitral.labeling.state import ACTIONS, Action, LabeledImage, Mark, State, applied, changed_images, with_images
 
 
 def begun(images: int = 6) -> State:
     """Some images, the first two labeled by their folder, and two classes."""
-    pairs = [(Picture(f"{n}.jpg", "rose" if n < 2 else ""), Mark("rose" if n < 2 else "")) for n in range(images)]
+    pairs = [(LabeledImage(f"{n}.jpg", "rose" if n < 2 else ""), Mark("rose" if n < 2 else "")) for n in range(images)]
     return with_images(State(), pairs, ["rose", "tulip"])
 
 

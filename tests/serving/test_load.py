@@ -38,10 +38,10 @@ def serve_slowly(grace: float = 20.0, seconds: float = SECONDS, **limits) -> int
     """Serve as `vitral serve` does, with a slow network and one image in a batch."""
     from vitral.cli.output import say
     from vitral.serving import protocol
+    from vitral.serving.application import build
     from vitral.serving.auth import Access
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
-    from vitral.serving.application import build
     from vitral.serving.server import address, bind, serve_on
     from vitral.serving.service import Service
 

@@ -36,10 +36,10 @@ def serve_the_demo() -> int:
     """Serve as `vitral serve demo` does, with bounds that bad requests meet soon."""
     from vitral.cli.output import say
     from vitral.serving import protocol
+    from vitral.serving.application import build
     from vitral.serving.auth import Access
     from vitral.serving.limits import Limits
     from vitral.serving.logs import configure
-    from vitral.serving.application import build
     from vitral.serving.server import address, bind, serve_on
 
     protocol.HEADER_SECONDS = 0.3

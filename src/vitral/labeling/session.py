@@ -23,7 +23,7 @@ from vitral.filesystem import locked, move, refused, relative
 from vitral.folders import can_write
 from vitral.labeling.collect import Found, collect, is_table, of_table
 from vitral.labeling.journal import Journal
-from vitral.labeling.state import Action, Mark, Picture, State, applied, changed_images, check_class, with_images
+from vitral.labeling.state import Action, LabeledImage, Mark, State, applied, changed_images, check_class, with_images
 from vitral.wording import count, some
 
 FORMAT = 1
@@ -138,7 +138,7 @@ class Session:
             self._digests.add(entry["table"])
             return state
         if "add" in entry:
-            new = [(Picture(*plain[:4]), Mark(*plain[4:])) for plain in entry["add"]]
+            new = [(LabeledImage(*plain[:4]), Mark(*plain[4:])) for plain in entry["add"]]
             return with_images(state, new, entry["classes"])
         return applied(state, Action.from_json(entry))
 
@@ -153,14 +153,14 @@ class Session:
         self._digests.add(_digest(self.table))
         return of_table(str(self.table))[0]
 
-    def _unknown(self, found: Iterable[Found]) -> list[tuple[Picture, Mark]]:
+    def _unknown(self, found: Iterable[Found]) -> list[tuple[LabeledImage, Mark]]:
         """Return the images that the state does not know yet."""
         known = {self.path(i) for i in range(len(self.state.images))}
         new = []
         for one in found:
             if os.path.normpath(one.path) not in known:
                 file = file_cell(relative(one.path, self.folder) or one.path)
-                new.append((Picture(file, one.given, one.split, one.group), Mark(one.label, one.checked)))
+                new.append((LabeledImage(file, one.given, one.split, one.group), Mark(one.label, one.checked)))
         return new
 
     # ------------------------------------------------------------ work
@@ -301,7 +301,7 @@ def _overlaid(found: Sequence[Found], rows: Sequence[Found]) -> list[Found]:
     return [*(known.pop(one.path, one) for one in found), *known.values()]
 
 
-def _plain(image: Picture, mark: Mark) -> list[str]:
+def _plain(image: LabeledImage, mark: Mark) -> list[str]:
     return [image.file, image.given, image.split, image.group, mark.label, mark.checked]
 
 

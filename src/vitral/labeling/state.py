@@ -22,7 +22,7 @@ MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class LabeledImage:
     """What is known of an image before anyone looks at it."""
 
     file: str
@@ -97,7 +97,7 @@ class Change:
 class State:
     """Images with their marks, and the classes in the order of their keys."""
 
-    images: tuple[Picture, ...] = ()
+    images: tuple[LabeledImage, ...] = ()
     marks: tuple[Mark, ...] = ()
     classes: tuple[str, ...] = ()
     past: Change | None = field(default=None, repr=False)
@@ -106,7 +106,7 @@ class State:
     """The change that was undone last."""
 
 
-def with_images(state: State, images: Iterable[tuple[Picture, Mark]], classes: Iterable[str] = ()) -> State:
+def with_images(state: State, images: Iterable[tuple[LabeledImage, Mark]], classes: Iterable[str] = ()) -> State:
     """Add images that appeared in the data, and classes; this cannot be undone."""
     new = list(images)
     found = {mark.label: None for _, mark in new if mark.label} | dict.fromkeys(classes)

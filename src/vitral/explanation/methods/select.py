@@ -16,8 +16,8 @@ from vitral.kinds import keywords, kinds_of
 from vitral.model import ViT
 
 DEFAULT = "fullgrad+"
-"""Best of the methods that need few passes, by the tables of docs/explain-evidence.md. RISE is not significantly better,
-and takes 90 times as long.
+"""Best of the methods that need few passes, by the tables of docs/explain-evidence.md. RISE is not significantly
+better, and takes 90 times as long.
 """
 
 Target = int | str | None
