@@ -171,14 +171,14 @@ async def state(labeling: Labeling, request: Request) -> Response:
 
 
 async def changes(labeling: Labeling, request: Request) -> Response:
-    """What changed since a version, as soon as there is something."""
+    """Changes since a version, as soon as there is one."""
     version = _version(request.query_params.get("since", ""))
     await labeling.changed_since(version)
     return JSONResponse(await labeling.run(view.changed, labeling.session, version))
 
 
 async def actions(labeling: Labeling, request: Request) -> Response:
-    """Apply an action; answer with what changed since the version that the page knows."""
+    """Apply an action; answer with the changes since the version that the page has."""
     bodies.declared_size(request, labeling.limits)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise Problem("unsupported-type", "an action is application/json")
