@@ -1,7 +1,7 @@
 """Numbers of images that are enough: the thresholds of all messages and choices that depend on them.
 
-Each counts images, or groups of images that belong together where there are fewer. The 95 % interval of an accuracy of
-80 % is about ±14 points with 30 images, ±11 with 50 and ±8 with 100.
+Each counts images, or groups of images that belong together where there are fewer. The 95% interval of an accuracy of
+80% is about ±14 points with 30 images, ±11 with 50 and ±8 with 100.
 """
 
 from __future__ import annotations

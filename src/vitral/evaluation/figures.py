@@ -110,7 +110,7 @@ def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
 
 
 def heat_map(confusion: np.ndarray) -> EmbeddedImage:
-    """Draw the share of each predicted class (column) in each true class (row), on a square-root scale in cividis.
+    """Draw the fraction of each predicted class (column) in each true class (row), on a square-root scale in cividis.
 
     With more than 250 classes, several share a cell, so that a single error stays visible.
     """

@@ -1,6 +1,6 @@
-"""Intervals of rates and means: 95 %, of images that are independent or in groups.
+"""Intervals of rates and means: 95%, of images that are independent or in groups.
 
-    proportion_interval(right, groups)     the only interval of a share of images
+    proportion_interval(right, groups)     the only interval of a fraction of images
     mean_interval(values, groups)          of a mean, by Student's t
     expected_right(rate, trials)           how many of ten new images will be right
     design_effect(values, groups)          by how much groups multiply the variance of a mean
@@ -36,7 +36,7 @@ Groups = np.ndarray | None
 
 
 def proportion_interval(right: np.ndarray, groups: Groups = None) -> Interval:
-    """Return the 95 % interval of the share of `right`, (n,) booleans, of at least one image.
+    """Return the 95% interval of the fraction of `right`, (n,) booleans, of at least one image.
 
     Without groups it is Wilson's interval (1927). Images of a single group do not show how groups differ: of their
     share nothing is known, and the interval is 0 to 1.
@@ -84,7 +84,7 @@ def expected_right(rate: float, trials: int, new: int = 10, share: float = 0.8) 
 
 
 def mean_interval(values: np.ndarray, groups: Groups = None) -> Interval:
-    """Return the 95 % interval of the mean of values (n,) by Student's t, with a degree of freedom less than groups.
+    """Return the 95% interval of the mean of values (n,) by Student's t, with a degree of freedom less than groups.
 
     Both ends are the mean for a single group.
     """

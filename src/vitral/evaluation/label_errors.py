@@ -5,9 +5,9 @@ classes at random:
 
     P(y) = (1 - ε) p_y + ε (1 - p_y) / (K - 1)
 
-The rate, and the temperature that calibrates p, are those of the largest likelihood of all labels. The probability that
-a label is wrong is the share of the second term. So a hard image, whose label the network merely finds unlikely, is not
-called wrong as long as the network is as often wrong about such images.
+The rate, and the temperature that calibrates p, maximize the likelihood of all labels. The probability that a label is
+wrong is the second term divided by P(y). A hard image, whose label the network merely finds unlikely, is not called
+wrong as long as the network is as often wrong about such images.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class LabelsEvaluation(Measured):
     exact_match: float
     """Share of images whose set of labels is predicted exactly."""
     exact_match_interval: Interval
-    """95 % interval, which counts groups (`vitral.evaluation.intervals`)."""
+    """95% interval, which counts groups (`vitral.evaluation.intervals`)."""
     loss: float
     """Mean binary cross-entropy in nats."""
     per_label: tuple[LabelScore, ...]

@@ -112,7 +112,7 @@ class Evaluation(Measured):
     groups: int
     accuracy: float
     accuracy_interval: Interval
-    """95 % interval of the accuracy, which counts groups (`vitral.evaluation.intervals`)."""
+    """95% interval of the accuracy, which counts groups (`vitral.evaluation.intervals`)."""
     top5: float | None
     """Share of images with the label among the five most probable classes; None for five classes or fewer."""
     loss: float
@@ -272,7 +272,7 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
 
 
 def with_interval(rate: float, interval: tuple[float, float]) -> str:
-    """Return a rate and its 95 % interval as text."""
+    """Return a rate and its 95% interval as text."""
     return f"{rate:.2%} ({interval[0]:.1%} to {interval[1]:.1%})"
 
 

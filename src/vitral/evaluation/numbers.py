@@ -25,7 +25,7 @@ class NumberScore:
     mae: float
     """Mean absolute error."""
     mae_interval: Interval
-    """95 % interval of the mean absolute error by Student's t over groups; both ends are `mae` for a single one."""
+    """95% interval of the mean absolute error by Student's t over groups; both ends are `mae` for a single one."""
     rmse: float
     """Root of the mean squared error, to which large errors contribute more."""
     bias: float

@@ -88,7 +88,7 @@ class ReportContent:
     history: Sequence[Mapping[str, Any]] = ()
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
-    """Metrics of one class an image; other tasks have `headline` and `sections`."""
+    """Metrics of one class per image; other tasks have `headline` and `sections`."""
     measured: Sequence[TaskMetric] = (("accuracy", "accuracy", "{:.2%}"),)
     """Metrics of an epoch besides the loss: key without `train_` or `val_`, title, format."""
     headline: Headline | None = None

@@ -25,7 +25,7 @@ _RESAMPLES = 1_000
 
 @dataclass(frozen=True, repr=False)
 class TextEvaluation(Measured):
-    """Metrics of texts; intervals are of 95 %."""
+    """Metrics of texts; intervals are of 95%."""
 
     images: int
     groups: int

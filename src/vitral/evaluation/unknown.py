@@ -3,7 +3,7 @@
 auroc_interval(auroc, m, n)        Newcombe 2006, "Confidence intervals for an effect size measure based on the
                                    Mann–Whitney statistic", part 2, method 5
 
-Images in groups count as fewer by the design effect of their placements, the share of the other images that have a
+Images in groups count as fewer by the design effect of their placements, the fraction of the other images that have a
 lower score (Obuchowski 1997, "Nonparametric Analysis of Clustered ROC Curve Data").
 """
 
@@ -25,7 +25,7 @@ class Separation:
     auroc: float
     """Probability that an unknown image has a higher score than a known one; ties count half."""
     auroc_interval: tuple[float, float]
-    """95 % interval."""
+    """95% interval."""
     threshold: float | None = None
     """Images with a higher score are unknown; None without validation images to choose it on."""
     unknown_found: float | None = None
@@ -66,7 +66,7 @@ def placements(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def auroc_interval(auroc: float, known: float, unknown: float) -> tuple[float, float]:
-    """Return the 95 % interval of an AUROC from these numbers of independent images.
+    """Return the 95% interval of an AUROC from these numbers of independent images.
 
     Like Wilson's interval of a rate it takes the variance at the ends of the interval, so it is also valid near 1.
     """

@@ -53,7 +53,7 @@ MaskOf = Callable[[int], "np.ndarray | None"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over images with a 95 % interval (Student's t; None for a single image)."""
+    """Mean over images with a 95% interval (Student's t; None for a single image)."""
 
     mean: float
     low: float | None
@@ -86,7 +86,7 @@ class Row:
     deletion: Estimate | None = None
     insertion: Estimate | None = None
     believable: Estimate | None = None
-    """Share of images on which the map beats the random ones, as 10 % of random maps would."""
+    """Share of images on which the map beats the random ones, as 10% of random maps would."""
     inside: Estimate | None = None
     """Share of positive relevance inside the mask; a random map has the mask's area."""
     hits: Estimate | None = None
@@ -255,7 +255,7 @@ def _images(predictor: Predictor, images: Split | Sequence[ImageInput], numbers:
 def _truth(
     predictor: Predictor, images: Split | Sequence[ImageInput], numbers: Sequence[int], masks: MaskOf | None
 ) -> tuple[list[int] | None, list[Tensor | None]]:
-    """Labels, and the share of each patch that the masks cover."""
+    """Labels, and the fraction of each patch that the masks cover."""
     labels = [int(images.labels[i]) for i in numbers] if isinstance(images, Split) else None
     height, width = predictor.preprocessing.image_size
     grid = grid_of(predictor.model, torch.empty(1, 1, height, width))

@@ -246,7 +246,7 @@ def _page(heatmaps: Sequence[Attribution], recommended: str) -> Figure:
 
 
 def _rows(maps: Sequence[Attribution]) -> list[list[Attribution]]:
-    """Arrange strips in rows: one method per row if there are several methods and classes, else by number."""
+    """Arrange strips in rows: one method per row if there are several methods and classes, otherwise by number."""
     of_method: dict[str, list[Attribution]] = {}
     for one in maps:
         of_method.setdefault(one.method, []).append(one)

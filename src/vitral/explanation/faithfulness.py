@@ -150,7 +150,7 @@ def perturb(
 
 
 def area(curve: Tensor, patches: int, steps: int) -> Tensor:
-    """Mean of curves (…, S + 1) over the share of hidden patches, by the trapezoidal rule."""
+    """Mean of curves (…, S + 1) over the fraction of hidden patches, by the trapezoidal rule."""
     return torch.trapezoid(curve.double(), hidden_at(patches, steps) / patches).float()
 
 
@@ -244,7 +244,7 @@ def hits(maps: Tensor, covered: Tensor) -> Tensor:
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's ρ of pairs of maps (…, rows, columns); ties share the mean rank.
 
-    It is undefined for a constant map: 1 if both are constant, else 0.
+    It is undefined for a constant map: 1 if both are constant, otherwise 0.
     """
     one, other = (stats.rankdata(x.flatten(-2).cpu().double().numpy(), axis=-1) for x in (first, second))
     one, other = (torch.from_numpy(x - x.mean(-1, keepdims=True)) for x in (one, other))
@@ -274,15 +274,15 @@ ALLOWED = 3
 
 
 def better_than_random(gain: Tensor, random: Tensor) -> Tensor:
-    """True where gains (B, T) exceed those of random maps (B, R, T) on the same images, at a level of 10 %.
+    """True where gains (B, T) exceed those of random maps (B, R, T) on the same images, at a level of 10%.
 
     A random map and its negative have opposite gains, so 19 maps represent 38. A gain passes if it is above 0 and at
     most three of the 19 are as far from 0. Another random map has any of the 20 ranks, and either sign, with equal
     probability. So it passes with probability 4/20 · 1/2, for any distribution of gains.
 
     A bound by mean and deviation would fail: if a single patch decides, the gains of random maps are uniform over the
-    possible range, and two deviations exceed the best possible map. A level of 5 % would fail, too: by chance, two of
-    19 orders of 64 patches begin or end with that patch in 12 % of the images, and in more with larger steps.
+    possible range, and two deviations exceed the best possible map. A level of 5% would fail, too: by chance, two of
+    19 orders of 64 patches begin or end with that patch in 12% of the images, and in more with larger steps.
     """
     as_far = (random.abs() >= gain[:, None]).sum(1)
     return (gain > 0) & (as_far <= ALLOWED)

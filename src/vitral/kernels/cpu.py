@@ -2,7 +2,7 @@
 
 For prediction there are also fused blocks, with dense layers in bf16 or int8.
 
-oneDNN, which PyTorch calls for these, reaches 75 to 90 % of the peak of AMD CPUs, less with few rows, and has no
+oneDNN, which PyTorch calls for these, reaches 75 to 90% of the peak of AMD CPUs, less with few rows, and has no
 attention kernel with a fast backward. `cpu.cpp` is compiled at first use, in about seven seconds, and cached. Without a
 C++ compiler, and on other CPUs, `ready` is False and PyTorch computes everything.
 
@@ -250,7 +250,7 @@ _GELU = {"": _NONE, "none": _ERF, "tanh": _TANH}
 class Block:
     """A fused pre-norm block with GELU for prediction, without masks and rotations.
 
-    Tokens are fp32 with int8 layers, else bf16.
+    Tokens are fp32 with int8 layers, otherwise bf16.
     """
 
     def __init__(

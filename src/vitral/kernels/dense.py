@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def supports_patches(x: Tensor, conv: nn.Conv2d, features: bool) -> bool:
     """True if `patches` is faster than the convolution: on a GPU, and for images by the kernels of `cpu.py`.
 
-    With three channels, cuDNN's convolution took 9 % of a training step of S/16, and oneDNN's takes 1.5 times as long
+    With three channels, cuDNN's convolution took 9% of a training step of S/16, and oneDNN's takes 1.5 times as long
     as the product (docs/log/training-speed.md).
     """
     if x.device.type != "cpu":

@@ -101,8 +101,9 @@ def check_packable(network: nn.Module, training: bool = False) -> None:
 def packed_logits(model: ViT, images: Sequence[Tensor], budget: int | None = None, drop: float = 0.0) -> Tensor:
     """Logits (B, K) of standardized images (C, H, W) of any sizes in whole patches; pooled features with `classes=0`.
 
-    `budget` is the number of tokens of a sequence, class tokens included. `drop` is the share of each image's patches
-    that is dropped at random. Raises `UsageError` for images in no whole patches, or longer than the budget.
+    `budget` is the number of tokens of a sequence, class tokens included. `drop` is the fraction of each image's
+    patches to drop at random. Raises `UsageError` for an image whose sides are not multiples of the patch, or that has
+    more tokens than the budget.
     """
     check_packable(model, model.training)
     tokens, grids = embed_each(model, images)

@@ -312,7 +312,7 @@ def _names_like(config: ViTConfig | BiTConfig) -> list[str]:
 
 
 def _changes(config: ViTConfig | BiTConfig, own: Mapping[str, Any]) -> list[str]:
-    """What `config` has unlike the fields `own` and the defaults of all others, as arguments."""
+    """Fields of `config` that differ from `own` and from the defaults, as arguments."""
     defaults = {field.name: field.default for field in fields(config)}
     return [
         f"{field}={getattr(config, field)!r}"

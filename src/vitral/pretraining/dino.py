@@ -30,7 +30,7 @@ from vitral.training.options import Run
 STUDENT_TEMPERATURE = 0.1
 CENTER_MOMENTUM = 0.9
 MASKED_IMAGES, MASKED_PATCHES = 0.5, (0.1, 0.5)
-"""iBOT: share of the large crops with masked patches, and range of the share of their patches."""
+"""iBOT: share of the large crops with masked patches, and range of the fraction of their patches."""
 
 
 class Head(nn.Module):
@@ -305,12 +305,12 @@ def local_size(run: Run, config: ViTConfig) -> tuple[int, int]:
 
 
 def seen(run: Run, config: ViTConfig) -> float:
-    """Pixels of the student's crops of an image, as a share of the image's."""
+    """Pixels of the student's crops of an image, as a fraction of the image's."""
     return 2 + run.local_crops * math.prod(local_size(run, config)) / math.prod(config.image)
 
 
 def random_masks(images: int, config: ViTConfig, device: torch.device) -> Tensor:
-    """Masks (2, B, N), bool, True at masked patches: of half of the crops, 10 to 50 % of the patches."""
+    """Masks (2, B, N), bool, True at masked patches: of half of the crops, 10 to 50% of the patches."""
     count = config.grid[0] * config.grid[1]
     total = random.total(images)
     share = torch.empty(2, total, 1, device=device).uniform_(*MASKED_PATCHES)

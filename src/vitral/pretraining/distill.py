@@ -31,7 +31,7 @@ from vitral.weights import native
 from vitral.weights.native import Weights
 
 LEAST_DEVIATION = 0.01
-"""Least deviation of a feature that it is divided by, as a share of the mean one: some features hardly vary."""
+"""Least deviation of a feature that it is divided by, as a fraction of the mean one: some features hardly vary."""
 
 
 class Head(NamedTuple):
@@ -91,7 +91,7 @@ class FeatureDistillation(Method):
     def __init__(
         self, encoder: ViT, width: int, head: Head | None = None, *, weight: float = 0.0, temperature: float = 1.0
     ):
-        """`width`: features of the teacher. `weight` is the share of the loss for the logits of its `head`."""
+        """`width`: features of the teacher. `weight` is the fraction of the loss for the logits of its `head`."""
         super().__init__()
         self.encoder = encoder
         self.project = nn.Linear(encoder.config.features, width)

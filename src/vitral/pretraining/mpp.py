@@ -1,6 +1,6 @@
 """Masked patch prediction, as in appendix B.1.2 of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
 
-Half of the patches are corrupted: 80 % of these become one learned token, 10 % another patch, and 10 % stay as they
+Half of the patches are corrupted: 80% of these become one learned token, 10% another patch, and 10% stay as they
 are. From the output for each corrupted patch, a linear layer predicts its mean color in 3 bits for each channel.
 """
 

@@ -83,7 +83,7 @@ def luminance(x: Tensor) -> Tensor:
 
 
 def jitter(x: Tensor) -> Tensor:
-    """Change brightness and contrast by up to 40 %, saturation by up to 20 % and hue by up to a tenth of the circle.
+    """Change brightness and contrast by up to 40%, saturation by up to 20% and hue by up to a tenth of the circle.
 
     Hue is a rotation of the chrominance plane (YIQ), which needs no conversion to HSV.
     """

@@ -90,7 +90,7 @@ def _switch(name: str, value: object) -> bool:
 
 
 def declared_size(request: Request, limits: Limits) -> int:
-    """Bytes that the body may have: those that its header declares, else the limit. Refuse it if that is too large."""
+    """Return the length that the header declares, or the limit without one; raise `Problem` if it is too large."""
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise Problem("unsupported-type", f"the content-encoding '{_shown(coding)}' is not supported")
     text = request.headers.get("content-length")

@@ -25,8 +25,8 @@ Prepare = Callable[[bytes, str], Tensor]
 class Decoder:
     """A pool of threads, which decode without holding Python's lock.
 
-    A thread cannot be stopped: an image that takes longer than its time is refused, and its thread runs to the end,
-    which the limit of pixels bounds. The others take what waits.
+    A thread cannot be stopped. If an image takes too long, its request gets an error, and its thread runs to the end,
+    which the limit of pixels bounds. The other threads take what waits.
     """
 
     def __init__(self, threads: int, limits: Limits, metrics: Metrics):

@@ -62,7 +62,7 @@ class _Exchange:
 
 
 class Guarded(Protocol):
-    """What the guard asks of the service behind it."""
+    """The part of a service that the guard uses."""
 
     access: Access
     limits: Limits

@@ -54,7 +54,7 @@ class Limits:
 
 
 class Places:
-    """A number of places, taken for the length of a `with`; where there are not enough, the request is refused."""
+    """A number of places, taken within a `with` block. Entering raises `Problem` if there are not enough."""
 
     def __init__(
         self, capacity: int, refusal: Callable[[], Problem], changed: Callable[[int], None] = lambda count: None

@@ -44,7 +44,7 @@ Reference = str | Path | Predictor
 
 
 def named(references: Iterable[Reference]) -> dict[str, Reference]:
-    """Names for models: what is typed as NAME=RUN, else the last part of the reference.
+    """Names for models: what is typed as NAME=RUN, otherwise the last part of the reference.
 
     Raises `UsageError` for a name that is used twice, or that is none.
     """

@@ -29,7 +29,7 @@ PROBLEMS: Mapping[str, Kind] = {
     "bad-request": Kind(400, "The request cannot be understood", "compare the request with /docs"),
     "unknown-parameter": Kind(400, "The request has a parameter that does not exist", "compare the request with /docs"),
     "unauthorized": Kind(401, "An access token is required", "send the header Authorization: Bearer TOKEN"),
-    "cross-site": Kind(403, "Requests from other sites are refused", "send the request from a program or this page"),
+    "cross-site": Kind(403, "Requests from other sites are blocked", "send the request from a program or this page"),
     "not-found": Kind(404, "There is no such endpoint", "see /docs for all endpoints"),
     "unknown-model": Kind(404, "There is no such model", "list the models with GET /v1/models"),
     "method-not-allowed": Kind(405, "The endpoint does not support this method", "see /docs for all endpoints"),

@@ -66,7 +66,7 @@ def address(bound: socket.socket) -> str:
 
 
 class Served(Guarded, Protocol):
-    """What the server asks of the service that it runs."""
+    """The part of a service that the server uses."""
 
     ended: bool
     """True once it ends by itself."""
@@ -81,7 +81,7 @@ class Served(Guarded, Protocol):
 def serve_on(
     bound: socket.socket, service: Served, app: ASGIApp, *, grace: float, started: Callable[[], None] = lambda: None
 ) -> int:
-    """Serve the application of a service until a signal or the service ends it; return 130 after Ctrl-C, else 0.
+    """Serve the application of a service until a signal or the service ends it; return 130 after Ctrl-C, otherwise 0.
     `started` is called once it listens.
     """
     config = uvicorn.Config(

@@ -227,7 +227,7 @@ def _scatter(
 def norms(found: TokenNorms, theme: Theme = PAPER) -> Figure:
     """Box plots of patch norms after each block, with outliers and the mean norms of other tokens.
 
-    Boxes are quartiles, whiskers 5 to 95 %.
+    Boxes are quartiles, whiskers 5 to 95%.
     """
     figure = Figure(figsize=(6.4, 4.0))
     axes = figure.subplots()

@@ -123,7 +123,7 @@ def to_grid(features: Tensor, images: Tensor, prefix: int | None = None) -> tupl
 
 
 def _grid_of_tokens(tokens: int, size: tuple[int, int], prefixes: Iterable[int]) -> tuple[int, tuple[int, int] | None]:
-    """Number of tokens before the grid, and the grid: of square cells if possible, else of nearly square ones."""
+    """Number of tokens before the grid, and the grid: of square cells if possible, otherwise of nearly square ones."""
     candidates: list[tuple[bool, int, tuple[int, int]]] = []
     for before in prefixes:
         rows = round(math.sqrt(max(tokens - before, 0) * size[0] / size[1]))

@@ -26,7 +26,7 @@ def rise(
 ) -> Maps:
     """Maps (B, T, rows, columns) in logits, relative to the other patches: their sum is 0 up to sampling noise.
 
-    `keep` is the share of patches in a mask. All images get the same masks. If there are at most `masks` different
+    `keep` is the fraction of patches in a mask. All images get the same masks. If there are at most `masks` different
     masks, all are used, and the map is exact.
     """
     network = getattr(model, "_orig_mod", model)

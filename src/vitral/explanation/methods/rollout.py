@@ -21,7 +21,7 @@ from vitral.model import ViT
 def rollout(model: ViT, images: Tensor, targets: Tensor, *, identity: bool = True, discard: float = 0.0) -> Maps:
     """Maps (B, T, rows, columns), the same for every target.
 
-    Without `identity`, the residual path is left out. `discard` is the share of the smallest attention weights of a
+    Without `identity`, the residual path is left out. `discard` is the fraction of the smallest attention weights of a
     layer, averaged over heads, to set to zero first.
     """
     network, layers = require_vit(model), {}
