@@ -84,7 +84,12 @@ before = {name: value.clone() for name, value in model.blocks.state_dict().items
 vitral.train(photos, model=model, **without_shape)
 assert all(model.blocks.state_dict()[name].equal(value) for name, value in before.items())""",
     ),
-    Habit(TIMM, "start from weights", "vitral.train(photos, pretrained=run.folder, **without_init)", ("pretrained", "init")),
+    Habit(
+        TIMM,
+        "start from weights",
+        "vitral.train(photos, pretrained=run.folder, **without_init)",
+        ("pretrained", "init"),
+    ),
     Habit(
         TIMM,
         "a state dict to a file and back",
@@ -245,7 +250,10 @@ def tried(habit: Habit, number: int, names: dict[str, Any]) -> str:
     error: BaseException | None = None
     for code, works in versions:
         small = {**names["small"], "out": f"runs/{number}-{works.split()[0]}"}
-        without = {f"without_{name}": {k: v for k, v in small.items() if k not in keys} for name, keys in _LEFT_OUT.items()}
+        without = {
+            f"without_{name}": {key: value for key, value in small.items() if key not in keys}
+            for name, keys in _LEFT_OUT.items()
+        }
         try:
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 exec(code, {**names, "small": small, **without})  # noqa: S102 - the habits above
