@@ -107,7 +107,7 @@ def trusted() -> Path:
 
 
 def folder_to_import(name: str) -> str:
-    """Return the folder from which the module of a function is imported: its own, or if it is not imported, this one."""
+    """Return the folder to import the module of a function from: its own, or the current one if it is not imported."""
     module = name.partition(":")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
