@@ -81,10 +81,15 @@ model = vitral.create('mu/4', classes=2, image_size=8)
 for parameter in model.blocks.parameters():
     parameter.requires_grad = False
 before = {name: value.clone() for name, value in model.blocks.state_dict().items()}
-vitral.train(photos, model=model, **{k: v for k, v in small.items() if k != 'model'})
+vitral.train(photos, model=model, **without_shape)
 assert all(model.blocks.state_dict()[name].equal(value) for name, value in before.items())""",
     ),
-    Habit(TIMM, "start from weights", "vitral.train(photos, pretrained=run.folder, **small)", ("pretrained", "init")),
+    Habit(
+        TIMM,
+        "start from weights",
+        "vitral.train(photos, pretrained=run.folder, **without_init)",
+        ("pretrained", "init"),
+    ),
     Habit(
         TIMM,
         "a state dict to a file and back",
@@ -203,7 +208,7 @@ assert seen""",
         LIGHTNING,
         "a loop of one's own with the library's parts",
         """
-plan = vitral.plan(photos, **small)
+plan = vitral.plan(photos, **without_quiet)
 model, batches = plan.model(), plan.loader('train')
 optimizer = plan.optimizer(model)
 schedule = plan.schedule(optimizer)
@@ -245,7 +250,10 @@ def tried(habit: Habit, number: int, names: dict[str, Any]) -> str:
     error: BaseException | None = None
     for code, works in versions:
         small = {**names["small"], "out": f"runs/{number}-{works.split()[0]}"}
-        without = {f"without_{name}": {k: v for k, v in small.items() if k != key} for name, key in _LEFT_OUT.items()}
+        without = {
+            f"without_{name}": {key: value for key, value in small.items() if key not in keys}
+            for name, keys in _LEFT_OUT.items()
+        }
         try:
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 exec(code, {**names, "small": small, **without})  # noqa: S102 - the habits above
@@ -257,7 +265,14 @@ def tried(habit: Habit, number: int, names: dict[str, Any]) -> str:
     return f"no: {line[:100]}"
 
 
-_LEFT_OUT = {"epochs": "epochs", "device": "device", "size": "image_size"}
+_LEFT_OUT = {
+    "epochs": ("epochs",),
+    "device": ("device",),
+    "size": ("image_size",),
+    "init": ("init",),
+    "quiet": ("quiet",),
+    "shape": ("model", "dim", "depth", "heads", "mlp_dim"),
+}
 
 
 @contextlib.contextmanager

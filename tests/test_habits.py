@@ -18,7 +18,7 @@ def names(tmp_path_factory: pytest.TempPathFactory):
         yield found
 
 
-@pytest.mark.parametrize(("number", "habit"), enumerate(HABITS), ids=[habit.title for habit in HABITS])
+@pytest.mark.parametrize(("number", "habit"), list(enumerate(HABITS)), ids=[habit.title for habit in HABITS])
 def test_a_habit_works(number, habit, names):
     pytest.importorskip("pandas")
     how = tried(habit, number, names)

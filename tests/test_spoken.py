@@ -63,7 +63,7 @@ def test_errors_of_python_name_arguments_and_their_choices():
     [
         (lambda: vitral.train("digits", epcohs=1), "epochs"),
         (lambda: vitral.train("digits", learning_rate=1e-3), "lr"),
-        (lambda: vitral.train("digits", transform=print), "augment"),
+        (lambda: vitral.train("digits", transforms=print), "augment"),
         (lambda: vitral.train("digits", criterion=print), "loss"),
         (lambda: vitral.pretrain("digits", maks=0.5), "mask"),
         (lambda: vitral.Run(epcohs=1), "epochs"),

@@ -1,20 +1,25 @@
 """Public names of vitral, with every option of each function; written by `python -m tools.write_stub`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from numpy import ndarray
 from torch import Tensor
 from torch.nn.modules.module import Module
+from torch.optim.optimizer import Optimizer
+from torch.utils.data.sampler import Sampler
 
 from vitral._version import __version__ as __version__
 from vitral.data import DataSet as DataSet
 from vitral.data.checks.findings import DataCheck
 from vitral.data.images.preprocessing import Preprocessing as Preprocessing
+from vitral.data.tables_in_memory import Examples
 from vitral.data.targets.target import Labeling
 from vitral.errors import VitralError as VitralError
 from vitral.evaluation.metrics import Evaluation as Evaluation
 from vitral.explanation.heatmap import Heatmap as Heatmap
+from vitral.explanation.heatmap import Heatmaps
 from vitral.explanation.inspect.panels import Inspection
 from vitral.inference.predictions import Prediction as Prediction
 from vitral.inference.predictor import Predictor as Predictor
@@ -31,6 +36,7 @@ from vitral.studies.comparison import Comparison
 from vitral.training.callbacks import Callback
 from vitral.training.options import Run as Run
 from vitral.weights.report import LoadReport
+from vitral.workflows.planned import Planned
 from vitral.workflows.running.trained import Runs
 from vitral.workflows.running.trained import TrainedRun as TrainedRun
 from vitral.workflows.verify import Verification
@@ -58,6 +64,7 @@ __all__ = [
     "inspect",
     "load",
     "load_data",
+    "plan",
     "pretrain",
     "runs",
     "save",
@@ -164,7 +171,7 @@ def create(
 
 def evaluate(
     model: str | Path | Predictor | Module,
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     split: str | None = None,
     data_root: str | Path = "data",
@@ -176,7 +183,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Evaluate `model` (a run folder, weights file, predictor or network in memory) on `data`, by default the data of
-    its own run."""
+    its own run. `data` is a path, a name, or data in memory as `vitral.load_data` takes them."""
 
 def explain(
     model: str | Path | Predictor | Module,
@@ -203,7 +210,7 @@ def explain(
     masks: int = ...,
     keep: float = ...,
     seed: int = ...,
-) -> list[Heatmap]:
+) -> Heatmaps:
     """Attribution maps of a prediction: one for each image and each target, in that order."""
 
 def inspect(
@@ -248,7 +255,7 @@ def load(
     """Load a predictor."""
 
 def load_data(
-    data: str | Path,
+    data: str | Path | DataSet | Examples,
     *,
     root: str | Path = "data",
     download: bool = True,
@@ -257,8 +264,131 @@ def load_data(
 ) -> DataSet:
     """Load labeled images; no image is decoded yet."""
 
+def plan(
+    data: str | Path | DataSet | Examples,
+    *,
+    data_root: str | Path | None = None,
+    val_fraction: float | None = None,
+    train_share: float | None = None,
+    stratified: bool | None = None,
+    split_seed: int | None = None,
+    val_share: float | None = None,
+    bad_images: Literal["error", "skip"] | None = None,
+    max_bad: int | None = None,
+    task: str | None = None,
+    label_separator: str | None = None,
+    class_folders: Literal["auto", "top", "leaf"] | None = None,
+    class_order: str | Path | None = None,
+    targets: Sequence[str] | None = None,
+    loss: Literal["mse", "huber"] | Callable[[Tensor, Tensor], Tensor] | None = None,
+    model: str | Module | Callable[..., Module] | None = None,
+    init: str | Path | None = None,
+    probe: bool | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    dim: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    mlp_dim: int | None = None,
+    position: Literal["none", "learned", "sincos", "rotary"] | None = None,
+    patch_sizes: Sequence[int] | None = None,
+    pool: Literal["cls", "mean", "mean-all", "map", "cls-mean"] | None = None,
+    cls_token: bool | None = None,
+    registers: int | None = None,
+    layer_scale: float | None = None,
+    qk_norm: bool | None = None,
+    pre_logits: bool | None = None,
+    activation: Literal["gelu", "gelu-tanh", "swiglu", "quick-gelu", "relu", "silu"] | None = None,
+    logit_scale: float | None = None,
+    head_bias_init: float | None = None,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+    patch_dropout: float | None = None,
+    whiten: bool | None = None,
+    freeze: Sequence[str] | None = None,
+    resize: Literal["stretch", "crop", "letterbox", "native"] | None = None,
+    crop_fraction: float | None = None,
+    resize_size: tuple[int, int] | None = None,
+    center: Literal["round", "floor"] | None = None,
+    pack: bool | None = None,
+    pack_min_size: int | None = None,
+    pack_drop: tuple[float, float] | None = None,
+    multiple: tuple[int, int] | None = None,
+    interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"] | None = None,
+    antialias: bool | None = None,
+    levels: tuple[int, int] | None = None,
+    mean: float | tuple[float, ...] | None = None,
+    std: float | tuple[float, ...] | None = None,
+    crop: Literal["none", "shift", "random-resized"] | None = None,
+    crop_area: float | None = None,
+    scaled: bool | None = None,
+    shift: float | None = None,
+    flip: bool | None = None,
+    augment: Literal["none", "affine", "randaugment", "trivialaugment"] | Callable[[Any], Any] | None = None,
+    randaugment: tuple[int, int] | None = None,
+    erase: float | None = None,
+    mixup: float | None = None,
+    cutmix: float | None = None,
+    label_smoothing: float | None = None,
+    class_weights: Literal["none", "balanced"] | None = None,
+    sampling: Literal["shuffle", "balanced"] | Sampler[int] | Callable[[ndarray], Any] | None = None,
+    epochs: int | None = None,
+    minutes: float | None = None,
+    batch_size: int | None = None,
+    accumulate: int | None = None,
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] | Callable[[Any], Optimizer | Sequence[Optimizer]] | None = None,
+    lr: float | None = None,
+    lr_batch: int | None = None,
+    weight_decay: float | None = None,
+    momentum: float | None = None,
+    beta2: float | None = None,
+    schedule: Literal["cosine", "linear", "constant"] | None = None,
+    warmup: float | None = None,
+    min_lr: float | None = None,
+    clip: float | None = None,
+    layer_decay: float | None = None,
+    ema: float | None = None,
+    teacher: str | Path | None = None,
+    distill_weight: float | None = None,
+    distill_temperature: float | None = None,
+    keep: Literal["best", "last"] | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]]
+    | Sequence[Callable[[Tensor, Tensor], Any]]
+    | Sequence[str]
+    | None = None,
+    early_stop: int | None = None,
+    checkpointing: bool | None = None,
+    mask: float | None = None,
+    decoder_dim: int | None = None,
+    decoder_depth: int | None = None,
+    prototypes: int | None = None,
+    local_crops: int | None = None,
+    teacher_momentum: float | None = None,
+    teacher_temperature: float | None = None,
+    centering: Literal["mean", "sinkhorn"] | None = None,
+    ibot: float | None = None,
+    koleo: float | None = None,
+    teacher_views: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "bf16", "fp32"] | None = None,
+    threads: int | None = None,
+    compile: bool | None = None,
+    plain: bool | None = None,
+    graphs: bool | None = None,
+    residency: Literal["auto", "memory", "cache", "stream"] | None = None,
+    strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] | None = None,
+    workers: int | None = None,
+    seed: int | None = None,
+    recipe: str | None = None,
+    log: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
+) -> Planned:
+    """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own."""
+
 def pretrain(
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     method: str | None = None,
     *,
     resume: bool = False,
@@ -330,12 +460,12 @@ def pretrain(
     cutmix: float | None = None,
     label_smoothing: float | None = None,
     class_weights: Literal["none", "balanced"] | None = None,
-    sampling: Literal["shuffle", "balanced"] | None = None,
+    sampling: Literal["shuffle", "balanced"] | Sampler[int] | Callable[[ndarray], Any] | None = None,
     epochs: int | None = None,
     minutes: float | None = None,
     batch_size: int | None = None,
     accumulate: int | None = None,
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] | None = None,
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] | Callable[[Any], Optimizer | Sequence[Optimizer]] | None = None,
     lr: float | None = None,
     lr_batch: int | None = None,
     weight_decay: float | None = None,
@@ -351,6 +481,10 @@ def pretrain(
     distill_weight: float | None = None,
     distill_temperature: float | None = None,
     keep: Literal["best", "last"] | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]]
+    | Sequence[Callable[[Tensor, Tensor], Any]]
+    | Sequence[str]
+    | None = None,
     early_stop: int | None = None,
     checkpointing: bool | None = None,
     mask: float | None = None,
@@ -376,6 +510,8 @@ def pretrain(
     seed: int | None = None,
     log: Sequence[str] | None = None,
     out: str | Path | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
     """Train a network on the images of `data`, whose labels are not read, and return the run."""
 
@@ -403,7 +539,7 @@ def summarize(
     """Summarize a network, a configuration or a named model ("B/16"), without allocating it."""
 
 def train(
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -474,12 +610,12 @@ def train(
     cutmix: float | None = None,
     label_smoothing: float | None = None,
     class_weights: Literal["none", "balanced"] | None = None,
-    sampling: Literal["shuffle", "balanced"] | None = None,
+    sampling: Literal["shuffle", "balanced"] | Sampler[int] | Callable[[ndarray], Any] | None = None,
     epochs: int | None = None,
     minutes: float | None = None,
     batch_size: int | None = None,
     accumulate: int | None = None,
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] | None = None,
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] | Callable[[Any], Optimizer | Sequence[Optimizer]] | None = None,
     lr: float | None = None,
     lr_batch: int | None = None,
     weight_decay: float | None = None,
@@ -495,6 +631,10 @@ def train(
     distill_weight: float | None = None,
     distill_temperature: float | None = None,
     keep: Literal["best", "last"] | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]]
+    | Sequence[Callable[[Tensor, Tensor], Any]]
+    | Sequence[str]
+    | None = None,
     early_stop: int | None = None,
     checkpointing: bool | None = None,
     mask: float | None = None,
@@ -521,6 +661,8 @@ def train(
     recipe: str | None = None,
     log: Sequence[str] | None = None,
     out: str | Path | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
     """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others."""
 

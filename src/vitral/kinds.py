@@ -232,7 +232,6 @@ NAMES_ELSEWHERE = {
     "random_erasing": "erase",
     "model_ema": "ema",
     "num_workers": "workers",
-    "transform": "augment",
     "transforms": "augment",
     "criterion": "loss",
     "loss_fn": "loss",

@@ -168,9 +168,14 @@ def test_a_table_in_memory_is_no_images_but_its_column_is(predictor, folder):
             assert "table['path']" in str(caught.value)
     for column in (frame["path"], table["path"], table["path"].chunk(0)):
         assert [one.name for one in predictor(column)] == paths
-    for given in (frame, {"a": 1}, ["a.png"], 3):
+    assert load(frame).classes == ("a", "b")  # as data, the table has labels beside its images
+    for given, why in (
+        ({"a": 1}, "a dict has data by split"),
+        (["a.png"], "the first one is a str"),
+        (3, "not a data set"),
+    ):
         for call in (vitral.train, vitral.pretrain, load, lambda data: vitral.evaluate(predictor, data)):
-            with pytest.raises(UsageError, match="data are a path"):
+            with pytest.raises((UsageError, DataError), match=why):
                 call(given)
 
 

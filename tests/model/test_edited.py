@@ -40,9 +40,8 @@ def methods() -> list[str]:
             found += [f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)]
         elif isinstance(node, ast.FunctionDef):
             found.append(node.name)
-    return [
-        name for name in found if not name.endswith(("__init__", "init_weights", "dropout_p", "rotations", "encode"))
-    ]
+    beside = ("__init__", "init_weights", "dropout_p", "rotations", "encode", "features", "reset_classifier")
+    return [name for name in found if not name.endswith(beside)]
 
 
 HALF = """

@@ -63,9 +63,10 @@ class Watch(Callback):
 @pytest.mark.parametrize("crop", ["none", "random-resized"])
 def test_a_callback_that_asks_gets_the_batch_and_the_logits(make_images, tmp_path: Path, crop: str) -> None:
     data = make_images({"cat": 8, "dog": 8}, size=(8, 8))
+    options = {"epochs": 2, "crop": crop, "label_smoothing": 0.0, "mixup": 0.0}
     watch = Watch()
-    run = train(data, tmp_path / "watched", callbacks=[watch], epochs=2, crop=crop)
-    plain = train(data, tmp_path / "plain", epochs=2, crop=crop)
+    run = train(data, tmp_path / "watched", callbacks=[watch], **options)
+    plain = train(data, tmp_path / "plain", **options)
     assert [one["train_loss"] for one in run.history] == [one["train_loss"] for one in plain.history]
     losses = [float(F.cross_entropy(logits, batch.labels)) for batch, logits in watch.seen]
     assert len(losses) == 6

@@ -167,7 +167,7 @@ def test_a_damaged_configuration(tmp_path, text):
     assert len(str(caught.value).splitlines()) <= 5
 
 
-@pytest.mark.parametrize("name", [name for names in run_module._LIMITS.values() for name in names])
+@pytest.mark.parametrize("name", [name for names in run_module.LIMITS.values() for name in names])
 def test_a_number_out_of_range_gets_a_valid_example(name):
     pairs = {
         "resize_size": (0, 8),

@@ -212,12 +212,15 @@ def weights(run: vitral.TrainedRun) -> dict[str, torch.Tensor]:
     [torch.optim.AdamW, lambda groups: torch.optim.AdamW([p for group in groups for p in group["params"]], lr=5e-3)],
 )
 def test_an_optimizer_of_torch_trains_as_vitrals_own(data, optimizer):
-    """The lambda puts all parameters into one group; without weight decay nothing else differs."""
+    """The lambda puts all parameters into one group; without weight decay nothing else differs.
+
+    Both add up gradients in another order, and Adam enlarges what is rounding alone: the gradient of a bias of keys.
+    """
     own_run = train(data, optimizer=optimizer, weight_decay=0.0, clip=0)
     plain = train(data, optimizer="adamw", weight_decay=0.0, clip=0, out="plain", beta2=0.999, momentum=0.9)
     assert config(own_run)["run"]["lr"] == OPTIONS["lr"] == 5e-3
     for name, value in weights(plain).items():
-        torch.testing.assert_close(weights(own_run)[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(weights(own_run)[name], value, rtol=0, atol=5e-4)  # a step is ten times as large
 
 
 def test_the_rates_of_an_optimizer_are_its_own_unless_stated(data):
@@ -260,7 +263,7 @@ def test_a_run_with_an_optimizer_resumes_with_its_state(data, monkeypatch):
     ("optimizer", "said"),
     [
         (lambda groups: 3, "not a torch.optim.Optimizer"),
-        (lambda groups: torch.optim.SGD(groups[:1], lr=0.1), r"(?s)leaves parameters out.*freeze="),
+        (lambda groups: torch.optim.SGD(groups[:1], lr=0.1), r"(?s)leaves parameters out.*freeze keeps"),
         (lambda params, rate: None, "cannot be made of parameter groups"),
         (lambda groups: torch.optim.LBFGS([p for g in groups for p in g["params"]]), "cannot take a step"),
     ],
@@ -277,6 +280,7 @@ def test_an_option_that_an_optimizer_would_not_follow_is_an_error(data):
         train(data, optimizer="sdg")
 
 
+@pytest.mark.report
 def test_metrics_are_measured_on_validation_images(data):
     def correct(logits, targets):
         return (logits.argmax(1) == targets).sum()
@@ -288,7 +292,7 @@ def test_metrics_are_measured_on_validation_images(data):
         assert "val_nothing" not in line
     assert run.result["val_correct"] == run.result["val_accuracy"] * images
     assert "validation correct" in run.report().path.read_text()
-    assert [one["name"] for one in config(run)["plan"] if "metric" in one["name"]] == [
+    assert [one["name"] for one in config(run)["plan"] if one["name"].startswith("your")] == [
         "your metric correct",
         "your metric nothing",
     ]

@@ -40,7 +40,7 @@ def test_a_loop_of_the_parts_trains_as_vitral_does(data):
             loss.backward()
             optimizer.step()
             schedule.step()
-            epoch.append(float(loss))
+            epoch.append(loss.item())
         losses.append(float(np.mean(epoch)))
     run = vitral.train(data, **OPTIONS, out="run", quiet=True)
     assert losses == pytest.approx([line["train_loss"] for line in run.history], abs=1e-6)

@@ -48,7 +48,7 @@ class Labeling:
         self.session = session
         self.access, self.limits, self.metrics = Access((token,), only_local=True), Limits(body=4 << 20), Metrics()
         self.draining = self.ended = False
-        # Other names than vitral-: the server ends its process beside such threads, and the table must be written first.
+        # Other names than vitral-: the server ends its process beside such threads, and the table comes first.
         self._quick = ThreadPoolExecutor(2, thread_name_prefix="label-work")
         self._decoding = ThreadPoolExecutor(cores(), thread_name_prefix="label-decode")
         self._changed = asyncio.Event()
@@ -171,14 +171,14 @@ async def state(labeling: Labeling, request: Request) -> Response:
 
 
 async def changes(labeling: Labeling, request: Request) -> Response:
-    """What changed since a version, as soon as there is something."""
+    """Changes since a version, as soon as there is one."""
     version = _version(request.query_params.get("since", ""))
     await labeling.changed_since(version)
     return JSONResponse(await labeling.run(view.changed, labeling.session, version))
 
 
 async def actions(labeling: Labeling, request: Request) -> Response:
-    """Apply an action; answer with what changed since the version that the page knows."""
+    """Apply an action; answer with the changes since the version that the page has."""
     bodies.declared_size(request, labeling.limits)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise Problem("unsupported-type", "an action is application/json")

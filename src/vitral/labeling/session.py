@@ -35,7 +35,7 @@ _PAUSE = 0.3
 
 @dataclass(frozen=True)
 class Delta:
-    """What changed since a version of the session."""
+    """Changes since a version of the session."""
 
     version: int
     images: tuple[int, ...]
@@ -65,7 +65,7 @@ class Session:
         self._dirty, self._closing = threading.Event(), threading.Event()
         self._held = contextlib.ExitStack()
         self._digests: set[str] = set()
-        """Of all tables that this journal wrote."""
+        """SHA-256 of all tables that this journal wrote."""
         self._hidden = Journal(self.folder / f".{self.table.name}.journal")
         self._lock()
         try:
@@ -110,15 +110,14 @@ class Session:
             more = [name for name in classes if name not in known]
             added.append({"add": [_plain(*one) for one in new], "classes": more})
         self.is_kept = bool(entries)
-        """True once there is something on the disk."""
+        """True once there is something on the disk: a look alone writes nothing."""
         self._pending = added
         """Entries that are written with the first action, so that a look changes no file."""
         self.missing = frozenset(i for i, one in enumerate(self.state.images) if not os.path.isfile(self.path(i)))
         if self.missing:
             names = some(self.state.images[i].file for i in sorted(self.missing))
             self.notes.append(f"{count(len(self.missing), 'image')} of the journal cannot be found: {names}")
-        if entries:
-            self._write()
+        self._write()
 
     def _replayed(self, entries: Sequence[dict[str, Any]]) -> State:
         state = State()
@@ -220,6 +219,8 @@ class Session:
 
     def _write(self) -> None:
         """Write the table, unless it is already as it should be; keep one that another program changed."""
+        if not self.is_kept:
+            return
         with self._writing:
             text = self._text()
             new, there = hashlib.sha256(text.encode()).hexdigest(), _digest(self.table)
@@ -271,8 +272,7 @@ class Session:
         self._dirty.set()
         self._writer.join()
         try:
-            if self.is_kept:
-                self._write()
+            self._write()
         finally:
             self._hidden.close()
             self._held.close()
@@ -296,7 +296,7 @@ def default_table(data: Sequence[str]) -> Path:
 
 
 def _overlaid(found: Sequence[Found], rows: Sequence[Found]) -> list[Found]:
-    """Return the images with what a table says of them; those of the table alone come last."""
+    """Return the images with what a table says of them; images that only the table knows come last."""
     known = {one.path: one for one in rows}
     return [*(known.pop(one.path, one) for one in found), *known.values()]
 

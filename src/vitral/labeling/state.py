@@ -14,7 +14,7 @@ from typing import Any
 
 from vitral.data.spellings import is_missing, listed
 from vitral.errors import UsageError
-from vitral.wording import count, shown
+from vitral.wording import count, natural, shown
 
 LONGEST_NAME = 100
 """Characters of the name of a class."""
@@ -23,7 +23,7 @@ MOST_CLASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class LabeledImage:
-    """What is known of an image before anyone looks at it."""
+    """An image, before anyone looks at it."""
 
     file: str
     """Its cell in the table: the path relative to the table's folder."""
@@ -35,7 +35,7 @@ class LabeledImage:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a person said about an image."""
+    """A person's judgment of an image."""
 
     label: str = ""
     """Its class; "" for none."""
@@ -109,7 +109,7 @@ class State:
 def with_images(state: State, images: Iterable[tuple[LabeledImage, Mark]], classes: Iterable[str] = ()) -> State:
     """Add images that appeared in the data, and classes; this cannot be undone."""
     new = list(images)
-    found = {mark.label: None for _, mark in new if mark.label} | dict.fromkeys(classes)
+    found = dict.fromkeys([*classes, *sorted({mark.label for _, mark in new if mark.label}, key=natural)])
     for name in found:
         check_class(name)
     return replace(

@@ -28,7 +28,7 @@ _FORMAT = 1
 def thumbnail(path: str, folder: Path | None = None) -> bytes:
     """Return a small JPEG of an image, from the cache if the file has not changed since.
 
-    `folder` is that of the cache, by default `vitral/thumbnails` in the user's. Raises `ImageError` for what is not an
+    `folder` holds the cache (default: `vitral/thumbnails` in the user's). Raises `ImageError` for what is not an
     image, is too large, or cannot be read.
     """
     try:

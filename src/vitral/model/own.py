@@ -63,9 +63,14 @@ def _named(name: str, part: Any) -> str:
 
 
 def stands_for(given: object, kept: object) -> bool:
-    """True if a part of this process may go on in a run that kept the name of one: both are called the same."""
-    both = isinstance(given, str) and isinstance(kept, str) and is_here(given) and is_here(kept)
-    return both and str(given).partition(".")[0] == str(kept).partition(".")[0]
+    """True if a part of this process may go on in a run that kept the name of one: both are called the same.
+
+    Data may be called otherwise, as a run compares what is in them.
+    """
+    if not (isinstance(given, str) and isinstance(kept, str) and is_here(given) and is_here(kept)):
+        return False
+    first, second = given.partition(".")[0], kept.partition(".")[0]
+    return first == second or all(one.startswith(f"{HERE}:data_") for one in (first, second))
 
 
 def put_in_place(given: str, kept: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,11 +14,11 @@ from vitral.data.images.preprocessing import Center, Preprocessing, Resize
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError, empty, unknown
 from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
-from vitral.model.config_base import MAX_SIDE
 from vitral.model.own import OWN_PARTS, is_own, name_of
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.other_words import by_own_names
 from vitral.training.own_metrics import names_of, parts_of
+from vitral.training.ranges import EXAMPLES, LIMITS
 from vitral.wording import either, flag
 
 
@@ -313,7 +312,7 @@ class Run:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         targets_of(self.task)
         parts_of(self.metrics)
-        for allowed, names in _LIMITS.items():
+        for allowed, names in LIMITS.items():
             for name in names:
                 value = getattr(self, name)
                 numbers = value if isinstance(value, tuple) else () if value is None else (value,)
@@ -367,101 +366,9 @@ class Run:
         return cls(**checked_options(data))
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Numbers from `low` to `high`, inclusive; `above` excludes `low`, `below` excludes `high`."""
-
-    low: float
-    high: float
-    above: bool = False
-    below: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        at_least = self.low < value if self.above else self.low <= value
-        return at_least and (value < self.high if self.below else value <= self.high)
-
-    def __str__(self) -> str:
-        if self.above:
-            return f"above {self.low:,} and at most {self.high:,}"
-        return f"from {self.low:,} to {'below ' * self.below}{self.high:,}"
-
-
-_LIMITS: Mapping[_Range, tuple[str, ...]] = {
-    _Range(1, MAX_SIDE): ("image_size", "resize_size", "pack_min_size", "multiple", "patch_sizes"),
-    _Range(1, 1_000_000): ("epochs", "early_stop", "batch_size", "accumulate", "lr_batch", "mlp_dim"),
-    _Range(1, 100_000): ("dim", "heads", "decoder_dim"),
-    _Range(1, 1_000): ("depth", "decoder_depth", "threads"),
-    _Range(0, 1_000_000): ("warmup", "clip"),
-    _Range(0, 1_000): ("lr", "workers", "registers", "teacher_views"),
-    _Range(0, 100): ("local_crops", "ibot", "koleo", "weight_decay", "mixup", "cutmix", "layer_scale"),
-    _Range(0, 30): ("randaugment",),
-    _Range(-1_000, 1_000): ("head_bias_init",),
-    _Range(0, 2**63 - 1): ("seed", "split_seed"),
-    _Range(0, 10**12): ("max_bad",),
-    _Range(0, 1): (
-        "erase",
-        "label_smoothing",
-        "val_share",
-        "min_lr",
-        "distill_weight",
-        "layer_decay",
-        "mean",
-    ),
-    _Range(0, 1, above=True): ("train_share", "crop_area", "crop_fraction", "shift", "std"),
-    _Range(0, 1, below=True): (
-        "momentum",
-        "beta2",
-        "val_fraction",
-        "ema",
-        "teacher_momentum",
-        "dropout",
-        "drop_path",
-        "patch_dropout",
-        "pack_drop",
-    ),
-    _Range(0.01, 0.99): ("mask",),
-    _Range(2, 1_000_000): ("prototypes",),
-    _Range(0, 1_000, above=True): ("teacher_temperature", "logit_scale", "distill_temperature"),
-    _Range(0, 1_000_000, above=True): ("minutes",),
-}
-"""Range → fields whose numbers must be in it. Upper bounds exceed any real run: they catch typos that would overflow or
-never finish.
-"""
-
-_EXAMPLES = {
-    "minutes": 30,
-    "resize_size": (256, 256),
-    "lr_batch": 256,
-    "val_fraction": 0.1,
-    "ema": 0.999,
-    "layer_decay": 0.75,
-    "early_stop": 20,
-    "workers": 2,
-    "threads": 2,
-    "dim": 192,
-    "depth": 12,
-    "heads": 3,
-    "mlp_dim": 768,
-    "split_seed": 0,
-    "registers": 4,
-    "layer_scale": 0.1,
-    "head_bias_init": -10,
-    "logit_scale": 10,
-    "dropout": 0.1,
-    "drop_path": 0.1,
-    "patch_dropout": 0.5,
-    "decoder_dim": 64,
-    "pack_min_size": 64,
-    "pack_drop": (0.5, 0.0),
-    "patch_sizes": (8, 16, 32),
-    "max_bad": 100,
-}
-"""Example values for fields without a default."""
-
-
 def _example(name: str) -> str:
     """An option with a valid value, as typed."""
-    value = _EXAMPLES.get(name, next(f.default for f in dataclasses.fields(Run) if f.name == name))
+    value = EXAMPLES.get(name, next(f.default for f in dataclasses.fields(Run) if f.name == name))
     return " ".join([flag(name), *map(str, value if isinstance(value, tuple) else (value,))])
 
 

@@ -108,7 +108,7 @@ class Planned(Described):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the task () with the plan's options, such as label smoothing and class weights."""
         objective: Any = objective_of(self.job)
-        return objective.loss(lambda images: logits, None, labels, None)[0]  # type: ignore[no-any-return]
+        return objective.loss(lambda images: logits, None, labels, None)[0]
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context for forward passes in the plan's precision."""

@@ -199,7 +199,7 @@ def _labels(data: Any, key: Any) -> Sequence[Any]:
         if unchanged and isinstance(listed, list | tuple | np.ndarray | Tensor) and len(listed) == len(data):
             ends = (0, len(data) - 1)
             if all(_plain(listed[i]) == _plain(data[i][key]) for i in ends):
-                return listed
+                return list(listed.tolist() if isinstance(listed, np.ndarray | Tensor) else listed)
     activity.tell(f"reading the labels of {len(data):,} examples")
     return [data[i][key] for i in range(len(data))]
 

@@ -14,9 +14,9 @@ export class Pointer {
     this.ghost.hidden = true;
     const element = grid.element;
     element.addEventListener("pointerdown", (event) => this.down(event));
-    element.addEventListener("pointermove", (event) => this.move(event));
-    element.addEventListener("pointerup", (event) => this.up(event));
-    element.addEventListener("pointercancel", () => this.end());
+    document.addEventListener("pointermove", (event) => this.move(event)); // a fast one has left the grid at once
+    document.addEventListener("pointerup", (event) => this.up(event));
+    document.addEventListener("pointercancel", () => this.end());
     element.addEventListener("dblclick", (event) => {
       const number = this.number(event);
       if (number !== undefined) this.enlarge(number);
