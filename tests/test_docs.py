@@ -33,6 +33,7 @@ import vitral
 from images import noise
 from npmpackages import pretend_runtime
 from textlines import write_lines
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
@@ -305,6 +306,16 @@ def test_commands_of_a_page_run(page, capsys):
                 shutil.rmtree("runs/photos", ignore_errors=True)
             with contextlib.redirect_stdout(None):
                 exec(compile(text, f"{page.name}", "exec"), reader)  # noqa: S102 - our own pages
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_small")
+def test_examples_of_the_help_run():
+    assert list(EXAMPLES) == list(COMMANDS)
+    type_in("vitral train photos/ --out runs/other")  # to compare with
+    for name, example in EXAMPLES.items():
+        assert example.startswith(f"vitral {name}")
+        type_in(example)
 
 
 def test_functions_of_the_tour_exist():
