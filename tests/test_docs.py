@@ -65,12 +65,12 @@ SLOW = [
     "bench",
     "compare",
     "demo",
-    "elsewhere",
+    "reliability",
     "explain",
     "export",
     "inference",
     "label",
-    "labels",
+    "multi-label-and-regression",
     "recipes",
     "training",
     "speed",
@@ -85,9 +85,9 @@ SLOW = [
     "weights",
     "README",
     "index",
-    "pack",
+    "variable-sizes",
     "pretrain",
-    "scale",
+    "distributed",
     "tracking",
     "getting-started",
     "troubleshooting",
@@ -267,7 +267,7 @@ def type_in(command: str) -> None:
     if words[1] in RUNS and not {"--help", "-h"} & set(words):
         words.append("--quiet")
     if words[1] == "train" and not {"--init", "--resume", "--recipe", "--model", "--help"} & set(words):
-        words += ["--init", "none"]  # the network in the package cannot be cut down; docs/backbone.md starts from it
+        words += ["--init", "none"]  # the network in the package cannot be cut down; docs/pretrained-model.md starts from it
     if words[1:2] == ["serve"] or "--serve" in words:
         words += ["--port", "0"]
     try:

@@ -163,7 +163,7 @@ class TestInABrowser:
         page.locator("#search-results li a").first.wait_for()
         links = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
         late = [bool(re.match(r"(benchmarks|docs/(decisions|log))/", link)) for link in links]
-        assert "docs/check.html" in links[:3]
+        assert "docs/check-data.html" in links[:3]
         assert not any(late[:8]), links[:8]
         page.context.close()
 

@@ -63,7 +63,7 @@ MEANT = {
 }
 """Term → words of its explanation, one of which is on each page that uses the term, as is a link to the glossary."""
 
-GLOSSARY = ("words.md", "glossary.md")
+GLOSSARY = ("glossary.md",)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def trusted() -> Path:
 
 
 def folder_to_import(name: str) -> str:
-    """Return the folder to import the module of a function from: its own, or the current one if it is not imported."""
+    """Return the folder from which the module of a function is imported; this folder if it is not imported yet."""
     module = name.partition(":")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:

@@ -1,4 +1,4 @@
-"""Which numbers the options of a run may be, and examples of them."""
+"""Ranges of numbers of each option, and examples for options without a default."""
 
 from __future__ import annotations
 
