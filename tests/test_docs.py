@@ -266,7 +266,10 @@ def type_in(command: str) -> None:
     if words[1] in RUNS and not {"--help", "-h"} & set(words):
         words.append("--quiet")
     if words[1] == "train" and not {"--init", "--resume", "--recipe", "--model", "--help"} & set(words):
-        words += ["--init", "none"]  # the network in the package cannot be cut down; docs/pretrained-model.md starts from it
+        words += [
+            "--init",
+            "none",
+        ]  # the network in the package cannot be cut down; docs/pretrained-model.md starts from it
     if words[1:2] == ["serve"] or "--serve" in words:
         words += ["--port", "0"]
     try:

@@ -281,7 +281,7 @@ def test_averaging_views_in_python_leaves_the_network_as_it_was(tmp_path: Path) 
 
 @pytest.fixture
 def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
-    """A copy of a run on light and dark images, with all numbers of one class an image."""
+    """A copy of a run on light and dark images, with all numbers of one class per image."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "run"))
     weights = native.read(folder / "model.safetensors")
     cuts = cuts_from_json({"cuts": CUTS})
