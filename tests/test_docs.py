@@ -33,6 +33,7 @@ import vitral
 from images import noise
 from npmpackages import pretend_runtime
 from textlines import write_lines
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
@@ -64,12 +65,11 @@ SLOW = [
     "bench",
     "compare",
     "demo",
-    "elsewhere",
+    "reliability",
     "explain",
     "export",
-    "inference",
     "label",
-    "labels",
+    "multi-label-and-regression",
     "recipes",
     "training",
     "speed",
@@ -80,13 +80,13 @@ SLOW = [
     "shards",
     "study",
     "text",
-    "use",
+    "predict",
     "weights",
     "README",
     "index",
-    "pack",
+    "variable-sizes",
     "pretrain",
-    "scale",
+    "distributed",
     "tracking",
     "getting-started",
     "troubleshooting",
@@ -266,7 +266,10 @@ def type_in(command: str) -> None:
     if words[1] in RUNS and not {"--help", "-h"} & set(words):
         words.append("--quiet")
     if words[1] == "train" and not {"--init", "--resume", "--recipe", "--model", "--help"} & set(words):
-        words += ["--init", "none"]  # the network in the package cannot be cut down; docs/backbone.md starts from it
+        words += [
+            "--init",
+            "none",
+        ]  # the network in the package cannot be cut down; docs/pretrained-model.md starts from it
     if words[1:2] == ["serve"] or "--serve" in words:
         words += ["--port", "0"]
     try:
@@ -305,6 +308,16 @@ def test_commands_of_a_page_run(page, capsys):
                 shutil.rmtree("runs/photos", ignore_errors=True)
             with contextlib.redirect_stdout(None):
                 exec(compile(text, f"{page.name}", "exec"), reader)  # noqa: S102 - our own pages
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_small")
+def test_examples_of_the_help_run():
+    assert list(EXAMPLES) == list(COMMANDS)
+    type_in("vitral train photos/ --out runs/other")  # to compare with
+    for name, example in EXAMPLES.items():
+        assert example.startswith(f"vitral {name}")
+        type_in(example)
 
 
 def test_functions_of_the_tour_exist():

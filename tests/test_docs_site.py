@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from test_docs import PAGES, ROOT, blocks
 from vitral.cli.main import COMMANDS
 from vitral.export import npm
 
+MOVED = runpy.run_path(str(ROOT / "docs/site/navigation.py"))["MOVED"]
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 
@@ -52,9 +54,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def html(site: Path) -> list[Path]:
-    """List the pages of a site, without those of source files and the redirection at its root."""
+    """List the pages of a site, without source files and redirections."""
     found = [path for path in sorted(site.rglob("*.html")) if path.relative_to(site).parts[0] not in ("src", "_static")]
-    return [path for path in found if path != site / "index.html"]
+    moved = {site / f"{page}.html" for page in MOVED}
+    return [path for path in found if path != site / "index.html" and path not in moved]
 
 
 @pytest.mark.slow
@@ -103,8 +106,15 @@ class TestContents:
         assert 'href="docs/decisions/README.html"' in (site / "README.html").read_text("utf-8")
         assert 'href="github/workflows/release.yml.html"' in (site / "CONTRIBUTING.html").read_text("utf-8")
 
+    def test_former_addresses_lead_to_the_new_pages(self, site):
+        for old, new in MOVED.items():
+            assert not (ROOT / f"{old}.md").exists()
+            text = (site / f"{old}.html").read_text("utf-8")
+            (target,) = set(re.findall(r'href="([^"]+)"', text))
+            assert (site / old).parent.joinpath(target).resolve() == (site / f"{new}.html").resolve()
+
     def test_translations_name_their_language(self, site):
-        for name, language in (("index", "en"), ("index.ko", "ko"), ("index.ja", "ja"), ("use", "en")):
+        for name, language in (("index", "en"), ("index.ko", "ko"), ("index.ja", "ja"), ("predict", "en")):
             assert f' lang="{language}" ' in (site / f"docs/{name}.html").read_text("utf-8").partition("<head>")[0]
 
 
@@ -141,7 +151,7 @@ class TestInABrowser:
     @pytest.mark.parametrize(
         ("screen", "names"),
         [
-            (PHONE, ["docs/index", "docs/index.ko", "docs/use"]),
+            (PHONE, ["docs/index", "docs/index.ko", "docs/predict"]),
             (DESKTOP, ["docs/site/commands", "src/vitral/digest.py", "search"]),
         ],
     )
@@ -163,7 +173,7 @@ class TestInABrowser:
         page.locator("#search-results li a").first.wait_for()
         links = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
         late = [bool(re.match(r"(benchmarks|docs/(decisions|log))/", link)) for link in links]
-        assert "docs/check.html" in links[:3]
+        assert "docs/check-data.html" in links[:3]
         assert not any(late[:8]), links[:8]
         page.context.close()
 
@@ -172,7 +182,7 @@ class TestInABrowser:
         page.goto((site / "search.html").as_uri() + "?q=conformal")
         page.locator("#search-results li a").first.wait_for()
         assert any(
-            "elsewhere.html" in link.get_attribute("href") for link in page.locator("#search-results li a").all()
+            "reliability.html" in link.get_attribute("href") for link in page.locator("#search-results li a").all()
         )
         page.context.close()
 

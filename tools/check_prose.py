@@ -37,44 +37,18 @@ WORDS = {
 }
 """Pattern of a whole word → what to write instead."""
 
-EXEMPT = {"CHANGELOG.md", "tools/check_prose.py", "docs/write-ups.md"}
+EXEMPT = {"docs/log/changes.md", "tools/check_prose.py"}
 """Files that quote or list such words."""
 
 NOT_READ_ONCE = {
-    "CHANGELOG.md": "a diary until the first release",
     "docs/index.ko.md": "Korean",
     "docs/index.ja.md": "Japanese",
 }
 """Pages that the rules of `plain_english` do not apply to, and why. Logs and decisions below docs are left out, too."""
 
 REMAINING = {
-    "CONTRIBUTING.md": 21,
-    "SECURITY.md": 1,
-    "docs/backbone.md": 20,
-    "docs/bench.md": 14,
-    "docs/coming-from.md": 2,
-    "docs/demo.md": 5,
-    "docs/elsewhere.md": 29,
-    "docs/examples.md": 5,
-    "docs/export.md": 1,
-    "docs/index.md": 1,
-    "docs/inference.md": 25,
-    "docs/inspect.md": 1,
-    "docs/labels.md": 18,
-    "docs/pack.md": 10,
-    "docs/pretrain.md": 29,
-    "docs/resizing.md": 5,
-    "docs/scale.md": 32,
-    "docs/shards.md": 29,
-    "docs/study.md": 35,
-    "docs/text.md": 30,
-    "docs/tour.md": 39,
-    "docs/trust.md": 21,
-    "docs/weights.md": 47,
-    "docs/words.md": 9,
-    "docs/write-ups.md": 36,
-    "strings of src": 258,
-    "docstrings of src": 679,
+    "strings of src": 166,
+    "docstrings of src": 645,
 }
 """Page or part of the code → findings of `plain_english` left to mend. More fail; lower a number as they go."""
 

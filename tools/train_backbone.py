@@ -1,4 +1,4 @@
-"""Train the network that `vitral train` starts from: `backbone`, in the package (docs/backbone.md).
+"""Train the network that `vitral train` starts from: `backbone`, in the package (docs/pretrained-model.md).
 
     python tools/train_backbone.py tiny-imagenet.tar teacher.safetensors --model C+Mini/16 --minutes 4.2 \
         --lr 4e-3 --drop-path 0.1

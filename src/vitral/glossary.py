@@ -1,4 +1,4 @@
-"""The glossary: terms of the field that pages and `--help` use, explained there. Its table is docs/words.md."""
+"""The glossary: terms of the field that pages and `--help` use, explained there. Its table is docs/glossary.md."""
 
 from __future__ import annotations
 

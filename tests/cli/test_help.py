@@ -9,6 +9,7 @@ import pytest
 
 import vitral
 from running import printed
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.help import _description
 from vitral.cli.main import COMMANDS, _options
 from vitral.cli.terms import terms_of
@@ -33,6 +34,12 @@ def test_help_of_a_command(capsys, name):
         for field in dataclasses.fields(Run):
             shown = f"--{field.name.replace('_', '-')}" in out
             assert shown or field.name in ("data", *PRETRAINING_OPTIONS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_an_example(capsys, name):
+    """`tests/test_docs.py` runs the examples."""
+    assert printed(capsys, *name.split(), "--help")[0].splitlines()[-1] == f"  {EXAMPLES[name]}"
 
 
 def test_help_lists_the_most_used_options_and_how_to_list_all(capsys):

@@ -75,5 +75,5 @@ def test_other_evaluations_are_refused(trained: vitral.TrainedRun, capsys: pytes
     assert "--corruptions" in printed(capsys, "evaluate", str(trained.folder), "--corruptions", "--knn", "3", code=2)[1]
     evaluated = evaluate_images(str(trained.folder), OWN_DATA, InferenceOptions("cpu"))
     evaluated.predictor.output = type("Other", (), {"task": "numbers", "one_class": False})()  # type: ignore[assignment]
-    with pytest.raises(UsageError, match="one class an image"):
+    with pytest.raises(UsageError, match="one class per image"):
         evaluate_corruptions(evaluated)

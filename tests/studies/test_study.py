@@ -240,7 +240,7 @@ def test_a_study_is_not_extended_from_other_initial_weights(data, tmp_path):
 
 def test_a_folder_of_other_things_is_refused(data, tmp_path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(RunError, match="no study"):
+    with pytest.raises(RunError, match="not a study"):
         run_study(asked(data), tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
     with pytest.raises(RunError, match="not a study"):
@@ -394,12 +394,12 @@ def test_a_crossing_is_claimed_only_where_both_orders_are():
     assert "With all images A is more accurate than B by +" in words
     parallel = supposed(study, lambda f: 0.6 + 0.2 * f["fraction"])
     message = conclusions(parallel)
-    assert "With 10 % of the images no difference can be claimed between A and B." in message or (
-        "With 10 % of the images no difference can be claimed between B and A." in message
+    assert "With 10% of the images no difference can be claimed between A and B." in message or (
+        "With 10% of the images no difference can be claimed between B and A." in message
     )
     assert not any("order changes" in one for one in message)
     both = supposed(study, lambda f: 0.6 + (0.2 if (f["model"] == "A") == (f["fraction"] == 1) else 0.0))
-    assert "The order changes: B is ahead of A with 10 % of the images, and behind it with all images." in conclusions(
+    assert "The order changes: B is ahead of A with 10% of the images, and behind it with all images." in conclusions(
         both
     )
 
@@ -408,7 +408,7 @@ def test_a_crossing_is_claimed_only_where_both_orders_are():
 def test_a_gain_is_claimed_only_if_its_interval_excludes_zero(gain, claimed):
     study = Study("data", "x", models=("A",), fractions=(0.1, 1.0), seeds=3)
     results = supposed(study, lambda f: 0.6 + gain * f["fraction"])
-    sentence = next(one for one in conclusions(results) if one.startswith("From 10 % of the images to all images A"))
+    sentence = next(one for one in conclusions(results) if one.startswith("From 10% of the images to all images A"))
     assert sentence.endswith("; no difference can be claimed.") is not claimed
 
 
@@ -552,7 +552,7 @@ def test_photographs_of_the_reader(make_images: MakeImages, tmp_path, capsys):
     words = ["--models", "mu/4", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path / "study")]
     text, _ = printed(capsys, "study", "compute", str(photos), *words)
     assert "Each recipe was trained with one seed." in text
-    assert "the front of best over FLOPs of training is mu/4 for 1 epoch." in text
+    assert "the Pareto front over FLOPs of training is mu/4 for 1 epoch." in text
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ REFUSED = {
     "train digits --task labels": "--task labels needs a table",
     "train digits --loss huber": "--task class does not support --loss",
     "pretrain labels.csv --task labels": "unknown option",
-    "study data labels.csv --models S/16": "a study needs one class an image",
+    "study data labels.csv --models S/16": "a study needs one class per image",
     "data check labels.csv": "data of --task labels",
     "convert RUN out --to timm": "cannot be written for timm",
     "evaluate RUN --tta mirror": "averaging views supports networks of one class",
@@ -175,7 +175,7 @@ REFUSED = {
     "quantize RUN": "vitral quantize supports networks of one class",
     "compare RUN OTHER": "vitral compare supports networks of one class",
     "explain RUN p/1.png --check": "a check of faithfulness supports",
-    "replay RUN --step 1": "only runs of one class an image can be replayed",
+    "replay RUN --step 1": "only runs of one class per image can be replayed",
     "push RUN me/x --license mit --dry-run --out pushed": "vitral push supports networks of one class",
 }
 """Command → what its error names."""

@@ -102,7 +102,7 @@ def test_timm_opens_it_and_it_comes_back_bit_for_bit(tmp_path: Path):
         ({}, "timm", "timm has no BiT with"),
         ({"layers": (3, 4, 6, 3)}, "timm", "numerics is authors"),
         ({"numerics": "timm"}, "jax", "numerics is timm"),
-        ({}, "torchvision", "knows no such format"),
+        ({}, "torchvision", "does not have this format"),
     ],
 )
 def test_unsupported_networks_are_refused(changes: dict[str, Any], to: str, why: str, tmp_path: Path):

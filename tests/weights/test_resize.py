@@ -194,8 +194,8 @@ def test_other_families_of_hugging_face(family, scheme, new):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_schemes_differ_as_the_page_says(scheme):
-    """docs/resizing.md: mean absolute difference from the paper's scheme on unit noise, 14×14 to 24×24."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "resizing.md").read_text("utf-8")
+    """docs/weights.md: mean absolute difference from the paper's scheme on unit noise, 14×14 to 24×24."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "weights.md").read_text("utf-8")
     told = re.search(rf"^\| `{scheme}` .*\| ([0-9.]+) \|$", page, re.MULTILINE)
     assert told, f"no row for {scheme}"
     table = noise(0, 1, 196, 768)

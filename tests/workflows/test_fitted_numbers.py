@@ -1,4 +1,4 @@
-"""The table "What the fitted numbers hold for" of docs/elsewhere.md: each cell is a test."""
+"""The table "What the fitted numbers hold for" of docs/reliability.md: each cell is a test."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from vitral.workflows.evaluate import evaluate_images
 from vitral.workflows.quantize import quantize
 from vitral.workflows.unknown import evaluate_unknown
 
-TABLE = Path(__file__).parents[2] / "docs/elsewhere.md"
+TABLE = Path(__file__).parents[2] / "docs/reliability.md"
 NAMES = ("ant", "bee", "cat")
 TEMPERATURE, SCORES = 2.5, [round(i / 20, 2) for i in range(1, 20)]
 CUTS = [[0.2, 19, 12, 0.6, 0.41, 0.81], [0.8, 9, 9, 0.9, 0.7, 1.0]]
 ROWS = {
     "temperature": "temperature",
-    "sets of `--coverage`": "scores",
+    "prediction sets (`--coverage`)": "scores",
     "thresholds of `--right`": "cuts",
     "threshold of unknown images": "unknown",
     "thresholds of labels": "thresholds",
-    "mean and deviation of numbers": "mean",
+    "mean and standard deviation of numbers": "mean",
     "ranges of int8": "ranges",
 }
 OUTPUTS: dict[str, dict[str, Any]] = {
@@ -281,7 +281,7 @@ def test_averaging_views_in_python_leaves_the_network_as_it_was(tmp_path: Path) 
 
 @pytest.fixture
 def run(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
-    """A copy of a run on light and dark images, with all numbers of one class an image."""
+    """A copy of a run on light and dark images, with all numbers of one class per image."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "run"))
     weights = native.read(folder / "model.safetensors")
     cuts = cuts_from_json({"cuts": CUTS})

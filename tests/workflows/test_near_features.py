@@ -88,7 +88,7 @@ def test_copies_are_found_that_the_hash_does_not_look_for(
     assert sheet.is_file()
     out, err = printed(capsys, "data", "check", mirrored, "--near")
     assert "near-duplicates between splits" in " ".join(out.split())
-    assert "of changed copies they find: cropped to 75 %" in err
+    assert "of changed copies they find: cropped to 75%" in err
 
 
 @pytest.mark.slow

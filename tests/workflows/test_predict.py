@@ -147,7 +147,9 @@ def test_a_complete_table_has_nothing_to_resume(capsys, trained):
     for command, out in (("predict", "t.csv"), ("embed", "f.npz")):
         words = [command, str(trained.folder), "photos/a", "--out", out, "--resume"]
         assert "nothing to resume" not in printed(capsys, *words, code=1)[1]
-        assert f"note: {out} is no unfinished file: there is nothing to resume" in printed(capsys, *words, code=1)[1]
+        assert (
+            f"note: {out} is not an unfinished file: there is nothing to resume" in printed(capsys, *words, code=1)[1]
+        )
 
 
 MALICIOUS = {

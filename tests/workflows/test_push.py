@@ -49,7 +49,7 @@ def written(run, tmp_path_factory) -> Path:
 
 
 def share(value: float) -> str:
-    return f"{100 * value:.2f} %"
+    return f"{100 * value:.2f}%"
 
 
 def table(card: str, first: str) -> list[list[str]]:

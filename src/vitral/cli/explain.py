@@ -179,7 +179,7 @@ def inspect(
     model: Annotated[str, Help("run folder, weights file, timm:NAME, hf:ORG/NAME, or a name such as S/16", "MODEL")],
     *,
     data: Annotated[str | None, Help("images to measure on (default: the run's own)")] = None,
-    split: Annotated[str | None, Help("train, val or test (default: val, else test, else train)")] = None,
+    split: Annotated[str | None, Help("train, val or test (default: val, otherwise test or train)")] = None,
     images: Annotated[int, Help("number of images to measure on, evenly spread over the split")] = 128,
     layers: Annotated[tuple[int, ...], Help("layers, from 0; -1 is the last (default: all)")] = (),
     prefix: Annotated[

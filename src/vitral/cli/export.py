@@ -12,7 +12,7 @@ from vitral.errors import ExportError
 
 def export(
     run: Annotated[str, Help("run folder or weights file", "RUN")],
-    data: Annotated[str | None, Help("images to compare on (default: the run's own, else drawings)", "[DATA]")] = None,
+    data: Annotated[str | None, Help("images to compare on (default: the run's own, or drawings)", "[DATA]")] = None,
     *,
     to: Annotated[Literal["onnx", "torch", "openvino", "web"], Help("target")] = "onnx",
     precision: Annotated[Literal["fp32", "fp16", "int8"], Help("int8: calibrated on training images")] = "fp32",

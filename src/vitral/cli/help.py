@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from rich.text import Text
 
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.options import Option
 from vitral.cli.placeholders import placeholder
 from vitral.cli.terms import terms_of
@@ -23,7 +24,7 @@ _WIDTH = 100
 
 
 def help_page(name: str, command: Callable[..., Any], options: Sequence[Option], whole: bool = False) -> Text:
-    """Return the usage with all that is required, the docstring, and the description of each argument and option.
+    """Return the usage with what is required, the docstring, each argument and option, terms, and an example.
 
     Options of a group are left out, with a line that says how to list them, unless the page is to be `whole`.
     """
@@ -46,6 +47,7 @@ def help_page(name: str, command: Callable[..., Any], options: Sequence[Option],
     used = {term for term, _ in terms_in("\n".join(map(str, lines)))}
     if terms := [(term, meaning) for term, meaning in terms_of(name) if term in used]:
         lines += [Text(), Text("words:", "bold"), *_rows(terms)]
+    lines += [Text(), Text("example:", "bold"), Text(f"  {EXAMPLES[name]}")]
     return Text("\n").join(lines)
 
 

@@ -27,10 +27,7 @@ def label(
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
 ) -> int:
-    """Label images in the browser, on your own machine. Every action is saved in a table at once.
-
-    For example: vitral label photos/ --classes rose tulip
-    """
+    """Label images in the browser, on your own machine. Every action is saved in a table at once."""
     from vitral.serving.extra import check_installed
 
     if not data:

@@ -37,7 +37,7 @@ def print_result(result: Any, format: str, **table: Any) -> None:
 
 
 def print_prediction(prediction: Any, top: int) -> None:
-    """Print an image's name and what is predicted: of one class an image, the `top` most probable ones."""
+    """Print an image's name and what is predicted: of one class per image, the `top` most probable ones."""
     from vitral.wording import shown
 
     print_text(f"{shown(prediction.name)}\t" + "\t".join(prediction.cells(top)))

@@ -24,7 +24,7 @@ def predict(
     ] = None,
     coverage: Annotated[
         float | None,
-        Help("also show a set of classes that contains the true one for this fraction of images, such as 0.95"),
+        Help("also show the classes that contain the true one for this fraction of images, such as 0.95"),
     ] = None,
     right: Annotated[
         float | None,
@@ -92,7 +92,7 @@ def _answering(predictor: Any, coverage: float | None, right: float | None, unkn
         predictor.output = predictor.output.always_known()
     for flag, share in (("--coverage", coverage), ("--right", right)):
         if share is not None and not isinstance(predictor.output, Classes):
-            raise UsageError(f"{flag} is for networks of one class an image", hint="leave it out")
+            raise UsageError(f"{flag} is for networks of one class per image", hint="leave it out")
     if coverage is not None:
         predictor.output = predictor.output.covering(coverage)
     if right is not None:

@@ -13,7 +13,7 @@ def push(
     run: Annotated[str, Help("finished run", "RUN")],
     repository: Annotated[str, Help("repository on huggingface.co, created if it does not exist", "ORG/NAME")],
     *,
-    license: Annotated[str | None, Help("identifier: mit, apache-2.0, other …; no default")] = None,
+    license: Annotated[str | None, Help("license, such as mit or apache-2.0; you must choose one")] = None,
     private: Annotated[bool, Help("create a repository that others do not see")] = False,
     dry_run: Annotated[bool, Help("write the files into --out, and upload nothing")] = False,
     out: Annotated[str | None, Help("folder of a dry run")] = None,

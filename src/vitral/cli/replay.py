@@ -15,8 +15,8 @@ def replay(
     step: Annotated[int | None, Help("optimizer step, from 1; of accumulated micro-batches the first")] = None,
     epoch: Annotated[int | None, Help("epoch, from 1, with --image")] = None,
     image: Annotated[str | None, Help("training image, by its file name, whose batch to show")] = None,
-    exact: Annotated[bool, Help("train up to the batch, so that losses are those of training")] = False,
-    out: Annotated[str | None, Help("contact sheet, a .png; default: replay-EPOCH-BATCH.png")] = None,
+    exact: Annotated[bool, Help("train up to the batch, so that losses are the losses of training")] = False,
+    out: Annotated[str | None, Help("contact sheet, a .png (default: replay-EPOCH-BATCH.png)")] = None,
     format: Format = "text",
 ) -> int:
     """Show a batch as the network saw it: augmented and mixed, with labels and losses.

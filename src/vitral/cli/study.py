@@ -32,7 +32,7 @@ def compare(
     runs: Annotated[tuple[str, ...], Help("run folders or weights files, two or more", "RUN RUN …")] = (),
     *,
     data: Annotated[str | None, Help("images to compare on (default: those held out of all the runs)")] = None,
-    split: Annotated[str | None, Help("train, val or test (default: test, else val, else all images)")] = None,
+    split: Annotated[str | None, Help("train, val or test (default: test, otherwise val or all images)")] = None,
     data_root: DataRoot = "data",
     out: Annotated[
         str | None,
@@ -75,7 +75,7 @@ def _print(found: Comparison) -> None:
 
     where = "" if found.split == "all" else f"{found.split} "
     print_text(f"{found.counted(f'{where}image')} of {found.source}")
-    networks = _columns("network", "accuracy (95 %)", "ECE", "weights", "images/s", "ms/image", "correct alone")
+    networks = _columns("network", "accuracy (95%)", "ECE", "weights", "images/s", "ms/image", "correct alone")
     for place, one in enumerate(found.contenders):
         low, high = one.evaluation.accuracy_interval
         networks.add_row(
@@ -88,7 +88,7 @@ def _print(found: Comparison) -> None:
             str(len(found.only_right(place))),
         )
     stdout().print(networks)
-    pairs = _columns("first − second", "points (95 %)", "only first", "only second", "agreement", "p (Holm)")
+    pairs = _columns("first − second", "points (95%)", "only first", "only second", "agreement", "p (Holm)")
     for pair in found.differences:
         low, high = pair.interval
         pairs.add_row(
@@ -108,7 +108,7 @@ def _columns(*headings: str) -> Table:
     """Make a table of names and figures; intervals are not wrapped."""
     found = table()
     for heading in headings:
-        found.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap="95 %" in heading)
+        found.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap="95%" in heading)
     return found
 
 
@@ -117,14 +117,14 @@ Models = Annotated[tuple[str, ...], Help("networks by name: S/16, R26+S/32, BiT-
 Seeds = Annotated[int, Help("runs of each recipe, which show how much chance changes")]
 Minutes = Annotated[float | None, Help("time for training and validation of all runs together, shared out equally")]
 Set = Annotated[tuple[str, ...], Help("options of vitral train for every run: epochs=20 augment=none")]
-Out = Annotated[str | None, Help("folder of the study; default: studies/NAME-KIND")]
+Out = Annotated[str | None, Help("folder of the study (default: studies/NAME-KIND)")]
 
 
 def study_data(
     data: Data,
     *,
     models: Models = (),
-    fractions: Annotated[tuple[float, ...], Help("shares of the training images")] = (0.1, 0.25, 0.5, 1.0),
+    fractions: Annotated[tuple[float, ...], Help("fractions of the training images")] = (0.1, 0.25, 0.5, 1.0),
     seeds: Seeds = 3,
     minutes: Minutes = None,
     set_: Set = (),
@@ -163,7 +163,7 @@ def study_compute(
     out: Out = None,
     format: Format = "text",
 ) -> int:
-    """Measure accuracy against the FLOPs and the seconds of training, with the front of best.
+    """Measure accuracy against the FLOPs and the seconds of training, with the Pareto front.
 
     The same command continues a study that was stopped; more models, lengths or seeds extend it.
     """
@@ -299,7 +299,7 @@ def _print_groups(results: Results) -> None:
     rows = table()
     for factor in results.study.factors:
         rows.add_column(factor, no_wrap=True)
-    for heading in ("accuracy (95 %)", "seeds", "parameters", "FLOPs", "seconds"):
+    for heading in ("accuracy (95%)", "seeds", "parameters", "FLOPs", "seconds"):
         rows.add_column(heading, justify="right", no_wrap=True)
     for group in results.groups:
         accuracy, figures = "–", [group.mean(name) for name in ("parameters", "flops", "seconds")]
@@ -365,11 +365,11 @@ def reproduce(
     name: Annotated[str, Help("study of the paper; by default all are listed", "[NAME]")] = "",
     *,
     scale: Annotated[Literal["laptop", "full"], Help("size of networks and data")] = "laptop",
-    data: Annotated[str | None, Help("other images than those of the scale")] = None,
-    seeds: Annotated[int | None, Help("runs of each recipe; by default 3")] = None,
+    data: Annotated[str | None, Help("images to use instead of those that belong to the scale")] = None,
+    seeds: Annotated[int | None, Help("runs of each recipe (default: 3)")] = None,
     set_: Set = (),
     data_root: DataRoot = "data",
-    out: Annotated[str | None, Help("folder of the study; default: studies/paper-NAME-SCALE")] = None,
+    out: Annotated[str | None, Help("folder of the study (default: studies/paper-NAME-SCALE)")] = None,
     format: Format = "text",
 ) -> int:
     """Test a claim of the paper by a study: borne out, contradicted, or neither at this scale."""

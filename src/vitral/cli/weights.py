@@ -100,7 +100,7 @@ def convert(
     from_: Annotated[str | None, Help("format of the source, if it cannot be detected")] = None,
     heads: Annotated[int | None, Help("number of attention heads, if the source does not define it")] = None,
     like: Annotated[str | None, Help("timm:NAME of the architecture, if the source does not define it")] = None,
-    scheme: Annotated[str | None, Help("method to resize positions (default: that of the source library)")] = None,
+    scheme: Annotated[str | None, Help("method to resize positions (default: as in the source library)")] = None,
     weights_key: Annotated[
         str | None, Help("prefix of the network in a file that holds several: teacher.backbone")
     ] = None,

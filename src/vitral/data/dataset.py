@@ -196,7 +196,7 @@ class DataSet(Described):
     unused: int = 0
     """Images, or files of image formats that are not read, that the source left out; `notes` name some."""
     targets: Targets = ONE_CLASS
-    """The meaning of the labels: one class an image, or another task."""
+    """The meaning of the labels: one class per image, or another task."""
     reason: str = ""
     """The reason for the task, of a table whose columns chose it."""
 

@@ -22,14 +22,14 @@ def with_validation(
 ) -> DataSet:
     """Return the data set with a "val" split, cut from train with the same share of every class if it has none.
 
-    `fraction` of train; None takes 10 %, but at most 2,500 images; 0 cuts nothing. A class keeps at least one image
+    `fraction` of train; None takes 10%, but at most 2,500 images; 0 cuts nothing. A class keeps at least one image
     in train, and a class with two or more has at least one in val if val is large enough for all classes. The images
     of a group (`Split.groups`) stay on one side, so that shares are then approximate. Test does not change.
 
     The images `kept`, by number in train, are in val before others are drawn, also if they are more than the share.
     """
     if fraction is not None and not 0 <= fraction < 1:
-        raise UsageError(f"the share for validation must be from 0 to below 1, not {fraction}", hint="0.1 takes 10 %")
+        raise UsageError(f"the share for validation must be from 0 to below 1, not {fraction}", hint="0.1 takes 10%")
     if "val" in dataset.splits or fraction == 0:
         return dataset
     train = dataset["train"]

@@ -191,7 +191,7 @@ def _legend(axes: Axes, place: str) -> None:
 
 def _percent(value: float, _position: object) -> str:
     # Ticks of a narrow range, such as 97.5 %, must not be rounded to 98 %.
-    return f"{100 * value:.4g} %"
+    return f"{100 * value:.4g}%"
 
 
 def inline(figure: Figure, prefix: str) -> str:

@@ -365,7 +365,7 @@ def _headline(evaluation: Evaluation) -> Table:
     rows.add_column(style="bold")
     rows.add_column(justify="right")
     rows.add_column(style="dim")
-    interval = f"95 % interval {low:.2%} to {high:.2%}, {evaluation.counted()}"
+    interval = f"95% interval {low:.2%} to {high:.2%}, {evaluation.counted()}"
     rows.add_row("accuracy", f"{evaluation.accuracy:.2%}", interval)
     if evaluation.widened:
         rows.add_row("", "", GROUPED)

@@ -74,7 +74,7 @@ class NumbersEvaluation(Measured):
 
     def print_table(self, console: Console) -> None:
         """Print the metrics of each number."""
-        rows = table(f"{self.counted()}; MAE with its 95 % interval")
+        rows = table(f"{self.counted()}; MAE with its 95% interval")
         rows.add_column("number")
         for heading in ("R²", "MAE", "interval", "RMSE", "bias", "MAE of the mean"):
             rows.add_column(heading, justify="right")

@@ -86,7 +86,7 @@ class TextEvaluation(Measured):
 
 
 def _interval(interval: Interval) -> Text:
-    return Text(f"95 % interval {interval[0]:.2%} to {interval[1]:.2%}")
+    return Text(f"95% interval {interval[0]:.2%} to {interval[1]:.2%}")
 
 
 def measure_texts(

@@ -146,8 +146,8 @@ class Benchmark:
             console.print(output)
         masks = f"; masks of {self.masks} images cover {_per_cent(self.area)} of them" if self.area else ""
         notes = (
-            f"{', '.join(self.protocols)}; 95 % intervals{masks}\n"
-            "believable: beats the random maps of its image, as 10 % of random maps would\n"
+            f"{', '.join(self.protocols)}; 95% intervals{masks}\n"
+            "believable: beats the random maps of its image, as 10% of random maps would\n"
             "by class: 1 − rank correlation with another class's map, 0 where the class changes nothing\n"
             "by weights: rank correlation with the map of the network with random weights, near 0 where they matter"
         )
@@ -159,7 +159,7 @@ def _cell(value: Estimate | None) -> str:
 
 
 def _per_cent(value: Estimate | None) -> str:
-    return f"{100 * value.mean:.1f} %" if value else ""
+    return f"{100 * value.mean:.1f}%" if value else ""
 
 
 _COLUMNS: tuple[dict[str, Callable[[Row], str]], ...] = (

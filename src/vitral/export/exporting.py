@@ -245,7 +245,7 @@ def _check_text(predictor: Predictor, target: Target, precision: str, with_prepr
         why = "a step of the decoder is traced after two tokens"
         raise UsageError("texts of one character are not exported", why=why, hint="--task class, for single characters")
     if search_of(predictor.network) != Search():
-        why = "the proof compares texts of greedy search"
+        why = "the parity check compares texts of greedy search"
         raise UsageError("this predictor reads by beam search", why=why, hint="vitral.load(…, beams=1)")
 
 

@@ -236,7 +236,7 @@ def pixels_of(image: Any, *, name: str = "image", channels: int, levels: tuple[i
     elif isinstance(image, Listed):
         path = image.path if os.path.lexists(image.path) else respelled(image.path)
         if path is None:  # another kind of text is no list
-            why, hint = f"{image.path}: no such file", "a .txt is a list of one path a line"
+            why, hint = f"{image.path}: no such file", "a .txt is a list of one path per line"
             raise ImageError(name, why, where=image.where, hint=hint)
         image = path
     elif isinstance(image, io.IOBase) or hasattr(image, "read"):

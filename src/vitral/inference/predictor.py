@@ -119,7 +119,7 @@ class Predictor(Described):
 
     @property
     def model(self) -> Network:
-        """The module, which may be changed. From now on, each call looks for changes; see docs/inference.md."""
+        """The module, which may be changed. From now on, each call looks for changes; see docs/predict.md."""
         if self._seen is None:
             self._seen = Snapshot(self.held.network)
         self.held.lent = True

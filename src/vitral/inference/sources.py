@@ -121,7 +121,7 @@ class ListFile:
     def check(self) -> None:
         """Raise `DataError` if the file is empty or not a list of paths."""
         if not len(self):
-            raise DataError("no images", where=self.where, why="the list is empty", hint="one path a line")
+            raise DataError("no images", where=self.where, why="the list is empty", hint="one path per line")
 
     def __len__(self) -> int:
         return self._survey[0]
@@ -138,7 +138,7 @@ class ListFile:
                         break
                     if len(line) > _LONGEST_LINE or b"\0" in line:
                         why = "a line is longer than any path" if len(line) > _LONGEST_LINE else "it is not text"
-                        raise DataError("not a list of images", where=self.where, why=why, hint="one path a line")
+                        raise DataError("not a list of images", where=self.where, why=why, hint="one path per line")
                     if path := os.fsdecode(line.rstrip(b"\r\n")):
                         yield number, os.path.join(folder, path)
         except OSError as error:

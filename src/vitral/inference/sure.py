@@ -28,7 +28,7 @@ class Cut:
     group, were wrong.
     """
     low: float
-    """Lower end of the 95 % interval of the share of correct answers."""
+    """Lower end of the 95% interval of the share of correct answers."""
     high: float
 
     def describe(self, validation: str) -> str:

@@ -44,7 +44,7 @@ class ForeignConfig(ConfigBase):
         self._check_bounds()
         if not is_foreign(self.source):
             hint = "timm:NAME, torchvision:NAME or MODULE:FUNCTION"
-            raise UsageError(f"'{self.source[:60]}' is no network of another library", hint=hint)
+            raise UsageError(f"'{self.source[:60]}' is not a network of another library", hint=hint)
         if min(*self.image, self.channels, self.classes) < 1:
             raise UsageError("sizes must be positive: image size, channels and classes")
 
@@ -91,7 +91,7 @@ class Foreign(nn.Module):
         if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             why = f"it returns {got}, not logits {wanted}"
-            raise UsageError(f"{self.config.source} is no classifier of these classes", why=why)
+            raise UsageError(f"{self.config.source} is not a classifier of these classes", why=why)
         return logits
 
     @property

@@ -131,7 +131,7 @@ def _folder_of(source: str) -> str:
         return str(record[source])
     if source in os.environ.get(TRUST, "").split(","):
         return os.getcwd()
-    why = "a file alone must not run code"
+    why = "a file by itself must not run code"
     hint = f"if you trust it: {TRUST}={source} vitral …, in the folder of its module"
     raise UsageError(f"the run uses {source}, which was never named here", why=why, hint=hint)
 

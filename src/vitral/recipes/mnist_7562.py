@@ -4,7 +4,7 @@
     vitral train mnist --recipe mnist-7562-minute
 
 The write-up uses cross-entropy, Adam and 15 epochs. It states neither batch size nor learning rate; the values here
-reach its 96 % in half the time of its own loop. Times and accuracies: benchmarks/RESULTS.md; experiments:
+reach its 96% in half the time of its own loop. Times and accuracies: benchmarks/RESULTS.md; experiments:
 docs/log/accuracy.md.
 """
 

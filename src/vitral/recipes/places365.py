@@ -36,7 +36,7 @@ def places365(stats: DatasetStats, machine: Machine) -> Plan:
         (
             Choice(
                 "train share",
-                "10 % (5 % for validation)",
+                "10% (5% for validation)",
                 "random and disjoint, from the small validation split",
             ),
             Choice("model", "places365-postnorm", "BERT-like post-norm ViT-B/16 with 8 heads, as in the write-up"),

@@ -101,7 +101,7 @@ def dino(stats: DatasetStats, machine: Machine) -> Plan:
         lr=5e-4,
     )
     why = "agree with a teacher, the student's average, about crops of an image (arXiv 2104.14294)"
-    crops = "two of 30 to 100 % of the image; the student sees 4 smaller ones, too"
+    crops = "two of 30 to 100% of the image; the student sees 4 smaller ones, too"
     return _with(
         plan,
         Choice("method", "dino", why),
@@ -131,7 +131,7 @@ def distill(stats: DatasetStats, machine: Machine) -> Plan:
         teacher_views=views,
     )
     why = "learn the teacher's features of the same crops, through a linear layer (arXiv 2407.20179)"
-    colors = "of 25 to 100 %; colors of the network's own are random, those that the teacher sees are not"
+    colors = "of 25 to 100%; colors of the network's own are random, those that the teacher sees are not"
     changed = (
         Choice("method", "distill", why),
         Choice("geometry", "crops", colors),
@@ -210,7 +210,7 @@ def _plan(method: str, stats: DatasetStats, machine: Machine, shape: Shape | Non
     why_epochs = "about 2 million images (× 20 on a GPU), at most 400 epochs; --minutes limits the time instead"
     muon = "for the blocks: better than AdamW in the same time (docs/log/accuracy.md)"
     why_optimizer = muon if run.optimizer == "muon" else f"β2 {run.beta2:g}, as in the method's paper"
-    crops = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100 %"
+    crops = "shifts by up to 1/8" if run.crop == "shift" else "crops of 20 to 100%"
     geometry = [Choice("geometry", crops, "no other augmentation: masking varies the images enough")]
     return Plan(
         run,

@@ -288,7 +288,7 @@ def before_and_now(before: str | Path, now: str | Path) -> str:
     relabeled = found[0].relabeled if len(chosen[0]) == len(found[0].images) else 0
     images = f"{len(each):,} images" + (f" ({relabeled:,} relabeled since)" if relabeled else "")
     rates = f"before {right[0].mean():.1%}, now {right[1].mean():.1%} on the same {images}"
-    difference = f"difference {100 * each.mean():+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+    difference = f"difference {100 * each.mean():+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
     verdict = f"this run is {'better' if each.mean() > 0 else 'worse'}" if claimed else "none can be claimed"
     return f"{rates}: {difference}: {verdict}"
 
@@ -345,9 +345,7 @@ def _common(found: Sequence[Evaluated], names: Sequence[str]) -> list[np.ndarray
         if other != labels[0]:
             index = next(i for i, (a, b) in enumerate(zip(labels[0], other, strict=True)) if a != b)
             why = f"it is “{labels[0][index]}” to {names[0]} and “{other[index]}” to {name}"
-            raise UsageError(
-                "the networks know an image by different classes", where=first.names[shared[index]], why=why
-            )
+            raise UsageError("the networks give an image different classes", where=first.names[shared[index]], why=why)
     return chosen
 
 

@@ -58,7 +58,7 @@ def _found(results: Results, expected: Expectation) -> SeedDifference | None:
 def _one_seed(results: Results) -> Iterator[str]:
     if results.study.seeds == 1 and not results.study.design.searches:
         yield (
-            "Each recipe was trained with one seed. Runs that differ by their seed alone differ in accuracy too, by an "
+            "Each recipe was trained with one seed. Runs that differ only in their seed differ in accuracy, too, by an "
             "amount that one seed does not show: no difference is claimed."
         )
 
@@ -118,7 +118,7 @@ def _gains(results: Results) -> Iterator[str]:
         interval = _points(gain) if len(seeds) > 1 else f"{_signed(gain.difference)} points, with one seed"
         if len(seeds) > 1 and gain.interval[0] <= 0 <= gain.interval[1]:
             interval += "; no difference can be claimed"
-        levels = " to ".join(f"{100 * sum(one) / len(one):.1f} %" for one in (less, more))
+        levels = " to ".join(f"{100 * sum(one) / len(one):.1f}%" for one in (less, more))
         start, end = (results.study.design.in_words(fractions[place]) for place in (0, -1))
         yield f"From {start} to {end} {name} goes from {levels}: {interval}."
 
@@ -137,7 +137,7 @@ def _front(results: Results) -> Iterator[str]:
             for group in front
         ]
         if names:
-            yield f"By mean accuracy, the front of best over {title} of training is {listed(names)}."
+            yield f"By mean accuracy, the Pareto front over {title} of training is {listed(names)}."
 
 
 def _best(results: Results) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _best(results: Results) -> Iterator[str]:
     if not ranked or ranked[0].accuracy is None:
         return
     best = ranked[0].label()
-    yield f"The highest mean accuracy is {100 * ranked[0].accuracy.value:.1f} %, with {best}."
+    yield f"The highest mean accuracy is {100 * ranked[0].accuracy.value:.1f}%, with {best}."
     if results.study.seeds == 1:
         return
     for one in results.differences:
@@ -164,11 +164,11 @@ def _of_search(results: Results) -> Iterator[str]:
         yield "No trial ran to its end."
         return
     first = next((one for one in results.outcomes if study.first and one.done), None)
-    reached = f"{100 * (best.accuracy or 0):.2f} %"
+    reached = f"{100 * (best.accuracy or 0):.2f}%"
     values = ", ".join(f"{name} {shown(value)}" for name, value in best.cell.factors.items())
     yield f"The highest validation accuracy is {reached}, of {best.cell.name}: {values}."
     if first is not None and first is not best:
-        yield f"The plan's own values, {first.cell.name}, reach {100 * (first.accuracy or 0):.2f} %."
+        yield f"The plan's own values, {first.cell.name}, reach {100 * (first.accuracy or 0):.2f}%."
     elif first is not None:
         yield "Those are the plan's own values: no other trial is better."
     if best.test is None:
@@ -180,10 +180,10 @@ def _of_search(results: Results) -> Iterator[str]:
     low, high = best.test.accuracy_interval
     against = ""
     if first is not None and first is not best and first.test:
-        against = f", the plan's own values {100 * first.test.accuracy:.2f} %"
+        against = f", the plan's own values {100 * first.test.accuracy:.2f}%"
     yield (
         f"On the {best.test.counted('test image')}, which chose nothing, it reaches "
-        f"{100 * best.test.accuracy:.2f} % ({100 * low:.1f} % to {100 * high:.1f} %){against}."
+        f"{100 * best.test.accuracy:.2f}% ({100 * low:.1f}% to {100 * high:.1f}%){against}."
     )
 
 

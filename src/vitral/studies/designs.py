@@ -82,7 +82,7 @@ class ByData(Design):
     title = "Accuracy by amount of data"
     figure = (
         "Accuracy over training images",
-        "Shares of the same seed are nested, with the same share of every class.",
+        "Fractions with the same seed are nested, with the same proportion of every class.",
     )
     command, factor, column = "data", "fraction", "data"
     sets = ("train_share", "stratified", "model")
@@ -96,7 +96,7 @@ class ByData(Design):
         return {**model, "train_share": factors["fraction"], "stratified": True}
 
     def in_words(self, value: float) -> str:
-        return "all images" if value == 1 else f"{100 * value:g} % of the images"
+        return "all images" if value == 1 else f"{100 * value:g}% of the images"
 
     def start_of(self, where: str) -> str:
         return f"With {where}"

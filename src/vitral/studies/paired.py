@@ -27,7 +27,7 @@ class Difference:
     second: str
     difference: float
     interval: Interval
-    """95 % interval of Bonett and Price (2012), "Adjusted Wald Confidence Interval for a Difference of Binomial
+    """95% interval of Bonett and Price (2012), "Adjusted Wald Confidence Interval for a Difference of Binomial
     Proportions Based on Paired Data", equation 5; of n / design effect images if they are in groups."""
     only_first: int
     """Images that only the first classifies correctly."""
@@ -41,7 +41,7 @@ class Difference:
 
     @property
     def claimed(self) -> bool:
-        """True if a difference can be claimed at a family-wise error rate of 5 %."""
+        """True if a difference can be claimed at a family-wise error rate of 5%."""
         return self.p_adjusted < LEVEL
 
 
@@ -65,7 +65,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def paired_interval(differences: np.ndarray, groups: Groups = None) -> Interval:
-    """Return the 95 % interval of the mean of differences (n,): 1 if only the first is right, -1 if only the second."""
+    """Return the 95% interval of the mean of differences (n,): 1 if only the first is right, -1 if only the second."""
     count, b, c = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
     p, q = (b + 0.5) / (count + 1), (c + 0.5) / (count + 1)
     effect = design_effect(differences, groups, p + q - (p - q) ** 2)

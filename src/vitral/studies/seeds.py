@@ -14,7 +14,7 @@ from vitral.studies.paired import LEVEL
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, with Student's 95 % interval; (value, value) for a single seed."""
+    """A mean over seeds, with Student's 95% interval; (value, value) for a single seed."""
 
     value: float
     interval: tuple[float, float]
@@ -35,12 +35,12 @@ class SeedDifference:
     """Accuracy of a first recipe minus that of a second, over pairs of runs of the same seed."""
 
     where: str
-    """The condition under which they are compared, such as "10 % of the images"."""
+    """The condition under which they are compared, such as "10% of the images"."""
     first: str
     second: str
     difference: float
     interval: tuple[float, float]
-    """Student's 95 % interval of the paired differences."""
+    """Student's 95% interval of the paired differences."""
     pairs: int
     p_value: float
     """Two-sided paired t-test; 1 for a single seed, from which nothing can be claimed."""
@@ -49,7 +49,7 @@ class SeedDifference:
 
     @property
     def claimed(self) -> bool:
-        """True if a difference can be claimed at a family-wise error rate of 5 %."""
+        """True if a difference can be claimed at a family-wise error rate of 5%."""
         return self.pairs > 1 and self.p_adjusted < LEVEL
 
 

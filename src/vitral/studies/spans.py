@@ -27,7 +27,7 @@ class Span:
     def of(cls, name: str, low: Any, high: Any) -> Span:
         """Return the range of an option; `UsageError` if it is none."""
         if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (low, high)):
-            raise UsageError(f"{name} has no range", why="it is no number", hint=f"--vary {name}=A,B")
+            raise UsageError(f"{name} has no range", why="it is not a number", hint=f"--vary {name}=A,B")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             hint = f"--vary {name}={min(low, high):g}..{max(low, high):g}"
             raise UsageError(f"the range of {name} goes from low to high", why=f"{low:g} to {high:g}", hint=hint)

@@ -318,7 +318,7 @@ class StudyFolder:
         if self.study.exists():
             self._check_part(self.read(), study)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunError("this folder is no study", where=self.path, why="it is not empty", hint="another --out")
+            raise RunError("this folder is not a study", where=self.path, why="it is not empty", hint="another --out")
         self.cells.mkdir(parents=True, exist_ok=True)
         write_text(self.study, sealed_json({"format": _FORMAT, **study.to_json()}, indent=2))
 

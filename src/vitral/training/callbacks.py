@@ -108,7 +108,7 @@ def check_callbacks(callbacks: object) -> None:
     for one in callbacks:
         if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in _METHODS):
             shown = f"the class {one.__name__}" if isinstance(one, type) else type_of(one)
-            raise UsageError(f"callbacks has {shown}, which is no callback", why=why, hint=hint)
+            raise UsageError(f"callbacks has {shown}, which is not a callback", why=why, hint=hint)
 
 
 _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_") and name != "on_logits")

@@ -79,7 +79,7 @@ class Run:
     data_root: str = option("data", "folder of the data sets that have a name; missing ones are downloaded to it")
     val_fraction: float | None = option(
         None,
-        "fraction of the training images to set aside for validation, if there is no val split; 0: validate on test",
+        "fraction of the training images to set aside for validation, if there is no val split; 0 validates on test",
     )
     train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
@@ -124,8 +124,8 @@ class Run:
     )
     init: str | None = option(
         None,
-        "weights to start from: a run, a file, timm:NAME, hf:ORG/NAME, or backbone, the built-in model; none: random "
-        "weights (default: auto, chosen for your images)",
+        "weights to start from: a run, a file, timm:NAME, hf:ORG/NAME, backbone (the built-in model), or none (random "
+        "weights) (default: auto, chosen for your images)",
     )
     probe: bool = option(
         False, "before training, fit a linear probe to the initial weights, for a first accuracy within seconds"
@@ -157,7 +157,7 @@ class Run:
         None, "dropout rate after dense layers and position embeddings (default: the model's)"
     )
     drop_path: float | None = option(
-        None, "stochastic depth: drop rate of the last block; it grows linearly from 0 in the first"
+        None, "stochastic depth: drop rate of the last block, which grows linearly from 0 in the first"
     )
     patch_dropout: float | None = option(None, "random fraction of the patches to drop from each training image")
     whiten: bool = option(
@@ -200,7 +200,7 @@ class Run:
     flip: bool = option(False, "mirror half of the training images at random")
     augment: Augment = option(
         "none",
-        "augmentation of training images; affine: small rotations and scalings; or your own function, MODULE:FUNCTION, "
+        "augmentation of training images; affine rotates and scales a little. Or your own function, MODULE:FUNCTION, "
         "which maps an image (C, H, W) of bytes to one",
     )
     randaugment: tuple[int, int] = option(
@@ -272,12 +272,13 @@ class Run:
     centering: Literal["mean", "sinkhorn"] = option(
         "mean", "balance of dino's prototypes: subtract a running mean (DINO), or assign a batch evenly (DINOv2)"
     )
-    ibot: float = option(0.0, "with dino: weight of the iBOT loss on masked patches; 0 turns it off")
+    ibot: float = option(0.0, "with dino: weight of the iBOT loss on masked patches (0 turns it off)")
     koleo: float = option(
-        0.0, "with dino: weight of the KoLeo loss, which keeps features apart, about 0.1; 0 turns it off"
+        0.0, "with dino: weight of the KoLeo loss, which keeps features apart, about 0.1 (0 turns it off)"
     )
     teacher_views: int = option(
-        0, "crops of each image for which distill keeps the teacher's features on disk; 0: computed in every step"
+        0,
+        "crops of each image for which distill keeps the teacher's features on disk; 0 computes them in every step",
     )
 
     # Execution
@@ -300,7 +301,7 @@ class Run:
     )
     workers: int | None = option(None, "worker processes that decode images (default: by the number of cores)")
     seed: int = option(0, "seed of the split, the initial weights, the order, and the augmentation")
-    recipe: str = option("small", "set of defaults: small, paper, linear-probe, …; see docs/recipes.md")
+    recipe: str = option("small", "set of defaults: small, paper, linear-probe, … (see docs/recipes.md)")
     log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
     out: str | None = option(None, "folder of the run")
 

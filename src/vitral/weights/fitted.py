@@ -3,7 +3,7 @@
 A run fits them on its validation images: to one network, at one size, from one view of each image, in floating point.
 They are saved with the weights and travel with them. Whoever changes what is computed asks `kept` for those that hold:
 reading weights at another size or for other classes (`weights.load`), and a predictor that averages views or computes
-in int8 (`inference.outputs.holding`). The table in docs/elsewhere.md has a row for each number.
+in int8 (`inference.outputs.holding`). The table in docs/reliability.md has a row for each number.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from vitral.weights.files import read_tensors, write_tensors
 from vitral.weights.read.source import non_finite
 
 FORMAT = 1
-"""Version of files of one class an image …"""
+"""Version of files of one class per image …"""
 TASK_FORMAT = 2
 """… and of other tasks, which a vitral that does not know them must not read as classes."""
 _STATISTICS = "unknown."
@@ -41,7 +41,7 @@ class Weights:
     trained: Mapping[str, Any]
     """Origin: data, recipe, accuracy, versions."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The task with its fields (`vitral.inference.outputs`); empty for one class an image, uncalibrated."""
+    """The task with its fields (`vitral.inference.outputs`); empty for one class per image, uncalibrated."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors of the output: those that a distance to the training images needs, else none."""
 

@@ -54,12 +54,12 @@ def evaluate_corruptions(evaluated: Evaluated, progress: Progress | None = None)
     """Evaluate the network of an evaluation on its images under every corruption, in five strengths.
 
     Images are corrupted at the network's size. `progress` receives the number of images of each batch, once for each
-    corruption and strength. Raises `UsageError` for another task than one class an image.
+    corruption and strength. Raises `UsageError` for another task than one class per image.
     """
     predictor = evaluated.predictor
     if not predictor.output.one_class:
         why = f"the weights are of --task {predictor.output.task}"
-        raise UsageError("--corruptions is for networks of one class an image", why=why, hint="leave it out")
+        raise UsageError("--corruptions is for networks of one class per image", why=why, hint="leave it out")
     from vitral.evaluation.metrics import measure
 
     images, device = evaluated.images, predictor.machine.device

@@ -406,7 +406,7 @@ def in_classes_of(predictor: Predictor, dataset: DataSet) -> DataSet:
     """Renumber the labels of a data set by the network's classes. Raises `DataError` for images of other classes.
 
     Classes match if they have the same name, are the same class of ImageNet (`n01440764` and `tench`), or differ only
-    in case (`labels.match`). timm and others compare by number, and silently report 0.1 % if the numbering differs.
+    in case (`labels.match`). timm and others compare by number, and silently report 0.1% if the numbering differs.
     """
     if predictor.output.one_class:
         require_head(predictor.classes)

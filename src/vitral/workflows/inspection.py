@@ -141,7 +141,7 @@ def _named(name: str, options: InferenceOptions) -> _Subject:
     predictor = Predictor(
         built, preprocessing, tuple(map(str, range(shape.classes))), machine=machine, source=name
     ).cast()
-    note = "a model name alone means random weights: this is an untrained network"
+    note = "a model name without weights means random weights: this network is untrained"
     return _Subject(predictor.model, preprocessing, name, None, (note,))
 
 

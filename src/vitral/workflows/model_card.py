@@ -56,7 +56,7 @@ def card(facts: Facts) -> str:
     classes = last.get("per_class", [])
     made = environment(__package__)
     made.autoescape = False  # Markdown, which `md` escapes
-    made.filters.update(md=escaped, share=lambda fraction: f"{100 * fraction:.2f} %", duration=duration)
+    made.filters.update(md=escaped, share=lambda fraction: f"{100 * fraction:.2f}%", duration=duration)
     text: str = made.get_template("model_card.md.jinja").render(
         header=header(facts),
         name=facts.repository.partition("/")[2],

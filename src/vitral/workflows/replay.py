@@ -73,7 +73,7 @@ class Replayed:
     """True if the weights are those before the step; else they are the run's best ones."""
 
     def label(self, index: int) -> str:
-        """The label of an image: "cat", or "cat 70 % + dog 30 %"."""
+        """The label of an image: "cat", or "cat 70% + dog 30%"."""
         shares = [(float(share), k) for k, share in enumerate(self.targets[index]) if share > 0]
         ranked = sorted(shares, reverse=True)
         if len(ranked) == 1:
@@ -133,7 +133,7 @@ def replay(
     """
     if (step is None) == (epoch is None) or (epoch is None) != (image is None):
         raise UsageError(
-            "a batch is named by its step, or by epoch and image", hint="--step 1, or --epoch 1 --image FILE"
+            "select a batch by its step, or by epoch and image", hint="--step 1, or --epoch 1 --image FILE"
         )
     folder = RunFolder(run)
     plan = folder.read_plan()
@@ -217,7 +217,7 @@ def _replayed(
     if not isinstance(objective, Classification):
         why = "vitral pretrain made this run" if run.recipe in METHODS else f"this run is of --task {run.task}"
         hint = "its report.html shows images"
-        raise UsageError("only runs of one class an image can be replayed", why=why, hint=hint)
+        raise UsageError("only runs of one class per image can be replayed", why=why, hint=hint)
     if exact:
         model: nn.Module = _trained_up_to(job, batches, again, epoch * len(batches) + number)
         train_mode(model)

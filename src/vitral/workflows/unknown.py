@@ -94,7 +94,7 @@ class UnknownImages:
         """Print one line for each score, and the meaning of the last two columns."""
         rows = table()
         rows.add_column("score")
-        columns = ("AUROC", "95 % interval", "unknown found", "known kept")
+        columns = ("AUROC", "95% interval", "unknown found", "known kept")
         for name in columns[: 4 if self.detector else 2]:
             rows.add_column(name, justify="right")
         for name, one in self.scores.items():
@@ -118,7 +118,7 @@ def check_options(folder: str, share: float) -> None:
 
 
 def check_network(predictor: Predictor) -> None:
-    """Raise `UsageError` for another task than one class an image, images of their own sizes, and a network that is
+    """Raise `UsageError` for another task than one class per image, images of their own sizes, and a network that is
     changed, such as by averaged views: the threshold is saved for the network as it was trained.
     """
     require_classes(predictor.output, "--unknown", "leave it out")

@@ -18,7 +18,7 @@ def accepts(data: str) -> bool:
 
 
 def load(data: str, *, root: Path, download: bool) -> DataSet:
-    """Load train and test splits, 80 % and 20 % of every class, always the same images."""
+    """Load train and test splits, 80% and 20% of every class, always the same images."""
     from sklearn.datasets import load_digits  # takes a second to import
     from sklearn.model_selection import train_test_split
 

@@ -78,7 +78,7 @@ def _of_column(columns: LabelColumns, label: int, separator: str | None) -> Labe
         return separated(columns, label, separator)
     numbers = [number_of(cell) for cell in cells if not is_missing(cell)]
     if not numbers or None in numbers:
-        return OneLabel(label, f"the column {name} has one class an image")
+        return OneLabel(label, f"the column {name} has one class per image")
     values = {n for n in numbers if n is not None}
     if any(n != round(n) for n in values) or columns.named:
         return None

@@ -39,7 +39,7 @@ def load_lines(data: str | Path) -> DataSet:
         files = Folder(folder)
         dataset = _from_table(files, file, os.path.splitext(file)[0])
     else:
-        why = "it is no folder and no table" if os.path.exists(text) else "there is no such file or folder"
+        why = "it is neither a folder nor a table" if os.path.exists(text) else "there is no such file or folder"
         raise DataError("no images with texts", where=str(data), why=why, hint=_HINT)
     if "train" not in dataset.splits:
         why = f"splits found: {', '.join(dataset.splits) or 'none'}"

@@ -68,7 +68,7 @@ def of_files(
 
     manifest = scan_shards(list(states), [f"{one} {column}" for one in states.values()], local, no_names, name, source)
     dataset = dataset_of(manifest, store, source)
-    return replace(dataset, reason=f"the column {column} has one class an image") if column else dataset
+    return replace(dataset, reason=f"the column {column} has one class per image") if column else dataset
 
 
 def _inside(folder: str) -> list[str]:

@@ -27,7 +27,7 @@ class OneClass(Targets):
 
     def reader(self, columns: LabelColumns, wanted: Labeling) -> OneLabel | None:
         if columns.label is not None:
-            reason = f"the column {columns.header[columns.label]} has one class an image"
+            reason = f"the column {columns.header[columns.label]} has one class per image"
             return OneLabel(columns.label, reason, self)
         if len(columns.free) == 1:
             columns.refuse_commas(columns.free)
@@ -79,7 +79,7 @@ def require_one_class(targets: Targets, source: str, what: str) -> None:
     """Raise `DataError` for data of another task."""
     if not targets.one_class:
         why = f"these data are of --task {targets.task}"
-        raise DataError(f"{what} needs one class an image", where=source, why=why, hint="a table with file,label")
+        raise DataError(f"{what} needs one class per image", where=source, why=why, hint="a table with file,label")
 
 
 def index_labels(

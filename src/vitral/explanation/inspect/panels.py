@@ -292,7 +292,7 @@ def _norms(found: TokenNorms) -> Panel:
     else:
         outliers = "Here there are none."
     caption = (
-        "Norms of tokens after each block: the box is the middle half of all patches, the thin line 5 to 95 %."
+        "Norms of tokens after each block: the box is the middle half of all patches, the thin line 5 to 95%."
         f" Dots are outliers: {found.rule}. Large networks with long training reuse a few background patches to store"
         " global information; such patches have huge norms and spoil attention maps. Register tokens take over that"
         f" role. {outliers}"

@@ -63,7 +63,7 @@ def packable(network: nn.Module, dtype: torch.dtype | None = None) -> bool:
 def is_faster(network: ViT, dtype: torch.dtype | None = None) -> bool:
     """True if a packable network is faster packed: always in bf16, for wide networks in fp32 with AVX-512.
 
-    With AVX2 only, a single image gains 5 to 10 % and batches lose 11 to 13 % (docs/log/inference-speed.md).
+    With AVX2 only, a single image gains 5 to 10% and batches lose 11 to 13% (docs/log/inference-speed.md).
     """
     if (dtype or next(network.parameters()).dtype) == torch.bfloat16:
         return True

@@ -87,7 +87,7 @@ class Output:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields to save with the weights; empty for one class an image."""
+        """Return the fields to save with the weights; empty for one class per image."""
         raise NotImplementedError
 
     @classmethod
@@ -97,7 +97,7 @@ class Output:
 
 
 def require_classes(output: Output, what: str, hint: str) -> None:
-    """Raise `UsageError` for the weights of another task than one class an image."""
+    """Raise `UsageError` for the weights of another task than one class per image."""
     if not output.one_class:
         why = f"these weights are of --task {output.task}"
-        raise UsageError(f"{what} supports networks of one class an image", why=why, hint=hint)
+        raise UsageError(f"{what} supports networks of one class per image", why=why, hint=hint)

@@ -2,7 +2,7 @@
 parts of this network alone (`modeling_*.py.jinja`), which `trust_remote_code=True` runs.
 
 BiT is such a network: transformers' Bit has timm's epsilons and padding alone, with which BiT of the authors and of
-big_vision answered up to 1 % apart at random weights.
+big_vision answered up to 1% apart at random weights.
 
 The weights are vitral's own file, which names tensors as the modeling file does: both programs read it. transformers
 saves them without vitral's header, so that `config.json` has it, too.

@@ -11,7 +11,7 @@ from vitral.weights.read.source import SUFFIXES
 BACKBONE = "backbone"
 DEMO = Path(__file__).parents[2] / "demo" / "model.safetensors"
 INCLUDED = {BACKBONE: Path(__file__).parents[1] / "backbone.safetensors", "demo": DEMO}
-"""Built-in models: name → file. `backbone` is where training starts (docs/backbone.md), `demo` is to try."""
+"""Built-in models: name → file. `backbone` is where training starts (docs/pretrained-model.md), `demo` is to try."""
 
 
 def is_weights(text: str) -> bool:

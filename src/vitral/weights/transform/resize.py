@@ -1,6 +1,6 @@
 """Resize position tables to another grid, and patch kernels to another patch size or channel count.
 
-`docs/resizing.md` lists the scheme of each library, and by how much they differ.
+`docs/weights.md` lists the scheme of each library, and by how much they differ.
 """
 
 from __future__ import annotations

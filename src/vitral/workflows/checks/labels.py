@@ -233,7 +233,7 @@ def check_labels(
     dataset.targets.check(dataset.classes, dataset.source)
     if not dataset.targets.one_class:
         raise DataError(
-            "--labels ranks one class an image", where=dataset.source, why=f"its task is {dataset.targets.task}"
+            "--labels ranks one class per image", where=dataset.source, why=f"its task is {dataset.targets.task}"
         )
     total = sum(map(len, dataset.splits.values()))
     if not 2 <= folds <= total:

@@ -45,7 +45,7 @@ def _crop(image: Image.Image) -> Image.Image:
 
 
 CHANGES: Mapping[str, Callable[[Image.Image], Image.Image]] = {
-    "cropped to 75 %": _crop,
+    "cropped to 75%": _crop,
     "mirrored": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
     "rotated by 10°": lambda image: image.rotate(10, Image.Resampling.BICUBIC),
     "darker": lambda image: ImageEnhance.Brightness(image).enhance(0.6),

@@ -32,7 +32,7 @@ TANH_LOGIT_SCALE = 8.0
 def scale_logits(draft: Draft) -> Draft:
     """Scale logits that a tanh bounds to ±1, and turn label smoothing off.
 
-    With ten classes, unscaled logits allow a loss of log(1 + 9 e⁻²) at best and no probability above 45 %. Bounded
+    With ten classes, unscaled logits allow a loss of log(1 + 9 e⁻²) at best and no probability above 45%. Bounded
     logits make label smoothing unnecessary.
     """
     run, given = draft.run, draft.given

@@ -1,6 +1,6 @@
 """Choose the weights that a run starts from: `--init auto`, the default.
 
-The built-in model was trained on photographs of 200 kinds of things (docs/backbone.md). A run starts from it,
+The built-in model was trained on photographs of 200 kinds of things (docs/pretrained-model.md). A run starts from it,
 unless an option asks for another network, the images are of another kind, or published weights are at hand, which know
 more.
 """

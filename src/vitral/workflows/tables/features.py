@@ -338,7 +338,11 @@ def _two_sides(dataset: DataSet, split: str | None) -> tuple[DataSet, str, list[
         return dataset, other, []
     dataset = with_validation(dataclasses.replace(dataset, splits={"train": with_copies(dataset["train"])}))
     cut = len(dataset["val"])
-    return dataset, "val", [f"{cut:,} images were cut from train for evaluation, about the same share of each class"]
+    return (
+        dataset,
+        "val",
+        [f"{cut:,} images were cut from train for evaluation, with about the same proportion of each class"],
+    )
 
 
 def readable_features(

@@ -76,7 +76,9 @@ class ImageTable(Generic[R]):
         """Note for a resumed command that finds a file but no unfinished rows: it is replaced. "" for any other."""
         if self.file.partial.exists() or not self.file.target.exists():
             return ""
-        return f"{self.file.path} is no unfinished file: there is nothing to resume, and all rows are computed again"
+        return (
+            f"{self.file.path} is not an unfinished file: there is nothing to resume, and all rows are computed again"
+        )
 
     def results(self, items: Items | list[Item]) -> Iterator[R | ImageError]:
         """Compute the results of images, or their errors, in order."""

@@ -24,7 +24,7 @@ def headline(measured: LabelsEvaluation) -> Headline:
         f"Mean average precision over {count(sum(one.images > 0 for one in measured.per_label), 'label')} on "
         f"{measured.counted()}. Macro F1 {percent(measured.macro_f1)}, micro F1 "
         f"{percent(measured.micro_f1)}, accuracy (Jaccard) {percent(measured.jaccard)}, exact sets "
-        f"{percent(measured.exact_match)} (95 % interval {percent(low)} to {percent(high)}).{alike}"
+        f"{percent(measured.exact_match)} (95% interval {percent(low)} to {percent(high)}).{alike}"
     )
     return Headline("mAP", percent(measured.mean_average_precision), note)
 

@@ -37,7 +37,7 @@ def _scores(measured: NumbersEvaluation) -> Section:
         ]
         for one in measured.per_number
     ]
-    headings = ("number", "R²", "MAE", "95 % interval", "RMSE", "bias", "MAE of the mean")
+    headings = ("number", "R²", "MAE", "95% interval", "RMSE", "bias", "MAE of the mean")
     note = (
         "R²: share of the variance that is explained. MAE: mean absolute error, with an interval by Student's t. Bias: "
         "mean of predicted minus true. The last column is the error of always predicting the mean of these images."

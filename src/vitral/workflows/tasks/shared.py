@@ -1,4 +1,4 @@
-"""Parts that tasks other than one class an image share."""
+"""Parts that tasks other than one class per image share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitral.training.options import Run
 
 NEEDS_CLASSES: Mapping[str, Any] = {"sampling": "shuffle", "teacher": None}
-"""Options whose other values are defined for one class an image only, and their neutral value."""
+"""Options whose other values are defined for one class per image only, and their neutral value."""
 
 
 def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:

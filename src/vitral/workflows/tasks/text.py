@@ -81,8 +81,8 @@ class TextTask(Task):
 def _findings(measured: TextEvaluation) -> list[tuple[str, str]]:
     """Headings and sentences for the report."""
     (low, high), (least, most) = measured.accuracy_interval, measured.cer_interval
-    lines = f"{measured.accuracy:.2%} of {measured.counted('line')} (95 % interval {low:.2%} to {high:.2%})"
-    errors = f"{measured.cer:.2%} of {measured.characters:,} characters (95 % interval {least:.2%} to {most:.2%})"
+    lines = f"{measured.accuracy:.2%} of {measured.counted('line')} (95% interval {low:.2%} to {high:.2%})"
+    errors = f"{measured.cer:.2%} of {measured.characters:,} characters (95% interval {least:.2%} to {most:.2%})"
     alike = f" {GROUPED.capitalize()}." if measured.widened else ""
     return [("Exactly right", f"{lines}.{alike}"), ("Characters to correct", f"{errors}; words: {measured.wer:.2%}.")]
 
