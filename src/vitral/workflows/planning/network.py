@@ -63,8 +63,7 @@ def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> L
     Notes on fitted numbers are left out: the run fits its own.
     """
     loaded = _read_initial(given, dataset, proposed)
-    loaded.account.notes = [note for note in loaded.account.notes if not isinstance(note, LeftOut)]
-    return loaded
+    return dataclasses.replace(loaded, account=loaded.account.without(LeftOut))
 
 
 def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
