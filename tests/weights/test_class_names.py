@@ -161,11 +161,13 @@ def test_names_and_a_new_head_replace_notes_on_class_names_alone():
     loaded = read(network)
     about = [note for note in loaded.account.notes if isinstance(note, OfClassNames)]
     rest = [note for note in loaded.account.notes if not isinstance(note, OfClassNames)]
-    assert about and rest
+    assert about
+    assert rest
     for changes in ({"classes": [f"kind {n}" for n in range(12)]}, {"classes": 3, "new_head": True}):
         account = read(network, **changes).account
         assert list(account.notes[: len(rest)]) == rest, "the preprocessing is still assumed"
-        assert not any(isinstance(note, OfClassNames) for note in account.notes) and not account.nameless
+        assert not any(isinstance(note, OfClassNames) for note in account.notes)
+        assert not account.nameless
     assert list(loaded.account.notes) == [*rest[:1], *about, *rest[1:]], "a report is a value: the steps made new ones"
 
 

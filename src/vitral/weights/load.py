@@ -30,7 +30,7 @@ from vitral.weights.notes import Alarm, AssumedNames, Caution, OfClassNames
 from vitral.weights.own_module import own_weights
 from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
-from vitral.weights.read.references import INCLUDED, holds_weights, is_included
+from vitral.weights.read.references import BUILT_IN, built_in, holds_weights
 from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Assumption, Line, LoadReport
 from vitral.weights.root import rooted
@@ -39,7 +39,7 @@ from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
 
-_KINDS = "give a run folder, a weights file, timm:NAME, hf:ORG/NAME, backbone or demo"
+_KINDS = f"give a run folder, a weights file, timm:NAME, hf:ORG/NAME, {' or '.join(BUILT_IN)}"
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}", *filter(None, [fetched.note])], fetched.reference
-    if is_included(reference):
-        return INCLUDED[text], [], text
+    if own := built_in(reference):
+        return own.file, [], text
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
