@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases_jax import CASES
 
 from vitral.data import DataSet, Split
 from vitral.data.images.preprocessing import Preprocessing
@@ -15,8 +16,10 @@ from vitral.data.options import DataOptions
 from vitral.errors import DataError, WeightsError
 from vitral.inference.options import InferenceOptions
 from vitral.inference.predictor import Predictor
-from vitral.model import ViT, ViTConfig
+from vitral.model import ViT, ViTConfig, create
 from vitral.weights.class_names import SYNSETS, default, distinct, from_config, imagenet_names, match
+from vitral.weights.load import read
+from vitral.weights.notes import OfClassNames
 from vitral.workflows.evaluate import evaluate_images, in_classes_of
 
 
@@ -151,3 +154,26 @@ def test_photographs_of_imagenet_are_evaluated(shared_data: Path, tmp_path: Path
     }
     assert found.evaluation.images == len(members) == 10
     assert all(stem.split("_", 1)[1].lower() == name.replace(" ", "_").lower() for stem, name in words.items()), words
+
+
+def test_names_and_a_new_head_replace_notes_on_class_names_alone():
+    network = create("S/4", classes=12, image_size=32)
+    loaded = read(network)
+    about = [note for note in loaded.account.notes if isinstance(note, OfClassNames)]
+    rest = [note for note in loaded.account.notes if not isinstance(note, OfClassNames)]
+    assert about
+    assert rest
+    for changes in ({"classes": [f"kind {n}" for n in range(12)]}, {"classes": 3, "new_head": True}):
+        account = read(network, **changes).account
+        assert list(account.notes[: len(rest)]) == rest, "the preprocessing is still assumed"
+        assert not any(isinstance(note, OfClassNames) for note in account.notes)
+        assert not account.nameless
+    assert list(loaded.account.notes) == [*rest[:1], *about, *rest[1:]], "a report is a value: the steps made new ones"
+
+
+def test_weights_can_be_built_more_than_once(tmp_path):
+    loaded = read(CASES["jax/sincos"]().write(tmp_path))
+    first, second = loaded.build(), loaded.build()
+    assert first is not second
+    for (name, one), (_, other) in zip(first.state_dict().items(), second.state_dict().items(), strict=True):
+        assert torch.equal(one, other), name

@@ -157,7 +157,7 @@ def test_what_a_file_cannot_tell_of_images_is_warned_of(tmp_path: Path):
     assert "letterbox" in lost(boxed, "hf")[0]
     account = convert(*_native(plain, tmp_path), "torchvision")
     assert "WARNING for torchvision" in account.notes[-1]
-    assert account.written == [str(tmp_path / "out" / "model.safetensors")]
+    assert account.written == (str(tmp_path / "out" / "model.safetensors"),)
 
 
 def test_an_edited_network_is_warned_of(tmp_path: Path, monkeypatch):

@@ -217,7 +217,7 @@ def test_names_are_given_with_a_replaced_head(name):
         wanted = names[int(model(pixels).argmax())]
     assert predictor(image).label == wanted
     assert vitral.load(model, classes=7).classes == tuple("0123456")
-    assert predictor.account.notes == ["preprocessing assumed: not stated by the module"]
+    assert predictor.account.notes == ("preprocessing assumed: not stated by the module",)
 
 
 def test_names_are_given_to_a_network_in_memory():

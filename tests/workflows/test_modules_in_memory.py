@@ -62,7 +62,10 @@ def test_a_network_of_vitral():
     found = vitral.load(network)
     assert found.classes == tuple("0123456789")
     assert found.account is not None
-    assert found.account.notes == ["preprocessing and class names assumed: not stated by the module"]
+    assert found.account.notes == (
+        "preprocessing assumed: not stated by the module",
+        "class names assumed: not stated by the module",
+    )
     assert found.model is not network
     assert network.training
 

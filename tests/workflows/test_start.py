@@ -30,16 +30,20 @@ from vitral.device import Machine
 from vitral.errors import UsageError, VitralError, WeightsError
 from vitral.model.position import resize_matrix
 from vitral.recipes.stats import DatasetStats
+from vitral.recipes.table import RECIPES
+from vitral.training.options import Run
+from vitral.training.plan import Plan
 from vitral.weights import native
-from vitral.weights.load import read
+from vitral.weights.load import locate, read
 from vitral.weights.read import hub, published
 from vitral.weights.read.published import SMALL, TINY, Published
-from vitral.weights.read.references import INCLUDED, is_included
-from vitral.workflows.planning.plan import plan_run
-from vitral.workflows.planning.start import LIMIT, MOST_ON_GPU, choose_start
+from vitral.weights.read.references import BUILT_IN, BuiltIn, is_included
+from vitral.workflows.planning.plan import find_recipe, plan_run
+from vitral.workflows.planning.start import LIMIT, choose_start
 
 STATS = DatasetStats(images=5_000, classes=5, size=(240, 320), uniform=False, channels=3, imbalance=1.0)
-BACKBONE = INCLUDED["backbone"]
+BACKBONE = BUILT_IN["backbone"].file
+MOST_ON_GPU = BUILT_IN["backbone"].most_on_gpu
 
 
 def machine(kind: str = "cpu") -> Machine:
@@ -95,6 +99,38 @@ def test_other_images_tasks_and_machines_start_from_random_weights() -> None:
     assert start({}, of(images=MOST_ON_GPU), kind="cuda") == "none"
     assert start({}, of(images=MOST_ON_GPU - 1), kind="cuda") == "backbone"
     assert start({}, of(images=10 * MOST_ON_GPU)) == "backbone"
+
+
+def test_another_built_in_model_is_one_entry(monkeypatch: pytest.MonkeyPatch, make_images: Any) -> None:
+    scans = BuiltIn(BUILT_IN["demo"].file, "trained on scans", recipe="scans", colors_only=False)
+    monkeypatch.setitem(BUILT_IN, "scans", scans)
+    monkeypatch.setitem(RECIPES, "scans", lambda stats, machine: finetuning_of_scans(stats, machine))
+    gray = of(channels=1)
+    init, choice = choose_start({}, "class", gray, machine())
+    assert init == {"init": "scans"}
+    assert choice is not None
+    assert choice.reason.startswith("built-in model, trained on scans; ")
+    assert find_recipe(init)(gray, machine()).run.model == "C+Nano/4"
+    assert start({}) == "backbone", "the first that suits color images"
+    assert start({"model": "C+Nano/4"}) == "scans", "the one of that network"
+    assert start({"recipe": "scans"}) == "scans"
+    assert locate("scans")[0] == scans.file
+    photos = make_images({"train/a": 4, "train/b": 4, "val/a": 2, "val/b": 2}, size=(20, 20))
+    assert plan_run({"data": str(photos), "init": "scans", "device": "cpu"}).run.recipe == "scans"
+
+
+def finetuning_of_scans(stats: DatasetStats, machine: Machine) -> Plan:
+    plan = RECIPES["backbone"](stats, machine)
+    return dataclasses.replace(plan, run=dataclasses.replace(plan.run, recipe="scans", model="C+Nano/4"))
+
+
+def test_the_recipes_of_built_in_models_have_their_networks_and_the_help_names_them() -> None:
+    help_text = str(Run.__dataclass_fields__["init"].metadata)
+    for name, own in BUILT_IN.items():
+        if own.recipe:
+            model = RECIPES[own.recipe](STATS, machine()).run.model
+            assert native.read(own.file).trained["model"] == model
+            assert name in help_text
 
 
 def test_every_reason_is_in_the_plan() -> None:
@@ -261,7 +297,7 @@ def test_a_damaged_copy_does_not_hide_another_one(tmp_path, monkeypatch):
 def test_a_damaged_network_of_the_package_leaves_random_weights(tmp_path, monkeypatch):
     broken = tmp_path / "backbone.safetensors"
     broken.write_bytes(BACKBONE.read_bytes()[:5000])
-    monkeypatch.setitem(INCLUDED, "backbone", broken)
+    monkeypatch.setitem(BUILT_IN, "backbone", dataclasses.replace(BUILT_IN["backbone"], file=broken))
     init, choice = choose_start({}, "class", STATS, machine())
     assert init == {}
     assert choice is not None

@@ -114,11 +114,10 @@ def load(
         output=output_of(weights.classes, fields, weights.statistics),
     )
     predictor.left_out[:0] = left_out
-    loaded.account.notes += predictor.left_out
     predictor.note = "; ".join(filter(None, (predictor.note, measured.warning, predictor.machine.caution)))
-    predictor.account = loaded.account
+    predictor.account = loaded.account.noted(*predictor.left_out)
     predictor.held.lent = isinstance(source, nn.Module)  # otherwise this predictor alone has the network
-    for note in loaded.account.notes:
+    for note in predictor.account.notes:
         if isinstance(note, Alarm | LeftOut):
             warn(f"{named}: {note.removeprefix('WARNING ')}")
     return predictor

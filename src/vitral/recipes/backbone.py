@@ -15,8 +15,6 @@ from vitral.recipes.stats import MIRRORED, PROBE, DatasetStats, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
-MODEL = "C+Micro/16"
-"""The built-in model."""
 _LONG = 10
 """Epochs from which strong augmentation helps."""
 _MANY = 10_000
@@ -33,7 +31,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     run = Run(
         recipe="backbone",
         probe=True,
-        model=MODEL,
+        model="C+Micro/16",
         image_size=side,
         channels=3,
         pool="mean",

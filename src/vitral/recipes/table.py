@@ -36,8 +36,9 @@ RECIPES: dict[str, Callable[[DatasetStats, Machine], Plan]] = {
     "distill": pretrain.distill,
 }
 
-RESIZES = ("backbone", "paper-finetune")
-"""Recipes with a fixed image size, to which initial weights are resized."""
+RESIZES = ("paper-finetune",)
+"""Recipes with a fixed image size, to which initial weights are resized, as they are by the recipes of built-in models.
+"""
 
 UNSUPPORTED: dict[str, tuple[str, ...]] = {
     "linear-probe": linear_probe.UNSUPPORTED,

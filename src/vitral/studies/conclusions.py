@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from vitral.studies.results import Group, Results, listed
 from vitral.studies.seeds import SeedDifference, paired_difference
 from vitral.studies.study import Expectation, shown
+from vitral.weights.read.references import BACKBONE
 from vitral.wording import count
 
 
@@ -195,7 +196,9 @@ def _of_time(results: Results) -> Iterator[str]:
         yield f"{sum(one.ended for one in results.outcomes)} of {count(trials, 'trial')} are finished."
 
 
-FROM_NOTHING = "Every run starts from random weights, since trained ones do not fit every network; --set init=backbone."
+FROM_NOTHING = (
+    f"Every run starts from random weights, since trained ones do not fit every network; --set init={BACKBONE}."
+)
 
 
 def _limits(results: Results) -> Iterator[str]:

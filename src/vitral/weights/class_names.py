@@ -16,12 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import UsageError, WeightsError
-from vitral.weights.notes import Alarm, Caution
-from vitral.weights.report import LoadReport
+from vitral.weights.notes import AssumedNames, DoubtfulNames, OfClassNames
 from vitral.wording import natural
 
 SYNSETS: tuple[str, ...] = tuple(files("vitral.weights").joinpath("imagenet_synsets.txt").read_text("ascii").split())
@@ -84,22 +83,52 @@ def given(classes: int, order: str) -> tuple[str, ...]:
     return names
 
 
-def assumed(count: int, account: LoadReport, order: str | None) -> tuple[str, ...]:
-    """Names for a head without any, with a note on the assumption."""
-    account.nameless, account.class_order = count > 0, order
-    if order is not None and count:
-        account.notes.append(f"class names by --class-order {order}; the weights state none")
-        return given(count, order)
+class Naming(NamedTuple):
+    """Names of the classes of a head, and where they are from."""
+
+    names: tuple[str, ...]
+    nameless: bool = False
+    """True if no file states them."""
+    order: str | None = None
+    """The order that the user stated for a head without names."""
+    notes: tuple[str, ...] = ()
+
+
+def naming(stated: tuple[str, ...] | None, count: int, order: str | None, where: object) -> Naming:
+    """Return the stated names if there are `count` of them, otherwise names by the user's order or assumed ones.
+
+    Raises `UsageError` for an order of classes whose names the weights state.
+    """
+    if stated is None or len(stated) != count:
+        return _assumed(count, order)
+    if order is not None:
+        raise stated_twice(where)
+    return Naming(stated)
+
+
+def stated_twice(where: object) -> UsageError:
+    """Make the error for an order of classes whose names the weights state."""
+    hint = "leave out --class-order, or class_order in Python"
+    return UsageError("these weights state the names of their classes", where=str(where), hint=hint)
+
+
+def _assumed(count: int, order: str | None) -> Naming:
+    """Name the classes of a head without names."""
+    if not count:
+        return Naming((), order=order)
+    if order is not None:
+        note = OfClassNames(f"class names by --class-order {order}; the weights state none")
+        return Naming(given(count, order), True, order, (note,))
     if count == len(SYNSETS):
-        account.notes.append(Caution("class names assumed: ImageNet-1k's; the weights state none"))
-    elif count:
-        note = "class names assumed: the numbers of the outputs; the weights state none"
-        order = (
-            "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
-            "folders as text (0, 1, 10, 11, 2 …): --class-order text"
-        )
-        account.notes.append(Alarm(f"WARNING {note}. {order}") if count > 10 else Caution(note))
-    return default(count)
+        note = AssumedNames("class names assumed: ImageNet-1k's; the weights state none")
+        return Naming(default(count), True, None, (note,))
+    text = "class names assumed: the numbers of the outputs; the weights state none"
+    doubt = (
+        "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
+        "folders as text (0, 1, 10, 11, 2 …): --class-order text"
+    )
+    note = DoubtfulNames(f"WARNING {text}. {doubt}") if count > 10 else AssumedNames(text)
+    return Naming(default(count), True, None, (note,))
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:

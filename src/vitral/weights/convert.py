@@ -69,13 +69,13 @@ def convert(source: str | Path | nn.Module, target: str | Path, to: str, **optio
     `vitral.weights.load.read`. Returns the load report, which lists every tensor read and the files written.
     """
     loaded = read(source, **options)
-    loaded.account.written = [str(path) for path in write(loaded.weights, target, to)]
-    loaded.account.notes += lost(loaded.weights, to)
+    written = tuple(str(path) for path in write(loaded.weights, target, to))
+    notes = lost(loaded.weights, to)
     if to != "native" and (changed := edited()):
-        loaded.account.notes.append(Alarm(f"WARNING for {to}: {changed}, and its network computes without that"))
-    if any(path.endswith(huggingface_code.MODELING) for path in loaded.account.written):
-        loaded.account.notes.append(_CUSTOM)
-    return loaded.account
+        notes.append(Alarm(f"WARNING for {to}: {changed}, and its network computes without that"))
+    if any(path.endswith(huggingface_code.MODELING) for path in written):
+        notes.append(_CUSTOM)
+    return dataclasses.replace(loaded.account.noted(*notes), written=written)
 
 
 _CUSTOM = (

@@ -9,6 +9,7 @@ in int8 (`inference.outputs.holding`). The table in docs/reliability.md has a ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vitral.data.targets import DEFAULT_TASK, TARGETS
@@ -97,12 +98,10 @@ def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     return still, [LeftOut(note)]
 
 
-def still_fitted(weights: Weights, account: LoadReport, change: str) -> dict[str, Any]:
-    """Return the output with the numbers that still hold after a change, which is recorded in the load report."""
+def still_fitted(weights: Weights, account: LoadReport, change: str) -> tuple[dict[str, Any], LoadReport]:
+    """Return the output with the numbers that still hold after a change, and the report with the change."""
     output, notes = kept(weights.output, change)
-    account.notes += notes
-    account.changes.append(change)
-    return output
+    return output, replace(account.noted(*notes), changes=(*account.changes, change))
 
 
 def not_fitted(number: str, change: str) -> UsageError:

@@ -58,9 +58,14 @@ def library_weights(source: Source, named: str, class_order: str | None = None) 
     if why:
         raise WeightsError(f"these are not weights of {named}", where=source.where, why=why.replace("body.", ""))
     lines = [Line(name, tuple(tensor.shape), "loaded", f"body.{name}") for name, tensor in tensors.items()]
-    account = LoadReport(source.where, named, lines)
-    names = class_names.from_config(config)
-    if names is None or len(names) != count:
-        names = class_names.assumed(count, account, class_order)
+    naming = class_names.naming(class_names.from_config(config), count, class_order, source.where)
+    account = LoadReport(
+        source.where,
+        named,
+        tuple(lines),
+        notes=naming.notes,
+        nameless=naming.nameless,
+        class_order=naming.order,
+    )
     trained = {"origin": source.where, "format": "timm", "model": named}
-    return Weights(built, state, preprocessing, names, trained), account
+    return Weights(built, state, preprocessing, naming.names, trained), account

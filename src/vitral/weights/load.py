@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,39 @@ from vitral.weights.library import library_network, library_weights
 from vitral.weights.loaded import Loaded
 from vitral.weights.naming import given_names, named
 from vitral.weights.native import Weights
-from vitral.weights.notes import Alarm, Caution
+from vitral.weights.notes import Alarm, AssumedNames, Caution, OfClassNames
 from vitral.weights.own_module import own_weights
 from vitral.weights.preprocessing_configs import from_timm, with_levels
 from vitral.weights.read import hub
-from vitral.weights.read.references import INCLUDED, holds_weights, is_included
+from vitral.weights.read.references import BUILT_IN, built_in, holds_weights
 from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Assumption, Line, LoadReport
 from vitral.weights.root import rooted
-from vitral.weights.settle import check_own, settle
+from vitral.weights.settle import Settled, check_own, settle
 from vitral.weights.transform.adapt import adapt
 from vitral.weights.transform.keymap import fits
 from vitral.weights.transform.resize import SCHEMES
 
-_KINDS = "give a run folder, a weights file, timm:NAME, hf:ORG/NAME, backbone or demo"
+_KINDS = f"give a run folder, a weights file, timm:NAME, hf:ORG/NAME, {' or '.join(BUILT_IN)}"
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """Properties of the weights that the caller states, because no file does."""
+
+    format: str | None = None
+    heads: int | None = None
+    like: str | None = None
+    weights_key: str | None = None
+    class_order: str | None = None
+
+    def refuse_for_whole(self, where: str) -> None:
+        """Raise `UsageError` for options that a whole network with its classes leaves nothing to."""
+        if self.weights_key is not None:
+            hint = "leave out --weights-key, or weights_key in Python"
+            raise UsageError("these weights are of one network", where=where, hint=hint)
+        if self.class_order is not None:
+            raise class_names.stated_twice(where)
 
 
 def read(
@@ -77,10 +96,10 @@ def read(
     changes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "classes": classes}
     wanted: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     names = given_names(wanted, new_head)
+    stated = _Stated(format, heads, like, weights_key, class_order)
     if isinstance(reference, nn.Module):
-        _refuse_stated("a network in memory", weights_key, class_order)
         outputs = len(names) or (None if new_head else wanted.get("classes"))
-        found = named(_from_memory(reference, format, heads, like, outputs), names)
+        found = named(_from_memory(reference, stated, outputs), names)
         return fit(_at_levels(found, levels), scheme=scheme, new_head=new_head, **wanted)
     path, notes, pinned = locate(reference)
     source = open_source(path)
@@ -88,17 +107,18 @@ def read(
     if "vitral" in source.metadata:
         loaded = _native(path, source, pinned)
         check_own(loaded.weights.config, source.where, format, heads, like)
-        _refuse_stated(source.where, weights_key, class_order)
+        stated.refuse_for_whole(source.where)
     elif (header := huggingface_code.header(source.config)) is not None:
         loaded = _saved_again(path, source, header, pinned)
     elif (name := library_network(source)) and (format, heads, like) == (None, None, None):
         weights, account = library_weights(source, name, class_order)
         loaded = Loaded(weights, account, "timm", pinned)
     else:
-        loaded = _foreign(source, pinned, format, heads, like, wanted.get("image_size"), weights_key, class_order)
-    loaded.account.notes[:0] = [*notes, *source.notes]
+        loaded = _foreign(source, pinned, stated, wanted.get("image_size"))
+    notes += [*source.notes, *loaded.account.notes]
     if not native.known_finite(source.metadata):
-        _check_finite(loaded, allow_non_finite)
+        notes += _check_finite(loaded, allow_non_finite)
+    loaded = dataclasses.replace(loaded, account=dataclasses.replace(loaded.account, notes=tuple(notes)))
     if names and not loaded.account.nameless:
         raise UsageError("these weights state the names of their classes", where=source.where, hint="leave out classes")
     return fit(_at_levels(named(loaded, names), levels), scheme=scheme, new_head=new_head, **wanted)
@@ -106,58 +126,54 @@ def read(
 
 def _at_levels(loaded: Loaded, levels: tuple[int, int] | None) -> Loaded:
     preprocessing, notes = with_levels(loaded.weights.preprocessing, levels)
-    loaded.account.notes += notes
-    output = fitted.still_fitted(loaded.weights, loaded.account, "levels") if notes else loaded.weights.output
+    output, account = loaded.weights.output, loaded.account.noted(*notes)
+    if notes:
+        output, account = fitted.still_fitted(loaded.weights, account, "levels")
     weights = dataclasses.replace(loaded.weights, preprocessing=preprocessing, output=output)
-    return dataclasses.replace(loaded, weights=weights)
+    return dataclasses.replace(loaded, weights=weights, account=account)
 
 
-def _refuse_stated(where: str, weights_key: str | None, class_order: str | None) -> None:
-    """Raise `UsageError` for options that a whole network with its classes leaves nothing to."""
-    if weights_key is not None:
-        hint = "leave out --weights-key, or weights_key in Python"
-        raise UsageError("these weights are of one network", where=where, hint=hint)
-    if class_order is not None:
-        hint = "leave out --class-order, or class_order in Python"
-        raise UsageError("these weights state the names of their classes", where=where, hint=hint)
-
-
-def _check_finite(loaded: Loaded, allowed: bool) -> None:
-    """Refuse weights that hold NaN or an infinity, or note them if they are `allowed`."""
+def _check_finite(loaded: Loaded, allowed: bool) -> list[Alarm]:
+    """Refuse weights that hold NaN or an infinity, or return a note on them if they are `allowed`."""
     bad = non_finite(loaded.weights.state)
     if not bad:
-        return
+        return []
     names = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     if not allowed:
         typed = shlex.quote(loaded.account.source)
         hint = f"weights from before it diverged; to look into these: vitral convert {typed} NEW --allow-non-finite"
         raise WeightsError("weights that are not finite", where=loaded.account.source, why=f"in {names}", hint=hint)
-    loaded.account.notes.append(Alarm(f"WARNING values that are not finite in {names}"))
+    return [Alarm(f"WARNING values that are not finite in {names}")]
 
 
-def _from_memory(
-    module: nn.Module, format: str | None, heads: int | None, like: str | None, classes: int | None
-) -> Loaded:
+def _from_memory(module: nn.Module, stated: _Stated, classes: int | None) -> Loaded:
     """Load a network in memory, of vitral or another library. `classes` is the number of outputs, if it is given."""
     module = modules.unwrapped(module)
     where = modules.described(module)
+    stated.refuse_for_whole("a network in memory")
     if isinstance(module, Network):
         weights = own_weights(module, classes)
-        check_own(weights.config, where, format, heads, like)
-        lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-        note = Caution("preprocessing and class names assumed: not stated by the module")
-        account = LoadReport(where, "vitral's own", lines, notes=[note])
+        check_own(weights.config, where, stated.format, stated.heads, stated.like)
+        notes = (
+            Caution("preprocessing assumed: not stated by the module"),
+            AssumedNames("class names assumed: not stated by the module"),
+        )
+        account = LoadReport(where, "vitral's own", _unchanged(weights), notes=notes)
         parts = {name: part for name, part in module.named_modules() if isinstance(part, Network)}
         switches = {
             name: {key: vars(part)[key] for key in SWITCHES if key in vars(part)} for name, part in parts.items()
         }
         return Loaded(weights, account, "native", where, switches=switches)
     source = modules.source_of(module)
-    if heads is not None or like is not None:
+    if stated.heads is not None or stated.like is not None:
         raise UsageError("a network in memory states its own heads", where=where, hint="leave out heads and like")
-    loaded = _foreign(source, where, format, None, None, None)
-    _check_finite(loaded, True)
-    return loaded
+    loaded = _foreign(source, where, stated, None)
+    return dataclasses.replace(loaded, account=loaded.account.noted(*_check_finite(loaded, True)))
+
+
+def _unchanged(weights: Weights) -> tuple[Line, ...]:
+    """Lines of a load report for tensors that are taken as they are."""
+    return tuple(Line(name, tuple(tensor.shape), "loaded", name) for name, tensor in weights.state.items())
 
 
 def unfinished(reference: str | Path) -> str:
@@ -181,8 +197,8 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     if hub.is_reference(text):
         fetched = hub.resolve(text)
         return fetched.path, [f"fetched revision {fetched.revision}", *filter(None, [fetched.note])], fetched.reference
-    if is_included(reference):
-        return INCLUDED[text], [], text
+    if own := built_in(reference):
+        return own.file, [], text
     path = Path(reference)
     if path.is_dir() and is_run(path):
         weights = path / "model.safetensors"
@@ -219,9 +235,13 @@ def _nearest(path: Path) -> str | None:
 def _native(path: Path, source: Source, reference: str) -> Loaded:
     file = path if path.is_file() else path / "model.safetensors"
     weights = native.from_metadata(file, source.tensors, source.metadata)
-    lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-    account = LoadReport(source.where, "vitral's own", lines, digest=native.stated_digest(source.metadata))
-    account.assumed = Assumption.from_json(weights.trained.get("assumed"))
+    account = LoadReport(
+        source.where,
+        "vitral's own",
+        _unchanged(weights),
+        assumed=Assumption.from_json(weights.trained.get("assumed")),
+        digest=native.stated_digest(source.metadata),
+    )
     return Loaded(weights, account, "native", reference, scheme=weights.trained.get("positions", Loaded.scheme))
 
 
@@ -229,67 +249,77 @@ def _saved_again(path: Path, source: Source, header: Mapping[str, Any], referenc
     """Read a network that transformers saved, by a modeling file of vitral."""
     weights = native.whole(path, source.tensors, header)
     weights = dataclasses.replace(weights, output=_output(source, weights.config), trained={"origin": source.where})
-    lines = [Line(name, tuple(t.shape), "loaded", name) for name, t in weights.state.items()]
-    notes = ["network and preprocessing as config.json states them"]
-    account = LoadReport(source.where, "hf, by vitral's modeling file", lines, notes=notes)
+    notes = ("network and preprocessing as config.json states them",)
+    account = LoadReport(source.where, "hf, by vitral's modeling file", _unchanged(weights), notes=notes)
     return Loaded(weights, account, "hf", reference)
 
 
-def _foreign(
-    source: Source,
-    reference: str,
-    format: str | None,
-    heads: int | None,
-    like: str | None,
-    image_size: int | tuple[int, int] | None,
-    key: str | None = None,
-    class_order: str | None = None,
-) -> Loaded:
-    if format is not None and format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+def _foreign(source: Source, reference: str, stated: _Stated, image_size: int | tuple[int, int] | None) -> Loaded:
+    """Read weights of another library.
+
+    The steps: find the network in the file, translate its tensors, decide what they do not determine, and take
+    preprocessing and class names from the file, or else assume them.
+    """
+    if stated.format is not None and stated.format not in FORMATS:
+        raise unknown("format", stated.format, FORMATS)
     found: tuple[str, ...] = ()
     if source.stated is None:
-        outer, source = source, rooted(source, lambda tensors: has_format(tensors, format), key)
-        found = source.notes[len(outer.notes) :]
-    kind = FORMATS[format] if format else detect(source)
-    state, account = _translate(kind, source)
-    account.notes += found
-    account.lines += [
-        Line(name, shape, "left out", None, "no part of the network") for name, shape in source.left.items()
-    ]
+        whole, source = source, rooted(source, lambda tensors: has_format(tensors, stated.format), stated.weights_key)
+        found = source.notes[len(whole.notes) :]
+    kind = FORMATS[stated.format] if stated.format else detect(source)
+    state, lines = _translate(kind, source)
+    settled = _settle(kind, source, state, image_size, stated)
+    config = settled.config
+    _check(state, config, kind.name, source.where)
+    preprocessing, prepared = _preprocessing_of(kind, source, settled)
+    naming = class_names.naming(kind.classes(source, config.classes), config.classes, stated.class_order, source.where)
+    account = LoadReport(
+        source.where,
+        kind.name,
+        lines,
+        notes=(*found, *settled.given, *kind.assumed(source), prepared, *naming.notes),
+        assumed=settled.assumed,
+        nameless=naming.nameless,
+        class_order=naming.order,
+    )
+    trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
+    if settled.assumed:
+        trained["assumed"] = settled.assumed.to_json()
+    weights = Weights(config, state, _prepared(preprocessing, config), naming.names, trained, _output(source, config))
+    known = source.stated or settled.architecture
+    return Loaded(weights, account, kind.name, reference, known.scheme if known and known.scheme else kind.scheme)
+
+
+def _settle(
+    kind: Format,
+    source: Source,
+    state: Mapping[str, Tensor],
+    image_size: int | tuple[int, int] | None,
+    stated: _Stated,
+) -> Settled:
+    """Decide the configuration. Raises `WeightsError` for tensors of which no network can be made."""
     try:
-        settled = settle(kind, source, state, image_size, heads, like)
+        return settle(kind, source, state, image_size, stated.heads, stated.like)
     except (IndexError, TypeError) as error:  # a tensor with too few axes
         raise WeightsError("tensors of the wrong shape", where=source.where, why=str(error)) from None
     except UsageError as error:
-        if heads is not None:
+        if stated.heads is not None:
             raise
         raise WeightsError("tensors of an impossible network", where=source.where, why=error.what) from None
-    config, architecture, account.assumed = settled.config, settled.architecture, settled.assumed
-    empty = _check(state, config, account, source.where)
-    account.notes += [*settled.given, *kind.assumed(source)]
-    if architecture and not kind.stated(source):
-        preprocessing = from_timm(architecture.preprocessing, config.image)
-        known_from: str = Caution(f"assumed, as timm:{architecture.name}'s")
+
+
+def _preprocessing_of(kind: Format, source: Source, settled: Settled) -> tuple[Preprocessing, str]:
+    """Return the preprocessing that the file states, or else that of the architecture or format; and a note on it."""
+    origin: str
+    if settled.architecture and not kind.stated(source):
+        found = from_timm(settled.architecture.preprocessing, settled.config.image)
+        origin = Caution(f"assumed, as timm:{settled.architecture.name}'s")
     else:
-        preprocessing, known_from = kind.preprocessing(source, config)
+        found, origin = kind.preprocessing(source, settled.config)
         if source.stated is not None:
-            preprocessing, known_from = preprocessing.at(config.image), source.stated.preprocessing_from
-    account.notes.append(type(known_from)(f"images prepared as {_described(preprocessing)} ({known_from})"))
-    preprocessing = _prepared(preprocessing, config)
-    names = kind.classes(source, config.classes)
-    if names is None or len(names) != config.classes:
-        names = class_names.assumed(config.classes, account, class_order)
-    elif class_order is not None:
-        hint = "leave out --class-order, or class_order in Python"
-        raise UsageError("these weights state the names of their classes", where=source.where, hint=hint)
-    trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
-    if account.assumed:
-        trained["assumed"] = account.assumed.to_json()
-    weights = Weights(config, state, preprocessing, names, trained, _output(source, config))
-    known = source.stated or architecture
-    scheme = known.scheme if known and known.scheme else kind.scheme
-    return Loaded(weights, account, kind.name, reference, [empty], scheme)
+            found, origin = found.at(settled.config.image), source.stated.preprocessing_from
+    note = f"images prepared as {_described(found)} ({origin})"
+    return found, Caution(note) if isinstance(origin, Caution) else note
 
 
 def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
@@ -315,12 +345,12 @@ def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
 _PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 
 
-def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], LoadReport]:
-    """Translate tensors to the names of parameters, with a report on each of the source."""
+def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], tuple[Line, ...]]:
+    """Translate tensors to the names of parameters, with a line of the load report for each of the source."""
     tensors = kind.canonical(dict(source.tensors))
     as_in_file = {id(tensor): name for name, tensor in source.tensors.items()}
     original = {name: as_in_file.get(id(tensor), name) for name, tensor in tensors.items()}  # parts of a stack are new
-    account = LoadReport(source.where, kind.name)
+    lines: list[Line] = []
     state: dict[str, Tensor] = {}
     used: dict[str, Line] = {}
     for match in kind.keymap.reading(name for name, tensor in tensors.items() if tensor.numel()):
@@ -343,17 +373,18 @@ def _translate(kind: Format, source: Source) -> tuple[dict[str, Tensor], LoadRep
                 where=source.where,
                 why=f"tensors that belong to it in {kind.name} are missing",
             )
-        account.lines.append(used.get(name) or Line(original[name], tuple(tensor.shape), "left out", None, why or ""))
-    return state, account
+        lines.append(used.get(name) or Line(original[name], tuple(tensor.shape), "left out", None, why or ""))
+    for name, shape in source.left.items():
+        lines.append(Line(name, shape, "left out", None, "no part of the network"))
+    return state, tuple(lines)
 
 
-def _check(state: Mapping[str, Tensor], config: ModelConfig, account: LoadReport, where: str) -> Network:
-    """Check that every parameter has a tensor of the right shape; return the network on the meta device."""
+def _check(state: Mapping[str, Tensor], config: ModelConfig, format: str, where: str) -> None:
+    """Raise `WeightsError` unless every parameter has a tensor of the right shape."""
     with torch.device("meta"):
         empty = network(config)
     if why := native.misfit(empty, state):
-        raise WeightsError(f"the tensors of {account.format} do not make a whole network", where=where, why=why)
-    return empty
+        raise WeightsError(f"the tensors of {format} do not make a whole network", where=where, why=why)
 
 
 def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
@@ -365,34 +396,41 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
         raise unknown("scheme of resizing", scheme, SCHEMES)
     if not wanted and not new_head:
         return loaded
-    account = copy.deepcopy(loaded.account)
     state, config, resized, new = adapt(weights.state, weights.config, wanted, scheme=scheme, new_head=new_head)
-    account.lines = [
-        dataclasses.replace(line, fate="resized", note=resized[line.ours])
-        if line.ours in resized
-        else dataclasses.replace(line, fate="left out", ours=None, note="the head for other classes")
-        if line.ours and (line.ours in new or line.ours not in state)
-        else line
-        for line in account.lines
-    ]
-    account.fresh |= new
-    before, patch = (getattr(one, "patch", None) for one in (weights.config, config))
-    if "patch_embed.proj.weight" in resized and patch != before:
-        trained = weights.trained.get("patch_sizes", ())
-        if patch not in [(size, size) for size in trained]:
-            note = "WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes"
-            account.notes.append(Alarm(note))
-    classes = class_names.default(config.classes) if new_head else weights.classes
+    before = loaded.account
+    lines = tuple(_adapted_line(line, state, resized, new) for line in before.lines)
+    account = dataclasses.replace(before, lines=lines, fresh={**before.fresh, **new})
+    account = account.noted(*_patch_note(weights, config, resized))
     if new_head:
-        account.nameless, account.notes = False, [note for note in account.notes if "class names" not in note]
+        account = dataclasses.replace(account.without(OfClassNames), nameless=False)
     prepared = _prepared(weights.preprocessing, config)
     if prepared.image_size != weights.preprocessing.image_size:
-        account.notes.append(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
+        account = account.noted(f"images prepared at {'×'.join(map(str, prepared.image_size))} instead")
     output, statistics = weights.output, weights.statistics
     if new_head or config != weights.config:
-        output, statistics = fitted.still_fitted(weights, account, "head" if new_head else "size"), {}
+        output, account = fitted.still_fitted(weights, account, "head" if new_head else "size")
+        statistics = {}
+    classes = class_names.default(config.classes) if new_head else weights.classes
     adapted = Weights(config, state, prepared, classes, weights.trained, {} if new_head else output, statistics)
-    return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
+    return dataclasses.replace(loaded, weights=adapted, account=account)
+
+
+def _adapted_line(line: Line, state: Mapping[str, Tensor], resized: Mapping[str, str], new: Mapping[str, str]) -> Line:
+    """Return the line of a tensor after `adapt`."""
+    if line.ours in resized:
+        return dataclasses.replace(line, fate="resized", note=resized[line.ours])
+    if line.ours and (line.ours in new or line.ours not in state):
+        return dataclasses.replace(line, fate="left out", ours=None, note="the head for other classes")
+    return line
+
+
+def _patch_note(weights: Weights, config: ModelConfig, resized: Mapping[str, str]) -> list[Alarm]:
+    """Warn about patches of a size for which the network was not trained."""
+    before, patch = (getattr(one, "patch", None) for one in (weights.config, config))
+    trained = [(size, size) for size in weights.trained.get("patch_sizes", ())]
+    if "patch_embed.proj.weight" not in resized or patch == before or patch in trained:
+        return []
+    return [Alarm("WARNING not trained for this patch size: fine-tune it, or train with --patch-sizes")]
 
 
 def _prepared(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:

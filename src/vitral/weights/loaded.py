@@ -20,17 +20,14 @@ class Loaded:
     format: str
     reference: str
     """The requested reference; one of a hub is pinned to the fetched revision."""
-    empty: list[Network] = field(default_factory=list)
-    """The network on the meta device used to check the weights, reused by `build`."""
     scheme: str = "bilinear-corners"
     """Scheme of the weights' origin to resize positions."""
-
     switches: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     """Part → settings of a network in memory that change how it computes, not what (`model.settings.SWITCHES`)."""
 
     def build(self) -> Network:
         """Build the network with these weights, see `native.build`."""
-        built = native.build(self.weights, empty=self.empty.pop() if self.empty else None)
+        built = native.build(self.weights)
         for part, switches in self.switches.items():
             vars(built.get_submodule(part)).update(switches)
         return built

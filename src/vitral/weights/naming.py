@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from vitral.weights import class_names
 from vitral.weights.fitted import still_fitted
 from vitral.weights.loaded import Loaded
 from vitral.weights.native import Weights
+from vitral.weights.notes import OfClassNames
 from vitral.wording import some
 
 
@@ -38,14 +38,13 @@ def named(loaded: Loaded, names: tuple[str, ...]) -> Loaded:
     """Return the weights with these names of their classes, if there are any; `UsageError` for another number."""
     if not names:
         return loaded
-    account, outputs = copy.deepcopy(loaded.account), loaded.weights.config.classes
+    account, outputs = loaded.account, loaded.weights.config.classes
     if len(names) != outputs:
         what = f"there are {len(names)} names, and the network has {outputs} outputs"
         raise UsageError(what, where=account.source, hint=f"classes=[…], with {outputs} names")
-    account.nameless = False
-    own = [type(note)(note.replace("preprocessing and class names", "preprocessing")) for note in account.notes]
-    account.notes = [note for note in own if "class names assumed" not in note]
-    return dataclasses.replace(loaded, weights=dataclasses.replace(loaded.weights, classes=names), account=account)
+    weights = dataclasses.replace(loaded.weights, classes=names)
+    account = dataclasses.replace(account.without(OfClassNames), nameless=False)
+    return dataclasses.replace(loaded, weights=weights, account=account)
 
 
 def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
@@ -57,7 +56,7 @@ def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
     known = [index for index in places if index is not None]
     if not known or not isinstance(weights.config, ViTConfig | BiTConfig):
         return None
-    account, state = copy.deepcopy(loaded.account), dict(weights.state)
+    state = dict(weights.state)
     rows = torch.tensor([-1 if index is None else index for index in places])
     for name in [name for name in state if name.split(".")[0] in ("head", "head_dist")]:
         old = state[name]
@@ -66,8 +65,7 @@ def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
     note = f"the head keeps {len(known)} of its {len(weights.classes)} rows, in the order of the data"
     if new := [name for name, index in zip(names, places, strict=True) if index is None]:
         note += f"; new rows of zeros: {some(new)}"
-    account.notes.append(note)
     config = dataclasses.replace(weights.config, classes=len(names))
-    output = still_fitted(weights, account, "head")
+    output, account = still_fitted(weights, loaded.account.noted(note), "head")
     adapted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)
-    return dataclasses.replace(loaded, weights=adapted, account=account, empty=[])
+    return dataclasses.replace(loaded, weights=adapted, account=account)

@@ -150,16 +150,14 @@ def hash_state(hashed: hashlib._Hash | hashlib.blake2b, state: Mapping[str, Tens
         hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def build(weights: Weights, path: Path | None = None, empty: Network | None = None) -> Network:
+def build(weights: Weights, path: Path | None = None) -> Network:
     """Build the network with these weights, in fp32 and in evaluation mode.
 
     Nothing is initialized only to be overwritten, and fp32 tensors are used without a copy: training the network
-    changes `weights.state`. `empty` is such a network on the meta device, if one exists already.
+    changes `weights.state`.
     """
-    if empty is None:
-        with torch.device("meta"):
-            empty = network(weights.config)
-    model = empty
+    with torch.device("meta"):
+        model = network(weights.config)
     _check_fit(model, weights.state, path)
     model.load_state_dict(
         {name: value.float() if value.is_floating_point() else value for name, value in weights.state.items()},

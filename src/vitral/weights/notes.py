@@ -16,5 +16,17 @@ class Alarm(Caution):
         return self.removeprefix("WARNING ")
 
 
+class OfClassNames(str):
+    """A note on the origin of the class names. Names that a caller gives make it obsolete, and so does a new head."""
+
+
+class AssumedNames(Caution, OfClassNames):
+    """A note on assumed names of the classes."""
+
+
+class DoubtfulNames(Alarm, OfClassNames):
+    """A note on assumed names of the classes, which may well be in another order."""
+
+
 class LeftOut(Caution):
     """A note on fitted numbers that do not hold for what is computed now, and are not used."""

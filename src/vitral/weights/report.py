@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rich.console import Console
@@ -64,17 +65,19 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
-@dataclass(repr=False)
+@dataclass(frozen=True, repr=False)
 class LoadReport:
-    """Load report of one source of weights."""
+    """Load report of one source of weights: a value, of which each step of reading makes the next."""
 
     source: str
     format: str
-    lines: list[Line] = field(default_factory=list)
-    fresh: dict[str, str] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+    fresh: Mapping[str, str] = field(default_factory=dict)
     """Newly initialized parameters → reason."""
-    notes: list[str] = field(default_factory=list)
-    """Further notes, a sentence each: assumptions, renamings, values that are not finite."""
+    notes: tuple[str, ...] = ()
+    """Further notes, a sentence each: assumptions, renamings, values that are not finite. Their kinds are in
+    `vitral.weights.notes`.
+    """
     assumed: Assumption | None = None
     """Fields stated by no file, and their source."""
     nameless: bool = False
@@ -83,10 +86,18 @@ class LoadReport:
     """The order of the classes that the user stated for weights without names."""
     digest: str = ""
     """Digest that the file states of itself; empty if it states none."""
-    changes: list[str] = field(default_factory=list)
+    changes: tuple[str, ...] = ()
     """Changes of the network since its numbers were fitted (`vitral.weights.fitted.CHANGES`)."""
-    written: list[str] = field(default_factory=list)
+    written: tuple[str, ...] = ()
     """Files written from it."""
+
+    def noted(self, *notes: str) -> LoadReport:
+        """Return the report with more notes at the end."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def without(self, *kinds: type[str]) -> LoadReport:
+        """Return the report without the notes of these kinds."""
+        return replace(self, notes=tuple(note for note in self.notes if not isinstance(note, kinds)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.headline()}>"
@@ -116,7 +127,7 @@ class LoadReport:
         for name, why in self.fresh.items():
             new.setdefault(why, []).append(name)
         found += [f"new {some(names)}: {why}" for why, names in new.items()]
-        return found + ([str(self.assumed)] if self.assumed else []) + self.notes
+        return [*found, *([str(self.assumed)] if self.assumed else []), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

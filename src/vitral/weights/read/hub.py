@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from vitral import bounded
 from vitral.errors import UsageError, VitralError, WeightsError, nearest
+from vitral.weights.read.references import BUILT_IN
 
 CONFIGS = ("config.json", "preprocessor_config.json", "generation_config.json")
 EXAMPLE = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k or hf:google/vit-base-patch16-224"
@@ -315,5 +316,5 @@ def _not_reached(error: Exception, reference: str, repository: str, commits: Seq
         why = f"{offline}, and the cache does not tell which is the newest"
         return WeightsError(f"{len(commits)} copies of {repository}", where=reference, why=why, hint=pinned)
     what = f"could not fetch model.safetensors and config.json of {repository}"
-    hint = "download them into a FOLDER and give FOLDER, or use a built-in model: backbone or demo"
+    hint = f"download them into a FOLDER and give FOLDER, or use a built-in model: {' or '.join(BUILT_IN)}"
     return WeightsError(what, where=reference, why=f"{offline}, and there is no complete copy in the cache", hint=hint)

@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitral.folders import is_run
 from vitral.weights.read.source import SUFFIXES
 
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A network whose weights are in the package."""
+
+    file: Path
+    about: str
+    """Its training, for the plan of a run that starts from it."""
+    recipe: str | None = None
+    """The recipe that fine-tunes it, and that states its network. None: no run starts from it unless it is requested."""
+    colors_only: bool = True
+    """True if it saw photographs alone, so that gray images such as scans are learned better from random weights."""
+    most_on_gpu: int = 0
+    """Training images from which a GPU trains a larger network from random weights instead."""
+    feature_sizes: tuple[int, ...] = ()
+    """Sides in pixels at which features of large photographs are computed, the best first."""
+
+
 BACKBONE = "backbone"
 DEMO = Path(__file__).parents[2] / "demo" / "model.safetensors"
-INCLUDED = {BACKBONE: Path(__file__).parents[1] / "backbone.safetensors", "demo": DEMO}
-"""Built-in models: name → file. `backbone` is where training starts (docs/pretrained-model.md), `demo` is to try."""
+BUILT_IN: dict[str, BuiltIn] = {
+    BACKBONE: BuiltIn(
+        Path(__file__).parents[1] / "backbone.safetensors",
+        "pretrained on 100,000 photographs",
+        recipe="backbone",
+        most_on_gpu=20_000,
+        feature_sizes=(224, 128),  # both together rank wrong labels better than one
+    ),
+    "demo": BuiltIn(DEMO, "trained on CIFAR-10, to try commands"),
+}
+"""Built-in models by name. A run starts from the first with a recipe that suits its images (docs/pretrained-model.md)."""
+
+
+def built_in(reference: str | Path) -> BuiltIn | None:
+    """Return the built-in model that `reference` names, if it does (`is_included`)."""
+    return BUILT_IN[str(reference)] if is_included(reference) else None
+
+
+def starting_recipes() -> tuple[str, ...]:
+    """Names of the recipes that fine-tune built-in models."""
+    return tuple(one.recipe for one in BUILT_IN.values() if one.recipe)
 
 
 def is_weights(text: str) -> bool:
@@ -23,7 +61,7 @@ def is_included(reference: str | Path) -> bool:
     """True if `reference` names a built-in model. A run or weights of that name in the current folder take
     precedence, as a folder does over a data set of its name; `./demo` and a `Path` always mean the path.
     """
-    if not isinstance(reference, str) or reference not in INCLUDED:
+    if not isinstance(reference, str) or reference not in BUILT_IN:
         return False
     path = Path(reference)
     return not (path.is_file() or (path.is_dir() and (is_run(path) or holds_weights(path))))

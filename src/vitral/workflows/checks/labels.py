@@ -35,7 +35,7 @@ from vitral.inference.options import AUTO, InferenceOptions
 from vitral.training.run_folder import RunFolder
 from vitral.weights.read.references import BACKBONE
 from vitral.workflows.checks.contact_sheet import contact_sheet
-from vitral.workflows.checks.set_features import SIZES, set_features
+from vitral.workflows.checks.set_features import set_features
 from vitral.workflows.checks.strangers import least_alike
 from vitral.workflows.planning.run_data import is_data_of, seen_as
 from vitral.workflows.tables.features import FeatureCache
@@ -238,7 +238,7 @@ def check_labels(
     total = sum(map(len, dataset.splits.values()))
     if not 2 <= folds <= total:
         raise UsageError(f"--folds must be from 2 to the number of images, not {folds}", hint="--folds 5")
-    found = set_features(dataset, weights, options, skip=skip, sizes=SIZES, cache=cache, progress=progress)
+    found = set_features(dataset, weights, options, skip=skip, every_size=True, cache=cache, progress=progress)
     kept, labels = found.dataset, found.labels
     folded = folds_of(labels, _groups(kept), folds)
     regressed, strength = out_of_fold(found.values, labels, len(kept.classes), folded)

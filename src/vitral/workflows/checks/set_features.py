@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +14,8 @@ from vitral.device import choose
 from vitral.errors import DataError
 from vitral.inference.options import AUTO, InferenceOptions
 from vitral.recipes.stats import dataset_stats
-from vitral.weights.read.references import BACKBONE, is_included
+from vitral.weights.read.references import BACKBONE, built_in
 from vitral.workflows.tables.features import FeatureCache, readable_features
-
-SIZES = (224, 128)
-"""Sides in pixels of large photographs for the built-in model. Both together rank wrong labels better than one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +41,20 @@ def set_features(
     options: InferenceOptions = AUTO,
     *,
     skip: bool = False,
-    sizes: Sequence[int] = SIZES[:1],
+    every_size: bool = False,
     cache: FeatureCache | None = None,
     progress: Progress | None = None,
 ) -> SetFeatures:
     """Compute the features of all images.
 
-    Large photographs enter the built-in model at each of `sizes`, and their features are concatenated. `skip` leaves
-    out unreadable images; otherwise they raise `DataError`.
+    Large photographs enter a built-in model at the best of its sizes, or with `every_size` at each of them, and their
+    features are concatenated. `skip` leaves out unreadable images; otherwise they raise `DataError`.
     """
-    large = "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * SIZES[0]
+    own = built_in(weights)
+    sizes = own.feature_sizes if own else ()
     adapted: list[dict[str, Any]] = [{}]
-    if weights == BACKBONE and is_included(weights) and large:
-        adapted = [{"image_size": size} for size in sizes]
+    if sizes and "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * sizes[0]:
+        adapted = [{"image_size": size} for size in (sizes if every_size else sizes[:1])]
     several = [_features(dataset, weights, options, skip, cache, progress, one) for one in adapted]
     return replace(several[0], values=np.concatenate([one.values for one in several], axis=1))
 

@@ -21,13 +21,14 @@ from vitral.recipes.table import RECIPES
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import MODEL_OPTIONS, Run
 from vitral.training.plan import Choice
+from vitral.weights.read.references import starting_recipes
 from vitral.wording import flag
 from vitral.workflows.planning.draft import format_value
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.memory import training_bytes
 from vitral.workflows.planning.plan import EXPLAINS
 
-GENERAL = ("small", "backbone", "finetune", "paper")
+GENERAL = ("small", *starting_recipes(), "finetune", "paper")
 """Recipes for any images, whose values are alternatives; the others are for one data set or one method."""
 _NEIGHBORS = 2
 """Sizes of the network to either side that are compared."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,13 +66,13 @@ def read_reader(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> In
     if not isinstance(config, EncoderDecoderConfig):
         return found
     if other := _another_decoder(loaded.weights, config.decoder, given, dataset):
-        found.account.notes.append(f"the decoder is new: {other}")
-        return found
+        return dataclasses.replace(found, account=found.account.noted(f"the decoder is new: {other}"))
     rest = {name: one for name, one in loaded.weights.state.items() if not name.startswith(_ENCODER)}
     lines = {line.source: line for line in loaded.account.lines if line.ours in rest}
-    account = found.account
-    account.lines = [lines.get(line.source, line) for line in account.lines]
-    return dataclasses.replace(found, decoder=config.decoder, project=config.project, rest=rest)
+    account = dataclasses.replace(
+        found.account, lines=tuple(lines.get(line.source, line) for line in found.account.lines)
+    )
+    return dataclasses.replace(found, account=account, decoder=config.decoder, project=config.project, rest=rest)
 
 
 def _another_decoder(weights: Weights, decoder: DecoderConfig, given: Mapping[str, Any], dataset: DataSet) -> str:
@@ -91,16 +90,16 @@ def _another_decoder(weights: Weights, decoder: DecoderConfig, given: Mapping[st
 
 def _encoder_of(loaded: Loaded, config: EncoderDecoderConfig) -> Loaded:
     """The encoder of a network that reads text."""
-    weights, account = loaded.weights, copy.deepcopy(loaded.account)
+    weights = loaded.weights
     state = {k.removeprefix(_ENCODER): one for k, one in weights.state.items() if k.startswith(_ENCODER)}
-    account.lines = [
+    lines = tuple(
         dataclasses.replace(line, ours=line.ours.removeprefix(_ENCODER))
         if line.ours and line.ours.startswith(_ENCODER)
         else dataclasses.replace(line, fate="left out", ours=None, note="of the decoder")
-        for line in account.lines
-    ]
+        for line in loaded.account.lines
+    )
     part = Weights(config.encoder, state, weights.preprocessing, (), weights.trained)
-    return dataclasses.replace(loaded, weights=part, account=account, empty=[])
+    return dataclasses.replace(loaded, weights=part, account=dataclasses.replace(loaded.account, lines=lines))
 
 
 def _headless(loaded: Loaded, config: ViTConfig) -> Loaded:
@@ -113,10 +112,11 @@ def _headless(loaded: Loaded, config: ViTConfig) -> Loaded:
     changes: dict[str, Any] = {"pool": "mean"} if config.pool == "map" else {}
     changes |= {"final_norm": "tokens"} if config.final_norm == "pooled" else {}
     bare = dataclasses.replace(loaded.weights.config, **changes)
-    loaded.account.lines = [
+    lines = tuple(
         dataclasses.replace(line, fate="left out", ours=None, note="pooling, which a decoder does not need")
         if line.ours and line.ours.startswith("attn_pool.")
         else line
         for line in loaded.account.lines
-    ]
-    return dataclasses.replace(loaded, weights=dataclasses.replace(loaded.weights, config=bare, state=state))
+    )
+    weights = dataclasses.replace(loaded.weights, config=bare, state=state)
+    return dataclasses.replace(loaded, weights=weights, account=dataclasses.replace(loaded.account, lines=lines))

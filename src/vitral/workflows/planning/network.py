@@ -27,7 +27,7 @@ from vitral.weights.loaded import Loaded
 from vitral.weights.naming import with_classes
 from vitral.weights.notes import LeftOut
 from vitral.weights.preprocessing_configs import differences
-from vitral.weights.read.references import BACKBONE, is_included
+from vitral.weights.read.references import built_in, starting_recipes
 from vitral.wording import flag
 from vitral.workflows.planning.draft import Draft, format_value
 from vitral.workflows.planning.initial_reader import InitialReader, read_reader
@@ -63,8 +63,7 @@ def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> L
     Notes on fitted numbers are left out: the run fits its own.
     """
     loaded = _read_initial(given, dataset, proposed)
-    loaded.account.notes = [note for note in loaded.account.notes if not isinstance(note, LeftOut)]
-    return loaded
+    return dataclasses.replace(loaded, account=loaded.account.without(LeftOut))
 
 
 def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
@@ -76,7 +75,7 @@ def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> 
     if proposed.recipe in METHODS:
         check_library(getattr(loaded.weights.config, "source", ""))
     size = given.get("image_size")
-    if size is None and proposed.recipe in RESIZES:
+    if size is None and proposed.recipe in (*RESIZES, *starting_recipes()):
         patch = pair(getattr(loaded.weights.config, "patch_size", 1))
         size = tuple(n // p * p for n, p in zip(proposed.size, patch, strict=True))
     loaded = fit(loaded, image_size=size)
@@ -124,7 +123,8 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
             stated = f"{flag(name)} {format_value(given[name])}"
             why = f"its network has {has[name]}" if name in has else "its network has no such option"
             raise UsageError(f"{stated} contradicts --init {init}", why=why, hint="leave it out")
-    named = "the built-in model" if init == BACKBONE and is_included(init) else str(init)
+    included = built_in(init)
+    named = "the built-in model" if included and included.recipe else str(init)
     model = str(weights.trained.get("model", f"{loaded.format}'s"))
     if given.get("model", model) != model:
         stated, why = f"--model {given['model']}", f"its network is {model}"
@@ -154,7 +154,7 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
 def _changes_of(loaded: Loaded) -> str:
     """Describe what was changed in the weights; for the built-in model in words that need no names of tensors."""
     account = loaded.account
-    if loaded.reference == BACKBONE and account.fresh and "resized" not in account.counts():
+    if built_in(loaded.reference) and account.fresh and "resized" not in account.counts():
         return "every layer is loaded except the head, which is new because your classes are different"
     return "; ".join(account.highlights())
 

@@ -35,7 +35,7 @@ from vitral.training.options import DECODER_OPTIONS, LABEL_OPTIONS, PRETRAINING_
 from vitral.training.plan import Choice, Plan
 from vitral.training.run_folder import RunFolder
 from vitral.weights.read.published import Published
-from vitral.weights.read.references import BACKBONE
+from vitral.weights.read.references import built_in
 from vitral.wording import count, flag, in_groups, natural
 from vitral.workflows.planning.compute import (
     check_foreign,
@@ -185,7 +185,9 @@ def check_images(
 def find_recipe(given: Mapping[str, Any]) -> Callable[[DatasetStats, Machine], Plan]:
     """Return the named recipe; by default that of the initial weights, else "small"."""
     start = given.get("init", NONE)
-    name = given.get("recipe") or {NONE: "small", AUTO: "small", BACKBONE: "backbone"}.get(start, "finetune")
+    own = built_in(start)
+    tuned = own.recipe if own and own.recipe else "finetune"
+    name = given.get("recipe") or ("small" if start in (NONE, AUTO) else tuned)
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]

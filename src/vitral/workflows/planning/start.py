@@ -13,13 +13,13 @@ from typing import Any
 from vitral.data.targets import targets_of
 from vitral.device import Machine
 from vitral.pretraining.methods import METHODS
-from vitral.recipes.backbone import MODEL
 from vitral.recipes.linear_probe import UNSUPPORTED as PROBE_UNSUPPORTED
 from vitral.recipes.stats import DatasetStats
+from vitral.recipes.table import RECIPES
 from vitral.training.options import MODEL_OPTIONS
 from vitral.training.plan import Choice
 from vitral.weights.read.published import AtHand, Published, at_hand, proposed, unreadable
-from vitral.weights.read.references import BACKBONE, is_included
+from vitral.weights.read.references import BUILT_IN, BuiltIn, is_included, starting_recipes
 from vitral.wording import flag
 
 AUTO, NONE = "auto", "none"
@@ -31,13 +31,11 @@ _EPOCHS = 3
 """Epochs of all layers that a CPU needs time for. With fewer, the features of each image are computed once instead."""
 _TRAINED = 4.0
 """Times the seconds of its features that an epoch of all layers takes: backward, augmentation, the optimizer."""
-MOST_ON_GPU = 20_000
-"""Training images from which a GPU trains a larger network instead."""
 FEW = 1_000
 """Training images below which pretrained weights are recommended."""
 _VERY_FEW = 200
-_RECIPES = ("backbone", "finetune", "linear-probe")
-"""Recipes that start from trained weights."""
+_RECIPES = ("finetune", "linear-probe")
+"""Recipes that start from any trained weights; a built-in model has one of its own, too."""
 OTHER = {
     *MODEL_OPTIONS,
     "pack",
@@ -71,45 +69,55 @@ def choose_start(
         return {"init": stated}, Choice("init", stated, "requested")
     if given.get("recipe") in METHODS:
         return {}, None
-    excluded = "requested" if stated == NONE else _contradiction(given, task)
-    hides = f"a run or weights called {BACKBONE} in this folder hide the built-in model: rename them"
-    why = excluded or ("" if is_included(BACKBONE) else hides) or _unlike(stats, machine)
+    starts = {name: own for name, own in BUILT_IN.items() if own.recipe}
+    excluded = {name: _contradiction(given, task, own, stats, machine) for name, own in starts.items()}
+    if stated == NONE:
+        excluded = dict.fromkeys(starts, "requested")
+    reasons = {name: why or _hidden(name) or _unlike(starts[name], stats, machine) for name, why in excluded.items()}
+    name = next((name for name, why in reasons.items() if not why), next(iter(starts)))  # else the reasons of the first
+    why, excluded_by = reasons[name], excluded[name]
     if not why:
         published = _find_published(given, machine, seconds_of) if _may_be_published(given, task, machine) else AtHand()
         damaged = "".join(f"; {one}" for one in published.damaged)
         if published.reference:
-            return _published(given, stats, machine, published, damaged)
-        if broken := unreadable(BACKBONE):
+            return _published(given, stats, machine, published, f"; --init {name} is the built-in model{damaged}")
+        if broken := unreadable(name):
             why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
-        why = "built-in model, pretrained on 100,000 photographs"
         more = f"published models were trained on more: --init {proposed(_has_gpu(machine))}"
-        known = f"{why}; {published.why or more}{_local(stats)}{damaged}"
-        return {"init": BACKBONE}, Choice("init", BACKBONE, known)
+        known = f"built-in model, {starts[name].about}; {published.why or more}{_local(stats)}{damaged}"
+        return {"init": name}, Choice("init", name, known)
     if advice := _advice(stats, machine):
-        why = advice if excluded and stated == AUTO else f"{why}; {advice}"
-    elif excluded and "init" not in given:
+        why = advice if excluded_by and stated == AUTO else f"{why}; {advice}"
+    elif excluded_by and "init" not in given:
         return {}, None
     return {}, Choice("init", NONE, why)
 
 
-def _contradiction(given: Mapping[str, Any], task: str) -> str:
-    """Reason why the options exclude the built-in model; empty if they do not."""
+def _contradiction(given: Mapping[str, Any], task: str, own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
+    """Reason why the options exclude a built-in model; empty if they do not."""
+    model = RECIPES[str(own.recipe)](stats, machine).run.model
     if targets_of(task).sequence:
         return "reading text needs a decoder, which the built-in model does not have"
-    if given.get("recipe", _RECIPES[0]) not in _RECIPES:
+    if given.get("recipe", own.recipe) not in (own.recipe, *_RECIPES):
         return f"--recipe {given['recipe']} trains from random weights"
-    if given.get("model", MODEL) != MODEL:
-        return f"--model {given['model']} is not the built-in model, {MODEL}"
+    if given.get("model", model) != model:
+        return f"--model {given['model']} is not the built-in model, {model}"
     other = (name for name in given if name in OTHER and given[name] not in (False, ()))
     return next((f"{flag(name)} does not fit the built-in model" for name in other), "")
 
 
-def _unlike(stats: DatasetStats, machine: Machine) -> str:
+def _hidden(name: str) -> str:
+    """Reason why the name of a built-in model is not its own here; empty if it is."""
+    hides = f"a run or weights called {name} in this folder hide the built-in model: rename them"
+    return "" if is_included(name) else hides
+
+
+def _unlike(own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
     """Reason why the images are better learned from random weights; empty if they are not."""
-    if stats.channels == 1:
+    if own.colors_only and stats.channels == 1:
         return "the images are gray, such as scans or digits, and the built-in model was trained on photographs"
-    if _has_gpu(machine) and stats.images >= MOST_ON_GPU:
+    if _has_gpu(machine) and stats.images >= own.most_on_gpu:
         return f"a GPU trains a larger network on {stats.images:,} images"
     return ""
 
@@ -150,7 +158,7 @@ def _may_be_published(given: Mapping[str, Any], task: str, machine: Machine) -> 
     """True if the options fit published weights. On a CPU they have to fit a linear probe, too, which may be all."""
     probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
     fits = _has_gpu(machine) or (given.get("recipe", "linear-probe") == "linear-probe" and probes)
-    return "model" not in given and given.get("recipe") != "backbone" and fits
+    return "model" not in given and given.get("recipe") not in starting_recipes() and fits
 
 
 def _find_published(given: Mapping[str, Any], machine: Machine, seconds_of: Callable[[Published], float]) -> AtHand:
@@ -160,12 +168,12 @@ def _find_published(given: Mapping[str, Any], machine: Machine, seconds_of: Call
 
 
 def _published(
-    given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand, damaged: str
+    given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand, other: str
 ) -> tuple[dict[str, str], Choice]:
     """Return published weights that are at hand, and their line."""
     recipe = _recipe_of_published(given, stats, machine, found)
     how = "all layers are trained" if recipe == "finetune" else "the features of each image are computed once"
-    init = Choice("init", found.reference, f"{found.why}; {how}; --init {BACKBONE} is the built-in model{damaged}")
+    init = Choice("init", found.reference, f"{found.why}; {how}{other}")
     return {"init": found.reference, "recipe": recipe}, init
 
 
