@@ -65,7 +65,7 @@ def test_predictions_go_on_after_an_interrupt(trained: vitral.TrainedRun, monkey
     assert threading.active_count() <= threads
 
 
-@pytest.mark.parametrize("method", ["default", "attention-rollout", "integrated-gradients"])
+@pytest.mark.parametrize("method", ["default", "rollout", "integrated-gradients"])
 def test_an_interrupted_map_leaves_the_network_as_it_was(trained: vitral.TrainedRun, method: str) -> None:
     predictor = vitral.load(trained.folder, precision="fp32", device="cpu")
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 1), dtype=np.uint8)
