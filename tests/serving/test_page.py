@@ -118,6 +118,29 @@ def test_an_unknown_image_is_none_of_the_classes(visit, predictor, drawings):
     assert f"none of the ten classes, {nearest}" in visit.page.locator("#gallery button").inner_text()
 
 
+def test_an_image_that_is_not_sure_names_the_nearest_class(visit, predictor, drawings):
+    sure = {"ship.png": "ship", "cat.png": "not sure"}
+
+    def answered(route):
+        answer = route.fetch()
+        (prediction,) = answer.json()["predictions"]
+        prediction["answer"] = sure[prediction["image"]]
+        route.fulfill(response=answer, json={"predictions": [prediction]})
+
+    visit.context.route("**/v1/predict", answered)
+    visit.give(("ship.png", drawings["ship.png"]))
+    assert (visit.text("label"), visit.text("confidence")) == (
+        "ship",
+        percent(predictor(drawings["ship.png"]).confidence),
+    )
+    visit.give(("cat.png", drawings["cat.png"]))
+    cat = predictor(drawings["cat.png"])
+    assert (visit.text("label"), visit.text("confidence")) == (
+        "not sure",
+        f"perhaps: {cat.label}, {percent(cat.confidence)}",
+    )
+
+
 def test_the_explanation_is_shown_over_the_image(visit, predictor, drawings):
     visit.give(("ship.png", drawings["ship.png"]))
     page = visit.page

@@ -12,6 +12,12 @@ from vitral.errors import UsageError
 def serve(
     runs: Annotated[tuple[str, ...], Help("run folders or weights files; NAME=RUN gives one a name", "RUN …")] = (),
     *,
+    right: Annotated[
+        float | None,
+        Help(
+            'answer "not sure" for doubtful images, so that this fraction of the other answers is correct, such as 0.95'
+        ),
+    ] = None,
     example: Annotated[str | None, Help("image that the page offers to try; every visitor can see it")] = None,
     host: Annotated[
         str, Help("address to listen on; addresses that other machines reach require a token")
@@ -68,11 +74,13 @@ def serve(
     options: dict[str, Any] = {"device": device, "precision": precision, "engine": engine}
     with bind(host, port) as bound:
         shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
-        service = Service(sources, access, limits, options, example_image(example) if example else b"")
+        service = Service(sources, access, limits, options, example_image(example) if example else b"", right)
         configure(log_format)
         for model in service.models.values():
             print_predictor_notes(model.predictor)
             outputs = f"{len(model.predictor.classes)} {model.predictor.output.noun}, version {model.version}"
             machine = f"{model.predictor.engine} in {model.predictor.machine.precision}"
             say(f"Model    {model.name}, {outputs}, {machine}")
+            if sure := model.to_json()["sure"]:
+                say(f"Answers  {sure}")
         return serve_on(bound, service, build(service), grace=grace, started=lambda: say(shown))

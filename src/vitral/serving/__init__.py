@@ -23,12 +23,14 @@ def app(
     *,
     tokens: tuple[str, ...] = (),
     limits: Limits | None = None,
+    right: float | None = None,
     **options: Any,
 ) -> Starlette:
     """Load models and return the ASGI application that serves them.
 
     `models` is one run, weights or `Predictor`, or several by name. `tokens` are bearer tokens, one of which every
-    request to a model must carry; without one there is no authentication. `options` are those of `vitral.load`.
+    request to a model must carry; without one there is no authentication. With `right`, such as 0.95, images are "not
+    sure" so that this share of the other answers is correct. `options` are those of `vitral.load`.
 
     Raises `MissingExtraError` if an optional package is not installed, and the errors of `vitral.load`.
     """
@@ -44,4 +46,4 @@ def app(
 
     limit_threads()
     sources = dict(models) if isinstance(models, Mapping) else named([models])
-    return build(Service(sources, Access(tokens), limits or Limits(), options))
+    return build(Service(sources, Access(tokens), limits or Limits(), options, right=right))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import hashlib
 import re
@@ -27,6 +28,7 @@ from vitral.explanation.texts import DEFAULT_FOR_TEXT, TextExplanation, explain_
 from vitral.inference.features import head_features
 from vitral.inference.inputs import Item
 from vitral.inference.loading import load
+from vitral.inference.outputs.classes import Classes
 from vitral.inference.own_sizes import refuse_own_sizes
 from vitral.inference.predictor import Predictor
 from vitral.serving.batching import Batcher, Ticket, Timing
@@ -72,8 +74,12 @@ def _name_of(reference: Reference) -> tuple[str, Reference]:
     return name_of(str(reference)), reference
 
 
-def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
-    """Load a model and test it; raise the errors of `vitral.load`, and `WeightsError` if it fails its self-test."""
+def load_checked(reference: Reference, options: Mapping[str, Any], right: float | None = None) -> Predictor:
+    """Load a model and test it. With `right`, images are "not sure" so that this share of the other answers is correct.
+
+    Raises the errors of `vitral.load`, `WeightsError` if the model fails its self-test, and `UsageError` if it cannot
+    promise `right`.
+    """
     if isinstance(reference, Predictor):
         predictor = reference
     else:
@@ -85,7 +91,18 @@ def load_checked(reference: Reference, options: Mapping[str, Any]) -> Predictor:
             "this network has no classes to predict", where=reference, hint="vitral train DATA --init WEIGHTS"
         )
     refuse_own_sizes(predictor.preprocessing, "serve", predictor.source)
+    predictor = predictor if right is None else _sure(predictor, right)
     self_test(predictor)
+    return predictor
+
+
+def _sure(predictor: Predictor, right: float) -> Predictor:
+    """Return a copy that answers "not sure", so that a share `right` of the other answers is correct."""
+    if not isinstance(predictor.output, Classes):
+        why = f"{predictor.source or 'a model'} predicts {predictor.output.noun}"
+        raise UsageError("--right is for networks of one class an image", why=why, hint="leave it out")
+    predictor = copy.copy(predictor)
+    predictor.output = predictor.output.sure(right)
     return predictor
 
 
@@ -238,6 +255,7 @@ class Model:
             "task": predictor.output.task,
             "noun": predictor.output.noun,
             "target": self.needed_target,
+            "sure": self._sure,
             "classes": list(predictor.classes),
             "image_size": list(predictor.preprocessing.image_size),
             "channels": predictor.preprocessing.channels,
@@ -259,6 +277,12 @@ class Model:
         except UsageError:
             return names[0]
         return ""
+
+    @property
+    def _sure(self) -> str:
+        """The threshold of `--right` and what it promises, in words; "" if every image is answered."""
+        output = self.predictor.output
+        return output.cut.describe(output.validation) if isinstance(output, Classes) and output.cut else ""
 
     def check_embedding(self) -> None:
         """Raise `Problem` for a network without features."""
@@ -343,7 +367,9 @@ def model_of(name: str, predictor: Predictor, limits: Limits, metrics: Metrics) 
 
 
 def _version(predictor: Predictor) -> str:
-    """A short digest of weights, classes, preprocessing and output: the same on every machine that serves the same."""
+    """A short digest of weights, classes, preprocessing, output and `--right`: the same on every machine that serves the same."""
     output = [predictor.output.to_json()] if predictor.output.to_json() else []
+    if isinstance(predictor.output, Classes) and predictor.output.cut:
+        output.append({"sure from": predictor.output.cut.probability})
     known = repr((predictor.classes, predictor.preprocessing, digest(predictor.network.state_dict()), *output))
     return hashlib.sha256(known.encode()).hexdigest()[:12]

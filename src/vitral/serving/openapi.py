@@ -198,6 +198,7 @@ def _schemas(limits: Limits) -> dict[str, Any]:
         label=text,
         confidence=number,
         top=top,
+        answer=text,
         unknown={"type": "boolean"},
         explanation=explanation,
     )
@@ -229,6 +230,7 @@ def _schemas(limits: Limits) -> dict[str, Any]:
         task=text,
         noun=text,
         target=text,
+        sure=text,
         preprocessing={"type": "object"},
         classes=_list(text),
         image_size=_list(whole),

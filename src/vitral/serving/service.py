@@ -41,13 +41,14 @@ class Service:
         limits: Limits,
         options: Mapping[str, Any] | None = None,
         example: bytes = b"",
+        right: float | None = None,
     ):
         """Load every model; the errors of `vitral.load` are raised here. `options` are those of `vitral.load`. The page
-        offers `example`, a PNG.
+        offers `example`, a PNG. With `right`, images are "not sure" so that this share of the other answers is correct.
         """
         torchvision()  # decodes JPEGs faster than Pillow, and takes seconds to import
         self.sources, self.access, self.limits, self.options = dict(sources), access, limits, dict(options or {})
-        self.metrics, self.example = Metrics(), example
+        self.metrics, self.example, self.right = Metrics(), example, right
         self.decode = Decoder(cores(), limits, self.metrics)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="vitral-service")
         self.bodies = Places(limits.bodies, self._bodies_full)
@@ -134,7 +135,8 @@ class Service:
         self._background(old.stop(when_idle=True))
 
     def _load(self, name: str) -> Model:
-        return model_of(name, load_checked(self.sources[name], self.options), self.limits, self.metrics)
+        predictor = load_checked(self.sources[name], self.options, self.right)
+        return model_of(name, predictor, self.limits, self.metrics)
 
     async def _watch(self) -> None:
         """Reload a model when the file of its weights has changed and then stays as it is."""

@@ -80,8 +80,9 @@ function describe() {
   at("about").textContent =
     `${one.classes.length} ${one.noun}: ${listed(names, FIRST_NAMES)}. ` +
     `${millions} million parameters, images of ${one.image_size.join("\u202f×\u202f")}.`;
-  at("limits").textContent = one.unknown_note ?? "";
-  at("limits").hidden = !one.unknown_note;
+  const limits = one.unknown_note || (one.sure ? `Answers are ${one.sure}.` : "");
+  at("limits").textContent = limits;
+  at("limits").hidden = !limits;
   at("method-choice").hidden = !one.methods.length;
   at("method").replaceChildren(...methodOptions(one.methods), new Option("none", ""));
   describeMethod();
@@ -182,7 +183,8 @@ function refuse(name, error) {
 }
 
 /** The main line of a prediction, and what stands small beside it: of a class, of labels, of numbers or of a text. */
-function headline({ prediction: { label, labels, numbers, text, confidence, unknown, top }, model: answering }) {
+function headline({ prediction, model: answering }) {
+  const { label, labels, numbers, text, confidence, unknown, top, answer } = prediction;
   if (unknown) {
     const many = known.find((one) => one.name === answering)?.classes.length ?? 0;
     return [`none of the ${COUNTS[many] ?? many} classes`, `nearest: ${top[0].class}, ${percent(top[0].probability)}`];
@@ -190,6 +192,9 @@ function headline({ prediction: { label, labels, numbers, text, confidence, unkn
   if (text !== undefined) return [text || "no text", percent(confidence)];
   if (numbers) return [Object.entries(numbers).map(([name, value]) => `${name} ${amount(value)}`).join(", "), ""];
   if (labels) return [labels.map((one) => one.label).join(", ") || "no label", ""];
+  if (answer !== undefined) {
+    return answer === label ? [label, percent(confidence)] : [answer, `perhaps: ${label}, ${percent(confidence)}`];
+  }
   return [label, confidence < UNSURE ? `${percent(confidence)}, unsure` : percent(confidence)];
 }
 
