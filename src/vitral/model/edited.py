@@ -21,7 +21,7 @@ DIGESTS = {
     "LayerScale": "0ea511b7",
     "Block": "ad7ffd26",
     "AttentionPool": "c739e122",
-    "ViT": "c6bcafa5",
+    "ViT": "063dd581",
     "ViT.forward": "c37682d3",
     "ViT.answer": "e832c0ac",
     "ViT.embed": "48228331",
