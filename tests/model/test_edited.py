@@ -40,9 +40,8 @@ def methods() -> list[str]:
             found += [f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)]
         elif isinstance(node, ast.FunctionDef):
             found.append(node.name)
-    return [
-        name for name in found if not name.endswith(("__init__", "init_weights", "dropout_p", "rotations", "encode"))
-    ]
+    others = ("__init__", "init_weights", "dropout_p", "rotations", "encode", "num_features", "features")
+    return [name for name in found if not name.endswith((*others, "reset_classifier"))]
 
 
 HALF = """
