@@ -59,6 +59,11 @@ class Predictor(Described):
     first call, and again after a change of `model`: each call compares all values, if `model` was read before. In bf16
     the copy takes half as much memory as `model` with the engine `plain`, and as much as `model` with `packed`, which
     keeps the original weights beside the packed ones.
+
+    Example:
+        predictor = vitral.load("runs/photos")
+        print(predictor("cat.jpg").label)
+        features = predictor.embed(["cat.jpg"])
     """
 
     def __init__(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.console import go_on
+from vitral.console import Described, go_on
 from vitral.data import Split
 from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
@@ -102,9 +102,14 @@ class Contender:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Contenders, best first, and the difference of every pair of them."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Described):
+    """Contenders, best first, and the difference of every pair of them.
+
+    Example:
+        found = vitral.compare(["runs/photos", "runs/other"])
+        print(found.conclusion())
+    """
 
     source: str
     split: str
@@ -122,6 +127,11 @@ class Comparison:
         """Indices of the images that only this contender classifies correctly."""
         others = [one.correct for place, one in enumerate(self.contenders) if place != index]
         return np.flatnonzero(self.contenders[index].correct & ~np.any(others, axis=0))
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        measured = {one.name: f"{one.name}: {one.evaluation.headline()}" for one in self.contenders}
+        return {"images": self.counted(), **measured, "conclusion": self.conclusion()}
 
     def conclusion(self) -> str:
         """Return a sentence: the better network, or that no difference can be claimed."""
@@ -219,10 +229,27 @@ def compare(
     precision: str = "auto",
     progress: Progress | None = None,
 ) -> Comparison:
-    """Measure two or more run folders, weights files or predictors on the same images, and every pair's difference.
+    """Measure two or more networks on the same images, and the difference of every pair with its interval.
 
-    Without `data` each run is measured on its own held-out images, and the images compared are those that no run has
-    trained on: the ones that are held out of all of them. Raises `UsageError` if there are none, or only one model.
+    Args:
+        models: Run folders, weights files or predictors.
+        data: The images. By default, each run is measured on its own held-out images, and the comparison uses the
+            images on which none of the runs was trained.
+        split: The split to use (default: test, otherwise val).
+        data_root: Folder of the data sets that have a name.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        precision: `auto`, `bf16` or `fp32`.
+        progress: Function that is called with the number of images that are done.
+
+    Returns:
+        The metrics of each network, and the differences.
+
+    Raises:
+        UsageError: There is only one model, or no image on which none of them was trained.
+
+    Example:
+        found = vitral.compare(["runs/photos", "runs/other"])
+        print(found.conclusion())
     """
     if len(models) < 2:
         raise UsageError("a comparison takes two networks or more", hint="vitral compare runs/a runs/b")

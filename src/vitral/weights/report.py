@@ -66,7 +66,12 @@ def _value(value: Any) -> str:
 
 @dataclass(repr=False)
 class LoadReport:
-    """Load report of one source of weights."""
+    """Load report of one source of weights.
+
+    Example:
+        report = vitral.load("runs/photos").account
+        print(report.headline(), report.notes)
+    """
 
     source: str
     format: str

@@ -53,7 +53,12 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Planned(Described):
-    """A plan that was not carried out: its options with their reasons, its data in splits, and its parts."""
+    """A plan that was not carried out: its options with their reasons, its data in splits, and its parts.
+
+    Example:
+        planned = vitral.plan("photos/", model="Ti/16")
+        print(planned.run.lr, [choice.reason for choice in planned.choices])
+    """
 
     job: Job
 
@@ -135,10 +140,21 @@ class Planned(Described):
 def plan(data: str | Path | DataSet | Examples, **options: Any) -> Planned:
     """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own.
 
-    `options` are those of `vitral.train`. Nothing is written.
+    Nothing is written.
+
+    Args:
+        data: As for `vitral.train`.
+        options: Those of `vitral.train`, which are listed below.
+
+    Returns:
+        The plan with its reasons, and its network, optimizer, schedule, loss and batches as objects.
+
+    Raises:
+        UsageError: An option has a wrong name or value, or does not fit the others.
+        DataError: The images cannot be read, or the labels are not clear.
 
     Example:
-        planned = vitral.plan("photos/", epochs=5)
+        planned = vitral.plan("photos/", model="Ti/16", epochs=5)
         model, train = planned.model(), planned.loader("train")
         optimizer = planned.optimizer(model)
         schedule = planned.schedule(optimizer)
