@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 import vitral
 from running import TINY
+from vitral.errors import RunError
 from vitral.evaluation.rows import Rows
 
 pytestmark = pytest.mark.python
@@ -77,3 +78,34 @@ def test_other_results_are_a_line_and_a_table(trained):
         assert all(fact in repr(one) for fact in facts), repr(one)
         assert len(repr(one)) < 1000
         assert one._repr_html_().startswith("<table>")
+
+
+def test_runs_of_a_folder_are_a_table(trained, tmp_path):
+    runs = vitral.runs(trained.folder.parent)
+    run = runs["sky"]
+    assert [len(runs), runs[0].folder, [*runs][0].folder] == [1, trained.folder, trained.folder]
+    assert run.history == trained.history
+    assert run.best == run.history[run.result["best_epoch"] - 1]
+    assert run.config["run"]["optimizer"] == "adamw"
+    assert {"epochs", "lr"} <= {one["name"] for one in run.config["plan"]}
+    (row,) = runs.table()
+    assert row["run"] == "sky"
+    assert row["val_accuracy"] == run.result["val_accuracy"]
+    assert f"{run.result['test']['accuracy']:.2%}" in runs._repr_html_()
+    (tmp_path / "no-run").mkdir()
+    assert len(vitral.runs(tmp_path)) == 0
+    with pytest.raises(KeyError, match="there are sky"):
+        runs["sea"]
+    with pytest.raises(RunError, match="no such folder"):
+        vitral.runs(tmp_path / "none")
+
+
+@pytest.mark.report
+def test_a_report_shows_itself(make_images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = vitral.train(make_images({"a": 6, "b": 6}, size=(8, 8)), out="run", quiet=True, **{**TINY, "epochs": 2})
+    report = run.report()
+    assert report.path == run.folder / "report.html"
+    page = report._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert "&lt;svg" in page
