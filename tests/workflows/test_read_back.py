@@ -80,6 +80,14 @@ def test_other_results_are_a_line_and_a_table(trained):
         assert one._repr_html_().startswith("<table>")
 
 
+def test_a_comparison_takes_data_in_memory(trained):
+    images = np.stack([np.full((8, 12, 3), level, np.uint8) for level in (200, 30, 210)])
+    predictor = vitral.load(trained.folder, engine="plain")
+    found = vitral.compare([trained.folder, predictor], (images, ["day", "night", "day"]))
+    assert len(found.images) == 3
+    assert [one.evaluation.accuracy for one in found.contenders] == [1.0, 1.0]
+
+
 def test_runs_of_a_folder_are_a_table(trained, tmp_path):
     runs = vitral.runs(trained.folder.parent)
     run = runs["sky"]

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from vitral.console import Described, go_on
-from vitral.data import Split
+from vitral.data import DataSet, Split
 from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
 from vitral.data.same import same_images
+from vitral.data.tables_in_memory import Examples
 from vitral.errors import UsageError
 from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
@@ -218,10 +220,10 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-@checked
+@partial(checked, but=("data",))  # `vitral.data.load` checks it
 def compare(
     models: Sequence[str | Path | Predictor],
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     split: str | None = None,
     data_root: str | Path = "data",
@@ -233,8 +235,8 @@ def compare(
 
     Args:
         models: Run folders, weights files or predictors.
-        data: The images. By default, each run is measured on its own held-out images, and the comparison uses the
-            images on which none of the runs was trained.
+        data: A path, a name, or data in memory, as for `vitral.load_data`. By default, each run is measured on its own
+            held-out images, and the comparison uses the images on which none of the runs was trained.
         split: The split to use (default: test, otherwise val).
         data_root: Folder of the data sets that have a name.
         device: `auto`, `cpu`, `cuda` or `mps`.
