@@ -1,4 +1,4 @@
-"""A data set of one's own: images in a database become shards, which every command of vitral reads.
+"""A data set of one's own: images in a database, to train on as they are, or as shards for every command of vitral.
 
     python examples/custom_data.py images.db shards
     vitral data check shards
@@ -12,42 +12,32 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from dataclasses import dataclass
-
-import numpy as np
 
 import vitral
-from vitral.data import Split
 from vitral.data.shards.writing import write_shards
 
 
-@dataclass(frozen=True)
-class FromDatabase:
-    """Number of an image → its file. It holds no connection, so that it can be sent to worker processes."""
+class Database:
+    """Pairs of an encoded image and its label. It holds no connection, so that worker processes can have it."""
 
-    database: str
-    rows: tuple[int, ...]
+    def __init__(self, file: str):
+        self.file = file
+        with sqlite3.connect(file) as connection:
+            rows = connection.execute("SELECT rowid, label FROM images ORDER BY rowid").fetchall()
+        self.rows, self.labels = [row for row, _ in rows], [label for _, label in rows]
 
-    def __call__(self, index: int) -> bytes:
-        with sqlite3.connect(self.database) as connection:
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[bytes, str]:
+        with sqlite3.connect(self.file) as connection:
             (file,) = connection.execute("SELECT file FROM images WHERE rowid = ?", (self.rows[index],)).fetchone()
-        return bytes(file)
-
-
-def load(database: str) -> vitral.DataSet:
-    """Describe the images without reading one: names, labels, and a function that fetches an image."""
-    with sqlite3.connect(database) as connection:
-        found = connection.execute("SELECT rowid, label FROM images ORDER BY rowid").fetchall()
-    classes = tuple(sorted({label for _, label in found}))
-    names = [f"{label}/{row}" for row, label in found]
-    labels = np.array([classes.index(label) for _, label in found])
-    train = Split(names, labels, FromDatabase(database, tuple(row for row, _ in found)))
-    return vitral.DataSet("images", classes, {"train": train}, database)
+        return bytes(file), self.labels[index]
 
 
 def main(database: str, out: str) -> None:
-    """Write the images of a database as shards into the new folder `out`."""
-    written = write_shards(load(database), out)
+    """Write the images as shards into the new folder `out`. `vitral.train(Database(database))` needs no shards."""
+    written = write_shards(vitral.load_data(Database(database)), out)
     print(f"{out}: {written.splits['train'][1]:,} images in {written.splits['train'][0]} shards")
 
 

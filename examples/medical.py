@@ -10,14 +10,14 @@ radiologist's screen: each channel has 256 steps within its own range, and is cl
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 import vitral
-from vitral.data.shards.writing import write_shards
+from vitral.data import Split
 
 WINDOWS = ((400, 1500), (40, 400), (600, 2800))
 """Center and width in Hounsfield units of the windows for lung, soft tissue and bone …"""
@@ -40,24 +40,25 @@ def read(path: str | Path) -> np.ndarray:
     return values
 
 
-@dataclass(frozen=True)
 class Windowed:
-    """Number of an image → its pixels in three windows."""
+    """The scans of a split as pairs of pixels in three windows and a class number."""
 
-    paths: tuple[str, ...]
+    def __init__(self, split: Split, classes: tuple[str, ...]):
+        self.paths, self.labels, self.classes = split.names, split.labels, classes
 
-    def __call__(self, index: int) -> np.ndarray:
-        return windowed(read(self.paths[index]))
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return windowed(read(self.paths[index])), int(self.labels[index])
 
 
-def main(scans: str, out: str, **options: object) -> vitral.TrainedRun:
-    """Train on a folder of scans. The windowed images are written beside the run as `OUT-shards`."""
-    dataset = vitral.load_data(scans)
-    splits = {name: replace(one, fetch=Windowed(tuple(one.names))) for name, one in dataset.splits.items()}
-    shards = f"{out}-shards"
-    write_shards(replace(dataset, splits=splits), shards)
-    run = vitral.train(shards, out=out, **options)
-    scan = dataset["train"].names[0]
+def main(scans: str, out: str, **options: Any) -> vitral.TrainedRun:
+    """Train on a folder of scans; `options` are those of `vitral.train`."""
+    data = vitral.load_data(scans)
+    splits = {name: Windowed(split, data.classes) for name, split in data.splits.items()}
+    run = vitral.train(splits, out=out, **options)
+    scan = data["train"].names[0]
     print(scan, run.predictor(windowed(read(scan))).top(3))
     return run
 

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vitral
-from vitral.device import seed_everything
-from vitral.weights import native
 
 SCALE = 65535.0
 """Bands are stored as values from 0 to this; `Preprocessing` has mean and deviation of values from 0 to 1."""
@@ -35,7 +33,7 @@ def load(folder: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
 
 def main(folder: str, out: str, size: str = "mu/4", epochs: int = 20) -> float:
     """Train on four fifths of the images, write the weights to `out`, and return the accuracy on the others."""
-    seed_everything(0)
+    torch.manual_seed(0)
     images, labels, classes = load(folder)
     order = torch.randperm(len(images))
     held_out, train = order[: len(order) // 5], order[len(order) // 5 :]
@@ -59,9 +57,8 @@ def main(folder: str, out: str, size: str = "mu/4", epochs: int = 20) -> float:
 
     bands = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
     prepared = vitral.Preprocessing((height, width), channels=channels, **bands)
-    native.save(Path(out), native.Weights(model.config, model.state_dict(), prepared, classes, {"accuracy": accuracy}))
-    again = vitral.load(out, device="cpu", precision="fp32").model  # the module, for images as above
-    found = vitral.explain(again, images[held_out[:1]])[0]
+    vitral.save(model, out, classes=classes, preprocessing=prepared)
+    found = vitral.explain(model, images[held_out[:1]])[0]
     row, column = np.unravel_index(found.values.argmax(), found.values.shape)
     print(f"{classes[found.target]}: most evidence in row {row}, column {column} of the patches")
     return accuracy

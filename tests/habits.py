@@ -179,7 +179,7 @@ class Unfreeze(Callback):
         self.blocks.requires_grad_(True)
 vitral.train(photos, callbacks=[Unfreeze()], **small)""",
     ),
-    Habit(FASTAI, "look for a learning rate", "vitral.find_lr(photos, **small)"),
+    Habit(FASTAI, "look for a learning rate", "vitral.plan(photos, **without_quiet).lr_find()", ("lr_find", "find_lr")),
     Habit(FASTAI, "the results of each epoch as a table", "pandas.DataFrame(run.history)"),
     Habit(LIGHTNING, "a data set per split", "vitral.train({'train': pairs, 'val': pairs}, **small)"),
     Habit(

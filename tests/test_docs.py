@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import inspect
 import os
 import pkgutil
 import re
@@ -20,6 +21,7 @@ import runpy
 import shlex
 import shutil
 import signal
+import textwrap
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,11 +36,13 @@ from images import noise
 from npmpackages import pretend_runtime
 from textlines import write_lines
 from vitral.cli.examples import EXAMPLES
+from vitral import errors
 from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError
 from vitral.explanation import benchmark
 from vitral.inference.engines import int8, openvino
+from vitral.kinds import kinds_of
 from vitral.model import ViT, ViTConfig
 from vitral.model.variants import config_fields
 from vitral.serving import server
@@ -422,3 +426,41 @@ def test_blocks_are_found():
     assert kinds <= RUN | {"", "text", "json", "toml", "yaml", "make", "bibtex"}, (
         "a language that is neither run nor known"
     )
+
+
+def described() -> dict[str, Any]:
+    """Return name → function or class: the public ones, and the classes of what public functions return."""
+    found = {name: getattr(vitral, name) for name in vitral.__all__}
+    for value in [one for one in found.values() if inspect.isfunction(one)]:
+        kind = kinds_of(inspect.unwrap(value))["return"]
+        if inspect.isclass(kind) and kind.__module__.startswith("vitral.") and not issubclass(kind, list):
+            found.setdefault(kind.__name__, kind)
+    return found
+
+
+def section(text: str, title: str) -> str:
+    """Return the lines of a section of a docstring."""
+    found = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", f"{inspect.cleandoc(text)}\n", re.MULTILINE)
+    return textwrap.dedent(found[1]) if found else ""
+
+
+@pytest.mark.parametrize("name", [name for name, one in described().items() if inspect.isfunction(one)])
+def test_a_docstring_has_all_sections(name):
+    function = getattr(vitral, name)
+    arguments = inspect.signature(inspect.unwrap(function)).parameters
+    assert re.findall(r"^(\w+): ", section(function.__doc__, "Args"), re.MULTILINE) == list(arguments)
+    assert section(function.__doc__, "Returns")
+    for error in re.findall(r"^(\w+): ", section(function.__doc__, "Raises"), re.MULTILINE):
+        assert issubclass(getattr(errors, error), errors.VitralError | KeyboardInterrupt)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_small")
+def test_examples_of_docstrings_run():
+    for out in ("runs/photos", "runs/other"):
+        vitral.train("photos/", model="Ti/16", epochs=1, out=out, quiet=True)
+    for name, one in described().items():
+        code = section(one.__doc__, "Example")
+        assert code, f"{name} has no example"
+        with contextlib.redirect_stdout(None):
+            exec(compile(code, f"<example of {name}>", "exec"), {"vitral": vitral, "torch": torch})  # noqa: S102 - ours

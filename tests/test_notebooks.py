@@ -101,6 +101,21 @@ def test_an_interrupt_is_one_line_and_the_kernel_goes_on(tmp_path: Path, monkeyp
     assert shown[2].startswith("<iframe")
 
 
+@pytest.mark.slow
+def test_the_bar_of_a_notebook_is_a_widget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    train = 'run = vitral.train(data, **{**options, "quiet": False}, epochs=2, out="run")'
+    cells = [nbformat.v4.new_code_cell(code) for code in (CELLS.split("# ---")[0].strip(), train)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = [kind for output in notebook.cells[1].outputs for kind in output.get("data", ())]
+    assert "application/vnd.jupyter.widget-view+json" in kinds
+    assert "epoch 2/2" in printed(notebook)
+    assert "\x1b[?25l" not in printed(notebook), "a bar of the terminal"
+
+
 class Widget:
     """Stands for a widget of ipywidgets: attributes, and `close`."""
 

@@ -103,6 +103,18 @@ def test_an_editor_completes_options(code, option):
     assert f"{option}=" in [one.name for one in found]
 
 
+@pytest.mark.parametrize("function", ["train", "pretrain", "plan", "create", "load", "evaluate", "explain", "convert"])
+def test_an_editor_completes_every_option(function):
+    jedi = pytest.importorskip("jedi")
+    project = jedi.Project(ROOT, added_sys_path=[str(ROOT / "src")], load_unsafe_extensions=False)
+    own = jedi.InterpreterEnvironment()
+    options = inspect.signature(getattr(vitral, function)).parameters
+    found = jedi.Script(f'import vitral\nvitral.{function}("x", ', project=project, environment=own).complete()
+    wanted = {f"{name}=" for name, one in options.items() if one.kind is one.KEYWORD_ONLY}
+    assert wanted
+    assert wanted - {one.name for one in found} == set()
+
+
 @pytest.mark.slow
 def test_mypy_finds_each_mistake(tmp_path):
     script = tmp_path / "user.py"

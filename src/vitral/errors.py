@@ -31,6 +31,12 @@ class VitralError(Exception):
     """An error message of at most five lines: what, where, why, what to type.
 
     `what` is a short clause without a period. The other parts are optional, one line each.
+
+    Example:
+        try:
+            vitral.train("photos/", epoch=3)
+        except vitral.VitralError as error:
+            print(error)
     """
 
     exit_code = 2

@@ -59,3 +59,23 @@ def test_maps_are_the_tokens_after_blocks(changes):
     assert maps[0].shape == (2, model.config.dim, 4, 4)
     with pytest.raises(UsageError, match=f"of a network of {depth} blocks"):
         model.features(IMAGES, [depth])
+
+
+def test_features_of_a_layer_are_embedded():
+    model = vitral.create("mu/4", classes=3, image_size=16).eval()
+    with torch.no_grad():
+        model.blocks[1].mlp.fc2.bias.fill_(3.0)
+    predictor = vitral.load(model, device="cpu", precision="fp32")
+    image = (torch.arange(768) % 251).to(torch.uint8).reshape(16, 16, 3).numpy()
+    (tokens,) = predictor.embed([image], tokens=True, layer=1)
+    pixels = predictor.preprocessing.standardize(predictor.prepare(image)[None])
+    (maps,) = model.features(pixels, layers=[1])
+    torch.testing.assert_close(torch.from_numpy(tokens), maps[0].flatten(1).T)
+    (mean,) = predictor.embed([image], layer=1)
+    assert mean == pytest.approx(tokens.mean(0), abs=1e-5)
+    assert predictor.embed([], layer=1).shape == (0, model.config.dim)
+    with pytest.raises(UsageError, match="blocks"):
+        predictor.embed([image], layer=99)
+    with pytest.raises(UsageError, match="no layers of BiT"):
+        bit = vitral.BiT(vitral.BiTConfig(image_size=16, classes=2, layers=(1, 1)))
+        vitral.load(bit, device="cpu").embed([image], layer=0)

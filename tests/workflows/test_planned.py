@@ -49,6 +49,19 @@ def test_a_loop_of_the_parts_trains_as_vitral_does(data):
     assert not list(Path("runs").glob("*"))
 
 
+def test_a_plan_finds_a_learning_rate(data):
+    found = vitral.plan(data, **OPTIONS).find_lr()
+    assert len(found.rates) > 10
+    assert found.planned == OPTIONS["lr"]
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_loss_that_needs_the_images_is_refused(data):
+    plan = vitral.plan(data, **OPTIONS, patch_sizes=[2, 4])
+    with pytest.raises(UsageError, match=r"(?s)not a function of logits and labels.*patch_sizes"):
+        plan.loss(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
 def test_a_plan_shows_itself(data):
     plan = vitral.plan(data, **OPTIONS)
     assert repr(plan).startswith("Planned(mu/4")

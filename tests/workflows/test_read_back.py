@@ -1,90 +1,119 @@
-"""Test what Python reads back from finished runs, and modules that it saves."""
+"""What is measured, read back in Python: predictions as rows, drawings as figures of matplotlib."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
-from PIL import Image
+from matplotlib.figure import Figure
 
 import vitral
-from vitral.errors import RunError, UsageError
+from running import TINY
+from vitral.errors import RunError
+from vitral.evaluation.rows import Rows
+
+pytestmark = pytest.mark.python
 
 
-@pytest.fixture
-def runs(trained: vitral.TrainedRun, tmp_path: Path) -> Path:
-    """Two copies of a run, one without its result, and a folder that is not a run."""
-    for name in ("b10", "b9", "stopped"):
-        shutil.copytree(trained.folder, tmp_path / "runs" / name)
-    (tmp_path / "runs" / "stopped" / "result.json").unlink()
-    (tmp_path / "runs" / "other").mkdir()
-    return tmp_path / "runs"
+def test_predictions_are_rows_with_labels(trained):
+    found = vitral.evaluate(trained.folder)
+    rows = found.predictions
+    assert len(rows) == found.images == 12
+    right = [row["true"] == row["class"] for row in rows]
+    assert sum(right) / len(right) == found.accuracy
+    assert rows[0]["image"].endswith("day/0.png")
+    assert rows[0]["true"] == "day"
+    one = trained.predictor(rows[0]["image"])
+    assert rows[0]["probability"] == pytest.approx(one.confidence, abs=1e-5)
+    assert rows[-1] == rows[10:][1]
+    assert [*vitral.Evaluation.from_json(found.to_json()).predictions] == []
+    assert "predictions" not in found.to_json()
 
 
-def test_a_run_is_read_back(trained: vitral.TrainedRun) -> None:
-    run = vitral.TrainedRun.read(trained.folder)
-    assert run.result == trained.result
-    assert [line["epoch"] for line in run.history] == list(range(1, run.result["epochs"] + 1))
-    assert run.config["run"]["epochs"] == len(run.history)
-    assert run.best is not None
-    assert run.best["val_accuracy"] == max(line["val_accuracy"] for line in run.history)
-    page = run.report()._repr_html_()
-    assert page.startswith("<iframe srcdoc=")
-    assert page.count("<") == 2, "the page is text inside the frame"
+def test_predictions_are_a_table(trained):
+    pandas = pytest.importorskip("pandas")
+    rows = vitral.evaluate(trained.folder).predictions
+    assert isinstance(rows, Rows)
+    frame = rows.to_frame()
+    assert list(frame.columns)[:2] == ["image", "true"]
+    pandas.testing.assert_frame_equal(frame, pandas.DataFrame(rows))
+    assert repr(rows) == "Rows(12 images)"
+    assert rows._repr_html_().count("<tr>") == 10
 
 
-def test_finished_runs_are_a_table(runs: Path) -> None:
-    found = vitral.runs(runs)
-    assert [run.folder.name for run in found] == ["b9", "b10"]
-    assert found["b10"].folder == runs / "b10"
-    assert len(found[1:]) == 1
-    (first, _) = found.table()
-    assert first["run"] == "b9"
-    assert first["val_accuracy"] == found[0].result["val_accuracy"]
-    assert repr(found).count("TrainedRun(") == 2
-    assert found._repr_html_().count("<tr>") == 2
-    with pytest.raises(KeyError, match="'b11'; there are b9, b10"):
-        found["b11"]
+def test_predicted_numbers_have_a_column_for_the_true_ones(make_images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = make_images({"a": 12}, size=(8, 8))
+    files = sorted(folder.rglob("*.png"))
+    lines = [f"{file},{number}.5" for number, file in enumerate(files)]
+    (tmp_path / "ages.csv").write_text("\n".join(["file,age", *lines]) + "\n")
+    options = {**TINY, "label_smoothing": 0.0, "mixup": 0.0, "val_fraction": 0.5, "quiet": True}
+    run = vitral.train("ages.csv", task="numbers", out="run", **options)
+    found = vitral.evaluate(run.folder)
+    errors = [abs(row["age"] - row["true_age"]) for row in found.predictions]
+    assert np.mean(errors) == pytest.approx(found.per_number[0].mae, rel=1e-5)
+
+
+def test_drawings_are_figures_of_matplotlib(trained):
+    evaluation = vitral.evaluate(trained.folder)
+    (heatmap,) = vitral.explain(trained.folder, [np.zeros((8, 12, 1), np.uint8)])
+    drawn = {**trained.figures(), **evaluation.figures(), "map": heatmap.figure()}
+    drawn |= vitral.inspect(trained.folder).figures()
+    assert {"Loss", "Accuracy", "Confusion", "Reliability", "map", "distance"} <= drawn.keys()
+    assert all(isinstance(one, Figure) for one in drawn.values())
+    lines = drawn["Loss"].axes[0].lines
+    assert [one["train_loss"] for one in trained.history] in [list(line.get_ydata()) for line in lines]
+    texts = [text.get_text() for text in drawn["Confusion"].axes[0].texts]
+    assert sorted(map(int, texts)) == sorted(int(n) for n in evaluation.confusion.ravel() if n)
+
+
+def test_other_results_are_a_line_and_a_table(trained):
+    data = vitral.load_data(trained.result["data"])
+    checked, verified = vitral.check_data(data, lambda *_: None), vitral.verify(trained.folder)
+    compared = vitral.compare([trained.folder, trained.predictor], split="test")
+    for one, facts in [
+        (checked, ["DataCheck(sky", "44 images"]),
+        (verified, ["Verification(", "none damaged"]),
+        (compared, ["Comparison(12 images", compared.conclusion()]),
+    ]:
+        assert all(fact in repr(one) for fact in facts), repr(one)
+        assert len(repr(one)) < 1000
+        assert one._repr_html_().startswith("<table>")
+
+
+def test_a_comparison_takes_data_in_memory(trained):
+    images = np.stack([np.full((8, 12, 3), level, np.uint8) for level in (200, 30, 210)])
+    predictor = vitral.load(trained.folder, engine="plain")
+    found = vitral.compare([trained.folder, predictor], (images, ["day", "night", "day"]))
+    assert len(found.images) == 3
+    assert [one.evaluation.accuracy for one in found.contenders] == [1.0, 1.0]
+
+
+def test_runs_of_a_folder_are_a_table(trained, tmp_path):
+    runs = vitral.runs(trained.folder.parent)
+    run = runs["sky"]
+    assert [len(runs), runs[0].folder, [*runs][0].folder] == [1, trained.folder, trained.folder]
+    assert run.history == trained.history
+    assert run.best == run.history[run.result["best_epoch"] - 1]
+    assert run.config["run"]["optimizer"] == "adamw"
+    assert {"epochs", "lr"} <= {one["name"] for one in run.config["plan"]}
+    (row,) = runs.table()
+    assert row["run"] == "sky"
+    assert row["val_accuracy"] == run.result["val_accuracy"]
+    assert f"{run.result['test']['accuracy']:.2%}" in runs._repr_html_()
+    (tmp_path / "no-run").mkdir()
+    assert len(vitral.runs(tmp_path)) == 0
+    with pytest.raises(KeyError, match="there are sky"):
+        runs["sea"]
     with pytest.raises(RunError, match="no such folder"):
-        vitral.runs(runs / "missing")
+        vitral.runs(tmp_path / "none")
 
 
-def test_a_run_that_cannot_be_read_says_why(runs: Path) -> None:
-    with pytest.raises(RunError, match="not finished"):
-        vitral.TrainedRun.read(runs / "stopped")
-    with pytest.raises(RunError, match="not a run folder"):
-        vitral.TrainedRun.read(runs / "other")
-    (runs / "b9" / "report.html").unlink()
-    with pytest.raises(RunError, match="no report"):
-        vitral.TrainedRun.read(runs / "b9").report()
-
-
-def test_a_run_is_explained_by_its_path(trained: vitral.TrainedRun) -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
-    (by_path,) = vitral.explain(str(trained.folder), image)
-    (by_predictor,) = vitral.explain(trained.predictor, image)
-    assert by_path.label == by_predictor.label
-    assert np.array_equal(by_path.values, by_predictor.values)
-
-
-def test_two_runs_are_compared(runs: Path) -> None:
-    found = vitral.compare([runs / "b9", runs / "b10"])
-    assert [one.evaluation.accuracy for one in found.contenders] == [vitral.evaluate(runs / "b9").accuracy] * 2
-
-
-def test_a_module_is_saved_with_its_classes(tmp_path: Path) -> None:
-    model = vitral.create("mu/4", classes=2, image_size=8).eval()
-    preparation = vitral.Preprocessing((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5))
-    file = vitral.save(model, tmp_path / "pets.safetensors", classes=["cat", "dog"], preprocessing=preparation)
-    predictor = vitral.load(file, precision="fp32", device="cpu")
-    assert predictor.classes == ("cat", "dog")
-    assert predictor.preprocessing == preparation
-    pixels = torch.zeros(1, 3, 8, 8)
-    assert torch.equal(predictor.model(pixels), model(pixels))
-    with pytest.raises(UsageError, match="exists already"):
-        vitral.save(model, file)
-    with pytest.raises(UsageError, match="3"):
-        vitral.save(model, tmp_path / "other.safetensors", classes=["a", "b", "c"])
+@pytest.mark.report
+def test_a_report_shows_itself(make_images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = vitral.train(make_images({"a": 6, "b": 6}, size=(8, 8)), out="run", quiet=True, **{**TINY, "epochs": 2})
+    report = run.report()
+    assert report.path == run.folder / "report.html"
+    page = report._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert "&lt;svg" in page

@@ -179,7 +179,14 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataSet(Described):
-    """Labeled images in splits that share one list of classes."""
+    """Labeled images in splits that share one list of classes.
+
+    Example:
+        data = vitral.load_data("photos/").with_validation()
+        print(data.classes, len(data["train"]))
+        for images, labels in data.loader("train", image_size=64, batch_size=4):
+            print(images.shape, labels)
+    """
 
     name: str
     """Short name for run folders and titles: "photos", "mnist"."""

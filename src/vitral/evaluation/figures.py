@@ -27,8 +27,8 @@ from vitral.epoch_metrics import Curve, Metric
 from vitral.evaluation.metrics import CalibrationBin
 from vitral.evaluation.numbers import NumberScore
 
-# Placeholder colors, because matplotlib does not support CSS variables; `inline` replaces them.
-INK, MUTED, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
+# The colors of a light page; in markup `inline` replaces them by CSS variables, which matplotlib does not support.
+INK, MUTED, LINE, FIRST, SECOND = "#1d1f24", "#5a606b", "#e0ddd5", "#0072b2", "#d55e00"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", FIRST: "--first", SECOND: "--second"}
 
 _SIZE_INCHES = (4.3, 3.0)
@@ -56,8 +56,25 @@ class EmbeddedImage:
     pixelated: bool
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of matplotlib with title and description."""
+
+    title: str
+    figure: Figure
+    alt: str
+
+
 def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
-    """Plot the curves of these metrics over the epochs, each only if it has at least two finite values."""
+    """Plot the curves of these metrics over the epochs for a page, as `draw_curves` does."""
+    drawn = draw_curves(history, best_epoch, metrics)
+    return [Plot(one.title, inline(one.figure, one.title.split()[0].lower()), one.alt) for one in drawn]
+
+
+def draw_curves(
+    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
+) -> list[Drawing]:
+    """Draw the curves of these metrics over the epochs, each only if it has at least two finite values."""
     lines: dict[Curve, list[Series]] = {}
     for metric in metrics:
         points = series_of(history, metric.key)
@@ -85,7 +102,13 @@ def is_finite(value: object) -> bool:
 
 
 def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
-    """Plot accuracy over confidence by bin, with the diagonal of a calibrated model and the images in each bin."""
+    """Plot the reliability diagram for a page."""
+    drawn = draw_reliability(bins, ece)
+    return Plot(drawn.title, inline(drawn.figure, "reliability"), drawn.alt)
+
+
+def draw_reliability(bins: Sequence[CalibrationBin], ece: float) -> Drawing:
+    """Draw accuracy over confidence by bin, with the diagonal of a calibrated model and the images in each bin."""
     figure = Figure(figsize=(5.2, 4.1))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     filled = [bin_ for bin_ in bins if bin_.images]
@@ -106,7 +129,30 @@ def reliability(bins: Sequence[CalibrationBin], ece: float) -> Plot:
     _legend(upper, "upper left")
     parts = [f"{b.confidence:.0%} confidence, {b.accuracy:.0%} accuracy ({b.images})" for b in filled]
     alt = f"Reliability diagram; expected calibration error {ece:.2%}. By bin: {'; '.join(parts)}."
-    return Plot("Reliability", inline(figure, "reliability"), alt)
+    return Drawing("Reliability", figure, alt)
+
+
+def draw_confusion(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
+    """Draw the share of each predicted class (column) in each true class (row), with names and numbers for few."""
+    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(np.sqrt(share), cmap="Blues", vmin=0, vmax=1)
+    axes.set_xlabel("predicted", color=MUTED)
+    axes.set_ylabel("true", color=MUTED)
+    if len(classes) > _NAMED_CLASSES:
+        return figure
+    places = range(len(classes))
+    axes.set_xticks(places, classes, rotation=45, ha="right")
+    axes.set_yticks(places, classes)
+    for row, column in np.argwhere(confusion):
+        color = "white" if share[row, column] > _WHITE_FROM else INK
+        axes.text(column, row, f"{confusion[row, column]:,}", ha="center", va="center", color=color)
+    return figure
+
+
+_NAMED_CLASSES = 20
+_WHITE_FROM = 0.4  # share of a cell that is too dark for dark text
 
 
 def heat_map(confusion: np.ndarray) -> EmbeddedImage:
@@ -147,7 +193,7 @@ def _embed(image: Image.Image, pixelated: bool) -> EmbeddedImage:
     return EmbeddedImage(uri, *image.size, pixelated)
 
 
-def _curve(curve: Curve, series: Sequence[Series], best_epoch: int | None) -> Plot:
+def _curve(curve: Curve, series: Sequence[Series], best_epoch: int | None) -> Drawing:
     figure = Figure(figsize=_SIZE_INCHES)
     axes = figure.subplots()
     words = []
@@ -177,7 +223,7 @@ def _curve(curve: Curve, series: Sequence[Series], best_epoch: int | None) -> Pl
     else:
         _legend(axes, "best")
     alt = f"{curve.title} over epochs {first:g} to {last:g}: {'; '.join(words)}."
-    return Plot(curve.title, inline(figure, curve.title.split()[0].lower()), alt)
+    return Drawing(curve.title, figure, alt)
 
 
 def _dress(axes: Axes, ylabel: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -23,6 +23,9 @@ from vitral.evaluation.intervals import (
     wilson_interval,
 )
 from vitral.wording import in_groups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CALIBRATION_BINS = 15
 """Equal-width bins of the confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"."""
@@ -69,6 +72,9 @@ class Measured(Described):
     images: int
     groups: int
     """Groups of images that belong together, such as copies; as many as images if each is on its own."""
+    predictions: Sequence[Mapping[str, Any]] = ()
+    """One row per image, with its name, its label and its prediction, as `pandas.DataFrame` takes them. Metrics that
+    were read from a file have none, and so do all processes of torchrun but the first."""
 
     def headline(self) -> str:
         """The main metrics in a line."""
@@ -106,7 +112,13 @@ def is_wider(interval: Interval, rate: float, images: int) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Measured):
-    """Metrics computed by `measure`; every rate is a fraction from 0 to 1."""
+    """Metrics computed by `measure`; every rate is a fraction from 0 to 1.
+
+    Example:
+        found = vitral.evaluate("runs/photos")
+        print(found.accuracy, found.accuracy_interval, found.most_confused())
+        wrong = [row["image"] for row in found.predictions if row["class"] != row["true"]]
+    """
 
     images: int
     groups: int
@@ -154,6 +166,13 @@ class Evaluation(Measured):
         low, high = expected_right(self.accuracy, self.groups)
         right = f"{low} to {high}" if low < high else f"{low}"
         return f"Expect {right} of 10 new photographs to be correct (80% interval)"
+
+    def figures(self) -> dict[str, Figure]:
+        """Return figures of matplotlib by title: "Confusion" and "Reliability"."""
+        from vitral.evaluation.figures import draw_confusion, draw_reliability  # matplotlib takes a second to import
+
+        reliability = draw_reliability(self.calibration, self.ece).figure
+        return {"Confusion": draw_confusion(self.confusion, self.classes), "Reliability": reliability}
 
     def most_confused(self, count: int = 10) -> list[tuple[str, str, int]]:
         """Return the most frequent errors as (true class, predicted class, times), most frequent first."""

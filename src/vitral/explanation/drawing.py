@@ -175,7 +175,7 @@ def save(heatmaps: Sequence[Attribution], path: str | Path, *, recommended: str 
         raise UsageError("there is no heat map to save", where=path)
     if path.suffix.lower() == ".json":
         return write_bytes(path, (json.dumps([one.to_json() for one in heatmaps], indent=2) + "\n").encode())
-    return write(_page(heatmaps, recommended), path)
+    return write(page(heatmaps, recommended), path)
 
 
 def contact_sheet(
@@ -221,7 +221,7 @@ def _foot(heatmaps: Sequence[Attribution], left_out: int) -> list[str]:
     return lines + ([f"and {left_out:,} more images"] if left_out else [])
 
 
-def _page(heatmaps: Sequence[Attribution], recommended: str) -> Figure:
+def page(heatmaps: Sequence[Attribution], recommended: str = "") -> Figure:
     """A block for each image: the image, and next to it the strips of its maps."""
     blocks: dict[tuple[str, bytes], list[Attribution]] = {}
     for one in heatmaps:

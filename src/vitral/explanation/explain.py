@@ -45,25 +45,36 @@ def explain(
     check: bool = False,
     **options: Any,
 ) -> Heatmaps:
-    """Attribution maps of a prediction: one for each image and each target, in that order.
+    """Compute attribution maps: which parts of an image a prediction depends on.
 
-    `model` is a run folder or other weights, as `vitral.load` reads them, a `Predictor`, or a module. With the first
-    two, `images` are anything that a predictor predicts: paths, encoded files, PIL images, uint8 pixels, one or many.
-    With a module they are standardized tensors (B, C, H, W) or (C, H, W). `target` is a class by name or number,
-    several of them, or None for the predicted class. Without `method`, the best one for the network is used. `options`
-    are those of the method (`layer`, `discard`, …). With `check`, each map gets `checks` of its faithfulness, for some
-    hundred forward passes per image.
+    A module of timm, torchvision or transformers is converted to a network of vitral. Any other module from images to
+    logits is used as it is, and so is a module with `layer` given by name. These support gradients of the input,
+    occlusion, RISE, and Grad-CAM of that layer, whose first `prefix` tokens are not patches. Maps that belong to no
+    layer have a `grid` of (rows, columns), by default about 14 on the short side. The module is not changed.
 
-    A module of timm, torchvision or transformers is converted to a network of vitral; then images may be files, too.
-    Any other module from images to logits is used as it is, and so is a module with `layer` given by name. These
-    support gradients of the input, occlusion, RISE, and Grad-CAM of that layer (whose first `prefix` tokens are no
-    patches). Maps that are of no layer have a `grid` of (rows, columns), by default about 14 on the short side. The
-    module is not changed.
+    A predictor that reads text gets a map for each character of each text, in order. The `label` of a map is the
+    character.
 
-    A predictor that reads text gets a map for each character of each text, in order; their `label` is the character.
+    Args:
+        model: A run folder or other weights, as `vitral.load` reads them, a predictor, or a module.
+        images: One or many: paths, encoded files, PIL images, or uint8 pixels. A module of your own takes standardized
+            tensors (B, C, H, W) or (C, H, W).
+        target: A class by name or number, several of them, or None for the predicted class.
+        method: Name of the method (default: the best one for the network; `vitral explain --help` lists them).
+        batch_size: Images that are computed together.
+        check: Add `checks` of its faithfulness to each map, for some hundred forward passes per image.
+        options: Options of the method, such as `layer` or `discard`.
 
-    Raises `UsageError` for an unknown class, method, option or layer and for an unsupported method, `ImageError` for an
-    unreadable image.
+    Returns:
+        A list of maps: for each image one per target, in this order.
+
+    Raises:
+        UsageError: The class, method, option or layer is not known, or the network does not support the method.
+        ImageError: An image is not readable.
+
+    Example:
+        (heatmap,) = vitral.explain("runs/photos", "cat.jpg")
+        heatmap.save("why.png")
     """
     model = load(model) if isinstance(model, str | Path) else model
     targets = [target] if target is None or isinstance(target, int | str) else list(target)

@@ -8,6 +8,7 @@ import html
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -19,10 +20,19 @@ from vitral.explanation.methods import method_named
 from vitral.kinds import checked
 from vitral.wording import printable, shown
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap(Attribution):
-    """Attribution map of one image, one class and one method, which draws itself."""
+    """Attribution map of one image, one class and one method, which draws itself.
+
+    Example:
+        heatmap = vitral.explain("runs/photos", "cat.jpg")[0]
+        print(heatmap.label, heatmap.values.shape)
+        heatmap.save("why.svg")
+    """
 
     @checked
     def overlay(self, size: int | None = None, *, smooth: bool = True) -> Image.Image:
@@ -43,6 +53,12 @@ class Heatmap(Attribution):
         from vitral.explanation.drawing import save
 
         return save([self], path)
+
+    def figure(self) -> Figure:
+        """Return image, map, overlay and color bar as a figure of matplotlib."""
+        from vitral.explanation.drawing import page
+
+        return page([self])
 
     def __repr__(self) -> str:
         rows, columns = self.values.shape

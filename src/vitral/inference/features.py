@@ -72,5 +72,18 @@ def patch_tokens(model: Network, images: Tensor, preprocessing: Preprocessing, m
         return (model.norm(x) if model.config.final_norm == "tokens" else x).float().cpu()
 
 
+@torch.inference_mode()
+def inner_tokens(model: Network, images: Tensor, preprocessing: Preprocessing, machine: Machine, layer: int) -> Tensor:
+    """Return a vector for each patch after a block, (B, rows × columns, D) fp32 on the CPU, before the final norm.
+
+    `layer` counts from 0, or from −1 for the last block. Raises `UsageError` for another block or network.
+    """
+    if not isinstance(model, ViT):
+        raise UsageError(f"no layers of {type(model).__name__} to choose", why="only a ViT has blocks of one shape")
+    with machine.autocast():
+        (maps,) = model.features(preprocessing.standardize(images).to(next(model.parameters()).dtype), [layer])
+    return maps.flatten(2).transpose(1, 2).float().cpu()
+
+
 def _reads_text() -> UsageError:
     return UsageError("a network that reads text has no features of an image", hint="vitral predict RUN IMAGES")

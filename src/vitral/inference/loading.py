@@ -33,54 +33,45 @@ def load(
     beams: int = 1,
     **options: Any,
 ) -> Predictor:
-    """Load a predictor.
+    """Load weights as a predictor.
 
-    `source` is one of:
+    The status of each tensor, and each assumption, is in the predictor's `account`. What might make all answers wrong
+    is a Python warning: a second network in the file, values that are not finite, other levels than in training.
+    Numbers fitted at the end of a run that do not hold with these options are left out, with a warning.
 
-    - a run folder, or a weights file of any known format;
-    - `timm:NAME` or `hf:ORG/NAME` (a hub), or `demo` (a built-in model);
-    - a network in memory, of vitral, timm, torchvision or transformers. It is left unchanged. If both it and the
-      predictor are in fp32 on the CPU, they share their tensors: training one changes the other;
-    - a `Predictor`, which is returned as it is.
+    Args:
+        source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `demo` (a
+            built-in model), a network in memory of vitral, timm, torchvision or transformers, or a predictor, which is
+            returned as it is. A network in memory is left unchanged. If it and the predictor are both in fp32 on the
+            CPU, they share their tensors: training one changes the other.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
+        precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
+            device has instructions for it and the network is wide enough to gain, otherwise fp32.
+        engine: `auto` is the fastest of vitral's own on this machine, equal to `plain` up to rounding. `plain` is the
+            PyTorch module, bit for bit. `packed` is torch's oneDNN with weights in its own layout, for a ViT on a CPU.
+            `compiled` is torch.compile, which takes up to a minute at the first call. `openvino` is OpenVINO on the CPU
+            (`vitral[openvino]`).
+        tta: Average over views of each image: `none`, `mirror` (2 views), `shifts` (3) or `both` (6).
+        beams: Number of texts that beam search keeps, for a network that reads text; 1 is greedy search.
+        options: Facts that a file lacks, and adaptations. `image_size`, `patch_size`, `channels`, and `classes` with
+            `new_head` are new values; `scheme` is the resizing of positions. `format`, `heads` and `like` (`timm:NAME`)
+            state the format, the number of heads and the architecture. `weights_key` is the prefix of the network in a
+            file that holds several. `class_order` is `natural`, `text` or a file of names, for classes whose names no
+            file states. `levels` are black and white of images with more than 8 bits (`vitral.Preprocessing`).
 
-    `device` is `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
-
-    `precision`:
-
-    - `auto`: bf16 if the device has instructions for it and the network is wide enough to gain, else fp32;
-    - `bf16`, `fp32`;
-    - `int8`: quantized dense layers, for weights that `vitral quantize` has calibrated.
-
-    `engine`:
-
-    - `auto`: the fastest of vitral's own on this machine; results equal those of `plain` up to rounding;
-    - `plain`: the PyTorch module, bit for bit;
-    - `packed`: torch's oneDNN with weights in its own layout, for a ViT on a CPU;
-    - `compiled`: torch.compile, which takes up to a minute at the first call;
-    - `openvino`: OpenVINO on the CPU (`vitral[openvino]`).
-
-    `tta` averages over views of each image: `none`, `mirror` (2 views), `shifts` (3), `both` (6). `beams` is the number
-    of texts that beam search keeps, for a network that reads text; 1 is greedy search (`vitral.inference.generation`).
-
-    `options` adapt the weights, or state facts that a file lacks (`vitral.weights.load.read`):
-
-    - `image_size`, `patch_size`, `channels`, `classes` with `new_head`: new values; `scheme`: resizing of positions;
-    - `format`, `heads`, `like` (`timm:NAME`): the format, the number of heads, the architecture;
-    - `weights_key`: the prefix of the network in a file that holds several;
-    - `class_order`: `natural`, `text` or a file of names, for classes whose names no file states;
-    - `levels`: black and white of images with more than 8 bits (`vitral.Preprocessing`).
-
-    The status of each tensor, and each assumption, is in the predictor's `account`; what might make all answers wrong
-    is a Python warning: a second network in the file, values that are not finite, other levels than those of training.
-    So are numbers fitted at the end of a run that do not hold with these options, and are left out.
+    Returns:
+        The predictor: images to predictions.
 
     Raises:
+        RunError: The folder is not a run, or its run has no weights.
+        WeightsError: The weights are missing, damaged, of an unknown format, or do not fit.
+        UsageError: An option is unknown, `classes` is another number without `new_head`, or the device, precision or
+            engine is not available for this network.
+        MissingExtraError: The engine, or a package that reads the weights, is not installed.
 
-    - `RunError` for a folder that is not a run, or a run without weights;
-    - `WeightsError` for weights that are missing, damaged, of an unknown format, or do not fit;
-    - `UsageError` for unknown options, another number of `classes` without `new_head`, and a device, precision or
-      engine that is not available for this network; for int8 at another size than its ranges were measured at;
-    - `MissingExtraError` for an engine, or a package that reads the weights, that is not installed.
+    Example:
+        predictor = vitral.load("runs/photos")
+        print(predictor("cat.jpg").top(2))
     """
     if isinstance(source, Predictor):
         if options or (device, precision, engine, tta, beams) != ("auto", "auto", "auto", "none", 1):

@@ -45,7 +45,12 @@ def first(count: int) -> slice:
 
 @dataclass(frozen=True, eq=False)
 class Prediction(ByValue):
-    """The predicted probabilities of one image's classes."""
+    """The predicted probabilities of one image's classes.
+
+    Example:
+        prediction = vitral.load("runs/photos")("cat.jpg")
+        print(prediction.label, prediction.confidence, prediction.top(2))
+    """
 
     name: str
     classes: tuple[str, ...]

@@ -22,7 +22,7 @@ from vitral.inference.engines.casting import cast_copy, dtype_of, is_of_dtype
 from vitral.inference.engines.compiled import Compiled, unavailable_reason
 from vitral.inference.engines.int8 import Ranges, has_fused_blocks, quantized, unsupported_reason
 from vitral.inference.engines.packed import is_faster, packable, packed
-from vitral.inference.features import head_features, patch_tokens
+from vitral.inference.features import head_features, inner_tokens, patch_tokens
 from vitral.inference.generation import only_generates
 from vitral.inference.inputs import ImageInput, Images, expand, is_single, pixels_of
 from vitral.inference.outputs import Output, holding, output_of
@@ -59,6 +59,11 @@ class Predictor(Described):
     first call, and again after a change of `model`: each call compares all values, if `model` was read before. In bf16
     the copy takes half as much memory as `model` with the engine `plain`, and as much as `model` with `packed`, which
     keeps the original weights beside the packed ones.
+
+    Example:
+        predictor = vitral.load("runs/photos")
+        print(predictor("cat.jpg").label)
+        features = predictor.embed(["cat.jpg"])
     """
 
     def __init__(
@@ -245,27 +250,30 @@ class Predictor(Described):
             yield row if isinstance(row, ImageError) else self.output.prediction(name, row)
 
     @partial(checked, but=("images",))  # which `expand` checks
-    def embed(self, images: Images, *, tokens: bool = False, batch_size: int = 32) -> np.ndarray:
+    def embed(
+        self, images: Images, *, tokens: bool = False, layer: int | None = None, batch_size: int = 32
+    ) -> np.ndarray:
         """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
 
-        The module itself computes them, with any engine. `images` are as for a call. Raises `ImageError` for an
+        With `layer`, the vectors are those after this block of a ViT, and (B, D) is their mean over the patches; −1 is
+        the last block. The module itself computes them, with any engine. `images` are as for a call. Raises `ImageError` for an
         unreadable image, and `UsageError` if the predictor averages views.
         """
-        results = self.stream_features(images, tokens=tokens, batch_size=batch_size)
+        results = self.stream_features(images, tokens=tokens, layer=layer, batch_size=batch_size)
         rows = [_or_raise(row) for _, row in results]
         config = self.network.config
-        empty = (0, 0, config.dim) if tokens else (0, config.features)
+        empty = (0, 0, config.dim) if tokens else (0, config.features if layer is None else config.dim)
         return np.stack(rows) if rows else np.zeros(empty, np.float32)
 
     @partial(checked, but=("images",))  # which `expand` checks
     def stream_features(
-        self, images: Images, *, tokens: bool = False, batch_size: int = 32
+        self, images: Images, *, tokens: bool = False, layer: int | None = None, batch_size: int = 32
     ) -> Iterator[tuple[str, np.ndarray | ImageError]]:
         """Yield the name of each image with its features or its error, as `stream` does."""
         if self.tta != "none":
             why = "this predictor averages views"
             raise UsageError("features come from the module itself", why=why, hint="predictor.plainly().embed(…)")
-        yield from stream(images, self.prepare, lambda batch: self.features(batch, tokens).numpy(), batch_size)
+        yield from stream(images, self.prepare, lambda batch: self.features(batch, tokens, layer).numpy(), batch_size)
 
     def described(self) -> dict[str, str]:
         """Name → value of the facts to show."""
@@ -288,10 +296,13 @@ class Predictor(Described):
             values = detector.appended(values, logits, lambda: self.features(images))
         return values.cpu().numpy()
 
-    def features(self, images: Tensor, tokens: bool = False) -> Tensor:
+    def features(self, images: Tensor, tokens: bool = False, layer: int | None = None) -> Tensor:
         """Return `embed` of prepared images, (B, D) or (B, N, D) fp32 on the CPU."""
         features, images = patch_tokens if tokens else head_features, images.to(self.machine.device)
         with cpu_by_default():
+            if layer is not None:
+                found = inner_tokens(self.network, images, self.preprocessing, self.machine, layer)
+                return found if tokens else found.mean(1)
             return features(self.network, images, self.preprocessing, self.machine)
 
     @torch.inference_mode()

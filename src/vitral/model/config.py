@@ -24,6 +24,10 @@ class ViTConfig(ConfigBase):
 
     Sizes are in pixels; an integer is a square. `patch_size` is the side of one token in the image, with a stem too.
     `classes=0` leaves the head out.
+
+    Example:
+        config = vitral.ViTConfig(image_size=32, patch_size=4, classes=10, dim=64, depth=2, heads=2, mlp_dim=128)
+        model = vitral.ViT(config)
     """
 
     image_size: int | tuple[int, int] = 224

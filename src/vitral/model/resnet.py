@@ -60,6 +60,10 @@ class BiTConfig(ConfigBase):
     """Shape and arithmetic of a BiT ResNet. Defaults: BiT-R50x1.
 
     Sizes are in pixels; an integer is a square. Images of any size are accepted. `classes=0` leaves the head out.
+
+    Example:
+        config = vitral.BiTConfig(classes=10, layers=(1, 1, 1, 1))
+        model = vitral.BiT(config)
     """
 
     image_size: int | tuple[int, int] = 224
@@ -100,7 +104,12 @@ class BiTConfig(ConfigBase):
 
 
 class BiT(nn.Module):
-    """ResNet-V2 (BiT): images (B, C, H, W), standardized as the weights expect, to logits (B, K)."""
+    """ResNet-V2 (BiT): images (B, C, H, W), standardized as the weights expect, to logits (B, K).
+
+    Example:
+        model = vitral.create("BiT-R50x1", classes=10, image_size=64)
+        logits = model(torch.zeros(1, 3, 64, 64))
+    """
 
     def __init__(self, config: BiTConfig):
         super().__init__()

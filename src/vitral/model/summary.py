@@ -52,6 +52,10 @@ class Summary(Described):
 
     FLOPs count one multiply-add as two, in matrix products, convolutions and attention, without elementwise operations.
     Memory is in bytes; `activation_bytes` is the sum over the distinct output tensors of the layers.
+
+    Example:
+        summary = vitral.summarize("B/16", 224)
+        print(summary.parameters, summary.activation_bytes)
     """
 
     model: str
@@ -134,10 +138,23 @@ def summarize(
     *,
     name: str | None = None,
 ) -> Summary:
-    """Summarize a network, a configuration or a named model ("B/16"), without allocating it.
+    """Summarize a network, a configuration or a named model such as "B/16", without allocating its weights.
 
-    `image_size` defaults to that of the model. A name or a configuration is changed to it; a network with learned
-    positions refuses another one (`UsageError`). `name` is the title, by default the name or class of `model`.
+    Args:
+        model: The network, its configuration, or its name.
+        image_size: Size in pixels: a side of a square, or (height, width) (default: the size of the model). A network
+            with learned positions has only one.
+        batch: Images per batch, for the memory of activations.
+        name: The title (default: the name or the class of the model).
+
+    Returns:
+        Parameters, FLOPs and memory, with a row per layer.
+
+    Raises:
+        UsageError: The name is not known, or the network does not take images of this size.
+
+    Example:
+        print(vitral.summarize("B/16", 224))
     """
     if isinstance(model, nn.Module):
         network: nn.Module = copy.deepcopy(model).cpu() if isinstance(model, Foreign) else _to_meta(model)

@@ -207,7 +207,23 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
 
 @partial(checked, options=keywords({**kinds_of(BiTConfig), **kinds_of(ViTConfig)}))
 def create(name: str, **changes: Any) -> Network:
-    """Build a newly initialized network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
+    """Build a newly initialized network.
+
+    Args:
+        name: Size and patch size such as `S/16`, with a convolutional stem such as `C+Micro/8`, or another name of
+            `vitral models`.
+        changes: Fields of its configuration (`vitral.ViTConfig` or `vitral.BiTConfig`) to replace.
+
+    Returns:
+        The network, a `torch.nn.Module` in fp32 on the CPU: standardized images (B, C, H, W) to logits (B, K).
+
+    Raises:
+        UsageError: The name or a field is not known, or the shape is not possible.
+
+    Example:
+        model = vitral.create("S/4", classes=10, image_size=32)
+        logits = model(torch.zeros(1, 3, 32, 32))
+    """
     return network(config(name, **changes))
 
 

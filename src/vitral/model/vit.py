@@ -281,7 +281,13 @@ class AttentionPool(nn.Module):
 
 
 class ViT(nn.Module):
-    """Vision Transformer: images (B, C, H, W), standardized as the weights expect, to logits (B, K)."""
+    """Vision Transformer: images (B, C, H, W), standardized as the weights expect, to logits (B, K).
+
+    Example:
+        model = vitral.create("Ti/16", classes=2, image_size=64)
+        logits = model(torch.zeros(1, 3, 64, 64))
+        maps = model.features(torch.zeros(1, 3, 64, 64), layers=[3, -1])
+    """
 
     tanh: Callable[[Tensor], Tensor] = torch.tanh
     """The activation of pre-logits and of bounded logits."""

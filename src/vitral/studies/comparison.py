@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.console import go_on
-from vitral.data import Split
+from vitral.console import Described, go_on
+from vitral.data import DataSet, Split
 from vitral.data.checks.groups import common_groups
 from vitral.data.loader import Progress
 from vitral.data.options import OWN_DATA, DataOptions
 from vitral.data.same import same_images
+from vitral.data.tables_in_memory import Examples
 from vitral.errors import UsageError
 from vitral.evaluation.intervals import Groups, count_groups
 from vitral.evaluation.metrics import Evaluation, measure
@@ -102,9 +104,14 @@ class Contender:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Contenders, best first, and the difference of every pair of them."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Described):
+    """Contenders, best first, and the difference of every pair of them.
+
+    Example:
+        found = vitral.compare(["runs/photos", "runs/other"])
+        print(found.conclusion())
+    """
 
     source: str
     split: str
@@ -122,6 +129,11 @@ class Comparison:
         """Indices of the images that only this contender classifies correctly."""
         others = [one.correct for place, one in enumerate(self.contenders) if place != index]
         return np.flatnonzero(self.contenders[index].correct & ~np.any(others, axis=0))
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        measured = {one.name: f"{one.name}: {one.evaluation.headline()}" for one in self.contenders}
+        return {"images": self.counted(), **measured, "conclusion": self.conclusion()}
 
     def conclusion(self) -> str:
         """Return a sentence: the better network, or that no difference can be claimed."""
@@ -208,10 +220,10 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-@checked
+@partial(checked, but=("data",))  # `vitral.data.load` checks it
 def compare(
     models: Sequence[str | Path | Predictor],
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     split: str | None = None,
     data_root: str | Path = "data",
@@ -219,10 +231,27 @@ def compare(
     precision: str = "auto",
     progress: Progress | None = None,
 ) -> Comparison:
-    """Measure two or more run folders, weights files or predictors on the same images, and every pair's difference.
+    """Measure two or more networks on the same images, and the difference of every pair with its interval.
 
-    Without `data` each run is measured on its own held-out images, and the images compared are those that no run has
-    trained on: the ones that are held out of all of them. Raises `UsageError` if there are none, or only one model.
+    Args:
+        models: Run folders, weights files or predictors.
+        data: A path, a name, or data in memory, as for `vitral.load_data`. By default, each run is measured on its own
+            held-out images, and the comparison uses the images on which none of the runs was trained.
+        split: The split to use (default: test, otherwise val).
+        data_root: Folder of the data sets that have a name.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        precision: `auto`, `bf16` or `fp32`.
+        progress: Function that is called with the number of images that are done.
+
+    Returns:
+        The metrics of each network, and the differences.
+
+    Raises:
+        UsageError: There is only one model, or no image on which none of them was trained.
+
+    Example:
+        found = vitral.compare(["runs/photos", "runs/other"])
+        print(found.conclusion())
     """
     if len(models) < 2:
         raise UsageError("a comparison takes two networks or more", hint="vitral compare runs/a runs/b")

@@ -72,7 +72,12 @@ LABEL_OPTIONS = ("task", "label_separator", "class_folders", "class_order", "tar
 @named_fields
 @dataclass(frozen=True)
 class Run:
-    """All options of a run. A recipe sets them; the command line and Python override single fields."""
+    """All options of a run. A recipe sets them; the command line and Python override single fields.
+
+    Example:
+        run = vitral.Run(epochs=10, batch_size=64, lr_batch=256)
+        print(run.peak_lr)
+    """
 
     # Data
     data: str = option("digits", "folder, .csv, .tar, .zip, IDX folder, or a name: digits, mnist, cifar10, …")

@@ -63,10 +63,23 @@ TARGETS = ("native", *(name for name in _WRITERS if not name.endswith(_BIT)))
 @partial(checked, options=keywords_of(read))
 @plain_modes()
 def convert(source: str | Path | nn.Module, target: str | Path, to: str, **options: Any) -> LoadReport:
-    """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`.
+    """Convert weights to a file of another library.
 
-    `to` is `native`, `timm`, `hf`, `torchvision`, `jax`, `mae` or `dino`; `options` are those of
-    `vitral.weights.load.read`. Returns the load report, which lists every tensor read and the files written.
+    Args:
+        source: A run folder, a weights file of any known format, `timm:NAME`, `hf:ORG/NAME`, or a network in memory.
+        target: The new file or folder.
+        to: The format: `native`, `timm`, `hf`, `torchvision`, `jax`, `mae` or `dino`.
+        options: Facts that the file lacks, and adaptations, as for `vitral.load`.
+
+    Returns:
+        The load report, which lists every tensor that was read and the files that were written.
+
+    Raises:
+        UsageError: The target exists, or the format is not known.
+        WeightsError: The weights cannot be read, or the other library has no such network.
+
+    Example:
+        print(vitral.convert("runs/photos", "photos-hf", "hf").written)
     """
     loaded = read(source, **options)
     written = tuple(str(path) for path in write(loaded.weights, target, to))
@@ -167,16 +180,23 @@ def save(
     classes: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Path:
-    """Save a network of vitral, timm, torchvision or transformers as a file that every command reads.
+    """Save a network in memory as a file that every command reads.
 
-    `path` is a new file, such as `pets.safetensors`, or a new folder. `classes` are the names of the outputs, in their
-    order. `preprocessing` is how images were prepared in training (default: as for the network's size and library).
-    Returns the file.
+    Args:
+        model: A network of vitral, timm, torchvision or transformers.
+        path: The new file, such as `pets.safetensors`, or a new folder.
+        classes: Names of the outputs, in their order.
+        preprocessing: How images were prepared in training (default: as for the size and the library of the network).
 
-    Raises `UsageError` for another number of classes than the network has outputs, `WeightsError` for a network that
-    vitral cannot read.
+    Returns:
+        The file.
+
+    Raises:
+        UsageError: The network has another number of outputs than there are classes, or the target exists.
+        WeightsError: vitral cannot read this network.
 
     Example:
+        model = vitral.create("Ti/16", classes=2, image_size=64)
         vitral.save(model, "pets.safetensors", classes=["cat", "dog"])
     """
     weights = read(model, classes=classes).weights

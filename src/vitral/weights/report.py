@@ -67,7 +67,12 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class LoadReport:
-    """Load report of one source of weights: a value, of which each step of reading makes the next."""
+    """Load report of one source of weights: a value, of which each step of reading makes the next.
+
+    Example:
+        report = vitral.load("runs/photos").account
+        print(report.headline(), report.notes)
+    """
 
     source: str
     format: str

@@ -32,6 +32,7 @@ from vitral.device import Machine, choose, plain_modes
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
+from vitral.evaluation.rows import Rows
 from vitral.folders import same_path
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import output_of
@@ -159,20 +160,42 @@ def evaluate(
     tta: Views = "none",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate `model` (a run folder, weights file, predictor or network in memory) on `data`, by default the data of
-    its own run. `data` is a path, a name, or data in memory as `vitral.load_data` takes them.
+    """Measure a network on labeled images.
 
-    `split` defaults to test, else val, else all images. Classes are matched by name: the data may have fewer classes
-    than the network, but no others (`DataError`). `precision`, `engine` and `tta` are those of `vitral.load`,
-    for a model that is not a `Predictor`. By default the PyTorch module computes, as at the end of its run, and the
-    metrics are the same to the last image. Unreadable images are an error that names them; they are left out with
-    `bad_images="skip"`, and for a run's own data if the run left them out. Raises `DataError` if a run's own data have
-    changed and the network may have been trained on some of the images.
+    By default the PyTorch module computes, as at the end of its run, and the metrics are the same to the last image.
+    Classes are matched by name: the data may have fewer classes than the network, but no others. Under torchrun each
+    process computes some of the batches, and all processes return the same evaluation.
 
-    Under torchrun each rank computes some of the batches, and all ranks return the same evaluation.
+    Args:
+        model: A run folder, a weights file, a predictor, or a network in memory.
+        data: A path, a name, or data in memory, as for `vitral.load_data` (default: the data of the run).
+        split: The split to use (default: test, otherwise val, otherwise all images).
+        data_root: Folder of the data sets that have a name.
+        bad_images: `error` stops at unreadable images and names them, `skip` leaves them out. A run that left images
+            out leaves them out again.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        precision: As for `vitral.load`, if `model` is not a predictor.
+        engine: As for `vitral.load`, if `model` is not a predictor.
+        tta: As for `vitral.load`, if `model` is not a predictor.
+        progress: Function that is called with the number of images that are done.
+
+    Returns:
+        The metrics of the task of the network, such as `accuracy` for classes.
+
+    Raises:
+        DataError: The data have classes that the network does not know, or the data of the run have changed and the
+            network may have been trained on some of the images.
+        UsageError: There is no such split, device or engine.
+
+    Example:
+        found = vitral.evaluate("runs/photos")
+        print(found.accuracy, found.images)
     """
     options = InferenceOptions(device, precision, engine, tta)
-    return evaluate_images(model, DataOptions(data, split, data_root, bad_images), options, progress).evaluation
+    found = evaluate_images(model, DataOptions(data, split, data_root, bad_images), options, progress)
+    rows = Rows(found.images, found.probabilities, found.predictor.output) if len(found.probabilities) else ()
+    object.__setattr__(found.evaluation, "predictions", rows)  # not a field: JSON and equality leave it out
+    return found.evaluation
 
 
 def evaluate_images(

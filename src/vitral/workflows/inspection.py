@@ -60,17 +60,36 @@ def inspect(
     precision: str = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> Inspection:
-    """Inspect a network: Figure 7 of the paper and related figures, as numbers, drawings and a page.
+    """Inspect a network: Figure 7 of the ViT paper and related figures, as numbers, drawings and a page.
 
-    `model` is a run folder, a weights file, `timm:NAME`, `hf:ORG/NAME`, a name such as "S/16" (with random weights), a
-    predictor, or a module of vitral, timm, torchvision or transformers. `data` is a data set, by default the run's own,
-    of which `images` images are used, evenly spread over `split` (by default val, else test, else train). It may also
-    be a tensor of standardized images (B, C, H, W), and must be one for a module of vitral, whose preprocessing is
-    unknown. Without images only the figures of the weights are drawn, with a note. With `out`, `inspect.html`,
-    `inspect.json` and every figure as PNG and SVG are written there.
+    Without images, only the figures of the weights are drawn, with a note.
 
-    `prefix` and `components` are those of `attention_distance` and `patch_filters`. Raises `UsageError` for a network
-    without attention and for unknown layers, `DataError` if no image can be read.
+    Args:
+        model: A run folder, a weights file, `timm:NAME`, `hf:ORG/NAME`, a name such as "S/16" (with random weights), a
+            predictor, or a module of vitral, timm, torchvision or transformers.
+        data: A data set (default: the data of the run), or standardized images (B, C, H, W) as a tensor. A module of
+            vitral needs a tensor, because its preprocessing is not known.
+        split: The split to use (default: val, otherwise test, otherwise train).
+        images: Number of images, evenly spread over the split.
+        layers: Numbers of the layers to draw (default: all).
+        prefix: As for `attention_distance`: `drop` leaves the class token and the registers out.
+        components: Number of principal components of the patch embedding.
+        out: Folder for `inspect.html`, `inspect.json`, and every figure as PNG and SVG.
+        data_root: Folder of the data sets that have a name.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        precision: `auto`, `bf16` or `fp32`.
+        progress: Function that is called with the number of images that are done.
+
+    Returns:
+        The figures as numbers, which draw themselves.
+
+    Raises:
+        UsageError: The network has no attention, or no such layer.
+        DataError: No image can be read.
+
+    Example:
+        found = vitral.inspect("runs/photos", images=4)
+        print(found)
     """
     check_positive(images=(images, 128))
     if prefix not in PREFIXES:

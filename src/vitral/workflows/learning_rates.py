@@ -96,7 +96,11 @@ def find_lr(given: Mapping[str, Any], console: Console) -> RangeTest:
     """
     if launched():
         raise UsageError("--find-lr is for one process", hint="leave out --nproc, or torchrun")
-    job = plan_run(dict(given))
+    return find_lr_of(plan_run(dict(given)), console)
+
+
+def find_lr_of(job: Job, console: Console) -> RangeTest:
+    """Test the rates of a planned run, as `find_lr` does."""
     if job.run.recipe in TRAINERS:
         why = f"{flag('recipe')} {job.run.recipe} does not train in steps"
         raise UsageError("there is no learning rate to find", why=why, hint="leave out --find-lr")

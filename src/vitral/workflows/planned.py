@@ -6,18 +6,20 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitral.console import Described
+from vitral.console import Described, stderr
 from vitral.data import DataSet
 from vitral.data.dataset import Loader
 from vitral.data.loop import loader_of
 from vitral.data.tables_in_memory import Examples, as_path
+from vitral.data.targets import targets_of
 from vitral.device import global_generators, plain_modes, seed_everything
+from vitral.errors import UsageError
 from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
 from vitral.model import Network
@@ -26,6 +28,8 @@ from vitral.training.options import Run, checked_options
 from vitral.training.plan import Choice
 from vitral.training.schedule import learning_rate
 from vitral.training.signatures import OPTIONS, with_listing
+from vitral.wording import flag
+from vitral.workflows.learning_rates import RangeTest, find_lr_of
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.plan import plan_run
 from vitral.workflows.running.build import initial_model, objective_of
@@ -53,7 +57,12 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Planned(Described):
-    """A plan that was not carried out: its options with their reasons, its data in splits, and its parts."""
+    """A plan that was not carried out: its options with their reasons, its data in splits, and its parts.
+
+    Example:
+        planned = vitral.plan("photos/", model="Ti/16")
+        print(planned.run.lr, [choice.reason for choice in planned.choices])
+    """
 
     job: Job
 
@@ -106,9 +115,28 @@ class Planned(Described):
         )
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the task () with the plan's options, such as label smoothing and class weights."""
-        objective: Any = objective_of(self.job)
-        return objective.loss(lambda images: logits, None, labels, None)[0]
+        """Return the loss of the task () with the plan's options, such as label smoothing and class weights.
+
+        Raises `UsageError` for a plan whose loss needs more than logits and labels, such as a teacher.
+        """
+        loss: Tensor = self._objective.loss(lambda images: logits, None, labels, None)[0]
+        return loss
+
+    @cached_property
+    def _objective(self) -> Any:
+        run = self.run
+        needs = {"teacher": run.teacher, "pack": run.pack, "patch_sizes": run.patch_sizes, "task": targets_of(run.task).sequence}
+        if found := [name for name, value in needs.items() if value]:
+            why = f"with {flag(found[0])} it needs the images, too"
+            raise UsageError("the loss of this plan is not a function of logits and labels", why=why)
+        return objective_of(self.job)
+
+    def find_lr(self) -> RangeTest:
+        """Train a copy of the network for 100 steps at growing learning rates; `suggested` is the rate to try.
+
+        Raises `UsageError` for a recipe that does not train in steps.
+        """
+        return find_lr_of(self.job, stderr(quiet=True))
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context for forward passes in the plan's precision."""
@@ -135,10 +163,21 @@ class Planned(Described):
 def plan(data: str | Path | DataSet | Examples, **options: Any) -> Planned:
     """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own.
 
-    `options` are those of `vitral.train`. Nothing is written.
+    Nothing is written.
+
+    Args:
+        data: As for `vitral.train`.
+        options: Those of `vitral.train`, which are listed below.
+
+    Returns:
+        The plan with its reasons, and its network, optimizer, schedule, loss and batches as objects.
+
+    Raises:
+        UsageError: An option has a wrong name or value, or does not fit the others.
+        DataError: The images cannot be read, or the labels are not clear.
 
     Example:
-        planned = vitral.plan("photos/", epochs=5)
+        planned = vitral.plan("photos/", model="Ti/16", epochs=5)
         model, train = planned.model(), planned.loader("train")
         optimizer = planned.optimizer(model)
         schedule = planned.schedule(optimizer)

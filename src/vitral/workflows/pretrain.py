@@ -31,12 +31,33 @@ def pretrain(
     began: float | None = None,
     **options: Any,
 ) -> TrainedRun:
-    """Train a network on the images of `data`, whose labels are not read, and return the run.
+    """Train a network on images without labels and return the run, whose weights have no head.
 
-    `method` is a name in `METHODS`, by default mae, and of a resumed run its own. `data` may be a folder of images
-    without class folders. With class folders, the accuracy of simple classifiers on held-out images is measured after
-    each epoch. The run folder is by default runs/NAME-pretrain. All else is as in `vitral.train`; the weights have no
-    head.
+    With class folders, the accuracy of simple classifiers on held-out images is measured after each epoch. Labels are
+    used for nothing else.
+
+    Args:
+        data: As for `vitral.train`; a folder of images needs no class folders.
+        method: Name of the method: mae (the default), mpp, dino or distill. A resumed run keeps its own.
+        resume: Continue the stopped run in `out`.
+        overwrite: Replace an existing run.
+        quiet: Print nothing.
+        callbacks: Objects that follow the run, as for `vitral.train`.
+        began: Time of `time.monotonic()` from which `minutes` is counted.
+        options: Fields of `vitral.Run`, which are listed below. The folder `out` is by default runs/NAME-pretrain.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UsageError: An option or the method has a wrong name or value.
+        DataError: The images cannot be read.
+        RunError: The run folder exists already, or there is no run to resume.
+        Interrupted: You stopped the run. Its text says how to go on.
+
+    Example:
+        run = vitral.pretrain("photos/", "mae", model="Ti/16", epochs=2, out="runs/features")
+        vitral.train("photos/", init=run.folder, epochs=2, out="runs/tuned")
     """
     default = checked_method(method)
     if data is None and not (resume and options.get("out")):

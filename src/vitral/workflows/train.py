@@ -59,19 +59,39 @@ def train(
     began: float | None = None,
     **options: Any,
 ) -> TrainedRun:
-    """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others.
+    """Train a network on images and return the run. The plan chooses all options that you leave out.
 
-    `data` is a path, the name of a set, or data in memory: a torch Dataset of (image, label), arrays (images, labels),
-    a DataFrame with paths and labels, a Hugging Face data set, or a dict of these by split. It may be left out for a
-    `recipe` with data of its own, and to resume the run in `out`. The run folder is `out`,
-    by default runs/NAME. `resume` continues a stopped run, bit-identically on a CPU; `overwrite` replaces an existing
-    run. `callbacks` follow the run, after the trackers of `log`; they are not stored: pass them again to resume. The
-    option `minutes` is for training and validation; counted from `began`, of `time.monotonic()`, also for planning and
-    report. Raises the errors of `vitral.errors`. Ctrl-C and SIGTERM save and raise `Interrupted`, a
-    `KeyboardInterrupt` whose text says how to go on.
+    The run folder holds the weights, the metrics and a report. Ctrl-C and SIGTERM save the run.
 
-    Under torchrun all ranks call this function, and train together; the first one plans, prints, writes and calls the
-    callbacks. One that ends because another failed raises `Elsewhere`. Ranks that torchrun starts again resume.
+    Under torchrun all processes call this function and train together. The first one plans, prints, writes, and calls
+    the callbacks. A process that ends because another one failed raises `Elsewhere`. Processes that torchrun starts
+    again resume.
+
+    Args:
+        data: A path, the name of a data set, or data in memory: a torch Dataset of (image, label), arrays (images,
+            labels), a DataFrame with paths and labels, a Hugging Face data set, or a dict of these by split. Leave it
+            out for a `recipe` with data of its own, and to resume the run in `out`.
+        resume: Continue the stopped run in `out`. On a CPU, the result is bit-identical to a run without a stop.
+        overwrite: Replace an existing run.
+        quiet: Print nothing.
+        callbacks: Objects that follow the run, after the trackers of `log`. A run does not store them: pass them again
+            to resume.
+        began: Time of `time.monotonic()` from which `minutes` is counted; then it covers planning and the report, too.
+        options: Fields of `vitral.Run`, which are listed below. The folder `out` is by default runs/NAME.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UsageError: An option has a wrong name or value, or does not fit the others.
+        DataError: The images cannot be read, or the labels are not clear.
+        WeightsError: The initial weights are missing, damaged, or do not fit.
+        RunError: The run folder exists already, or there is no run to resume.
+        Interrupted: You stopped the run. It is a `KeyboardInterrupt`, and its text says how to go on.
+
+    Example:
+        run = vitral.train("photos/", model="Ti/16", epochs=2, out="runs/pets")
+        print(run.result["val_accuracy"])
     """
     if resume and overwrite:
         why = "one resumes the existing run, the other replaces it"

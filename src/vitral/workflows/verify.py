@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from vitral.console import table
+from vitral.console import Described, table
 from vitral.data.pixel_cache import Entry, PixelCache, damage_of
 from vitral.data.shards.index import MANIFEST as SHARDS
 from vitral.data.shards.index import Manifest
@@ -26,6 +26,7 @@ from vitral.training.run_folder import RunFolder
 from vitral.weights.load import locate
 from vitral.weights.read.safetensors_mmap import ANOTHER_COPY, read_safetensors
 from vitral.weights.read.source import open_source
+from vitral.wording import count
 
 _OLDER = "it has no digest: written by another program or by an earlier version"
 
@@ -42,9 +43,13 @@ class Checked:
     """The remedy for a damaged file."""
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The status of every file."""
+@dataclass(frozen=True, repr=False)
+class Verification(Described):
+    """The status of every file.
+
+    Example:
+        print(vitral.verify("runs/photos").damaged)
+    """
 
     of: str
     """The run, the weights file, the folder of shards, or "caches"."""
@@ -54,6 +59,11 @@ class Verification:
     def damaged(self) -> tuple[Checked, ...]:
         """Files that have changed since they were written."""
         return tuple(one for one in self.files if one.state == "damaged")
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        damaged = {one.file: f"damaged: {one.file}" for one in self.damaged}
+        return {"of": self.of, "files": count(len(self.files), "file"), **(damaged or {"state": "none damaged"})}
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -71,12 +81,24 @@ class Verification:
 
 @checked
 def verify(run: str | Path | None = None, *, accept: bool = False) -> Verification:
-    """Check all files of a run folder with its exports, a weights file, an export or a folder of shards; without `run`,
-    the files in the user's cache.
+    """Check the digests of all files of a run, an export, a weights file or a folder of shards.
 
-    Reads every byte. `accept` first accepts the current text files of the run, such as `config.json`, after a change by
-    hand. Raises `RunError` or `WeightsError` if there is no such run or file, and `UsageError` if
-    there is nothing to accept.
+    Every byte is read.
+
+    Args:
+        run: The folder or file; a run folder includes its exports (default: the files in your cache).
+        accept: First accept the current text files of the run, such as `config.json`, after you changed them by hand.
+
+    Returns:
+        The files that were checked, and what is wrong with them.
+
+    Raises:
+        RunError: There is no such run.
+        WeightsError: There is no such file.
+        UsageError: There is nothing to accept.
+
+    Example:
+        print(vitral.verify("runs/photos"))
     """
     if run is None:
         if accept:

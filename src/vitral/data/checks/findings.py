@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitral.console import table
+from vitral.console import Described, table
 from vitral.defects import HEADINGS, Kind
 from vitral.errors import SKIP_HINT
 from vitral.wording import count, shown, some
@@ -94,9 +94,14 @@ class Sizes:
     """(height, width, images), the most frequent first."""
 
 
-@dataclass(frozen=True)
-class DataCheck:
-    """Result of `check`."""
+@dataclass(frozen=True, repr=False)
+class DataCheck(Described):
+    """Result of `check`.
+
+    Example:
+        found = vitral.check_data(vitral.load_data("photos/"))
+        print(found.images, found.duplicates, found.invalidates)
+    """
 
     name: str
     source: str
@@ -126,6 +131,11 @@ class DataCheck:
     """Images that the source left out."""
     alike: tuple[AlikeClasses, ...] = ()
     """Pairs of classes that look like one, the most alike first."""
+
+    def described(self) -> dict[str, str]:
+        """Name → value of the facts to show."""
+        found = {heading: f"{heading}: {text}" for heading, text in self.findings()}
+        return {"name": self.name, "images": count(self.images, "image"), **(found or {"findings": "no findings"})}
 
     @property
     def images(self) -> int:

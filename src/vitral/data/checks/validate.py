@@ -60,11 +60,26 @@ class _Scan(NamedTuple):
 def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple[int, int] | None = None) -> DataCheck:
     """Decode every image of every split once, in threads, and report defects.
 
-    `progress` is called as images are done; None shows a bar on standard error if that is a terminal. Duplicates are
-    found by a hash of the decoded pixels, so copies with another name, format or metadata count; resized, recompressed,
-    mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred images, images of one
-    color, text among photographs, and unusual sizes are judged by the set itself. `levels` are those of `vitral.train`.
-    Defects never raise.
+    Duplicates are found by a hash of the decoded pixels, so copies with another name, format or metadata count.
+    Resized, recompressed, mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred
+    images, images of one color, text among photographs, and unusual sizes are judged by the set itself. Defects never
+    raise.
+
+    Args:
+        dataset: The images, from `vitral.load_data`.
+        progress: Function that is called as images are done, with their number and the total (default: a bar on
+            standard error if that is a terminal).
+        levels: Values of black and white of images with more than 8 bits, as for `vitral.train`.
+
+    Returns:
+        The findings.
+
+    Raises:
+        UsageError: An argument is of another type.
+
+    Example:
+        found = vitral.check_data(vitral.load_data("photos/"))
+        print(found)
     """
     depth = depth_of(next(iter(dataset.splits.values())))
     check_levels(levels)

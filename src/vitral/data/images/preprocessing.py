@@ -61,6 +61,11 @@ class Preprocessing:
     rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
     `levels` are the floats, or the 16- and 32-bit integers of gray images, that are black and white; None is 0 and
     65535 for integers, and for floats 0 and 1 or 0 and 255, as each image's own values have it.
+
+    Example:
+        preprocessing = vitral.Preprocessing((64, 64), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        model = vitral.create("Ti/16", classes=2, image_size=64)
+        predictor = vitral.Predictor(model, preprocessing, ["cat", "dog"])
     """
 
     image_size: tuple[int, int]

@@ -62,20 +62,31 @@ def load(
 ) -> DataSet:
     """Load labeled images; no image is decoded yet.
 
-    `data` is a folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
-    with file and label columns, a `.tar`, `.zip` or `.tar.gz` of any of these, or the name of a set: `digits`
-    (embedded), or `mnist`, `cifar10` …, which are searched under `root` and, with `download`, downloaded into it. Or a
-    folder of shards or Parquet files, or a pattern of their paths (`shards/train-{000000..000009}.tar`), here or in an
-    object store.
+    A table may also have several labels per image (`labels`) or numbers (`numbers`): its columns say so, or `wanted`.
+    Texts are read if `wanted` names the task, because their files look like others (`vitral.data.sources.lines`).
 
-    Or data of this process: a torch Dataset of (image, label), a tuple of arrays (images, labels), a DataFrame with
-    paths and labels, a Hugging Face data set, or a dict of these by split. A `DataSet` is returned as it is.
+    Args:
+        data: A folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
+            with columns of files and labels, a `.tar`, `.zip` or `.tar.gz` of any of these, a folder of shards or
+            Parquet files, a pattern of their paths (`shards/train-{000000..000009}.tar`), here or in an object store,
+            or the name of a data set such as `digits` or `cifar10`. Or data of this process: a torch Dataset of (image,
+            label), a tuple of arrays (images, labels), a DataFrame with paths and labels, a Hugging Face data set, or a
+            dict of these by split. A `DataSet` is returned as it is.
+        root: Folder of the data sets that have a name.
+        download: Download a data set that is not in `root`.
+        wanted: The task and the columns to read (default: as the data state them).
+        tasks: Tasks that the caller supports; data for other tasks raise an error.
 
-    A table may also have several labels an image (`labels`), or numbers (`numbers`): its columns say so, or `wanted`.
-    Texts are read if `wanted` names the task: their files look like others (`vitral.data.sources.lines`).
-    Data for a task that is not among `tasks` are refused.
+    Returns:
+        The images in splits, and the names of the classes.
 
-    Raises `DataError` (unreadable, empty, badly labeled) or `UsageError` (unknown name).
+    Raises:
+        DataError: The data are empty, badly labeled, or cannot be read.
+        UsageError: The name of the data set is not known.
+
+    Example:
+        data = vitral.load_data("photos/")
+        print(data.classes, data["train"].image(0).shape)
     """
     if is_in_memory(data):
         if wanted.task and targets_of(wanted.task).sequence:

@@ -46,7 +46,12 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Described):
-    """Results of `inspect_network`. Parts that need images are None without images."""
+    """Results of `inspect_network`. Parts that need images are None without images.
+
+    Example:
+        found = vitral.inspect("runs/photos", images=4)
+        print(found.summary(), list(found.figures()))
+    """
 
     name: str
     facts: dict[str, str]
@@ -108,6 +113,10 @@ class Inspection(Described):
         if self.heads is not None and self.image is not None:
             panels.append(_heads(self.heads, self.image))
         return [panel for panel in panels if panel is not None]
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the available drawings as figures of matplotlib, by name, such as "distance"."""
+        return {panel.name: panel.draw(PAPER) for panel in self.panels()}
 
     def save_drawings(self, folder: Path) -> list[Path]:
         """Write each panel as PNG and SVG, and remove stale files of panels that do not exist now."""

@@ -7,17 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from vitral.console import Described, html_table
+from vitral.epoch_metrics import of_pretraining, of_training
 from vitral.errors import RunError
 from vitral.inference.loading import load
 from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
+from vitral.pretraining.methods import METHODS
 from vitral.training.callbacks import Epoch
+from vitral.training.own_metrics import figures_of
 from vitral.training.run_folder import RunFolder
 from vitral.wording import natural
-from vitral.workflows.tasks import evaluation_of
+from vitral.workflows.tasks import evaluation_of, task_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _HEIGHT = 600
 """Height of a report in a notebook, in pixels."""
@@ -36,7 +42,13 @@ class Report:
 
 @dataclass(frozen=True, repr=False)
 class TrainedRun(Described):
-    """A finished run: its folder, and `result` as in result.json."""
+    """A finished run: its folder, and `result` as in result.json.
+
+    Example:
+        run = vitral.runs("runs")["photos"]
+        print(run.result["val_accuracy"], run.best, run.history)
+        print(run.predictor("cat.jpg"))
+    """
 
     folder: Path
     result: Mapping[str, Any]
@@ -72,6 +84,18 @@ class TrainedRun(Described):
         number = self.result.get("best_epoch")
         return next((line for line in self.history if line.get("epoch") == number), None)
 
+    def figures(self) -> dict[str, Figure]:
+        """Return the training curves as figures of matplotlib, by title, such as "Loss"; none for a single epoch."""
+        from vitral.evaluation.figures import draw_curves  # matplotlib takes a second to import
+
+        run, best = RunFolder(self.folder).read_plan().run, self.result.get("best_epoch")
+        if run.recipe in METHODS:
+            metrics = of_pretraining()
+        else:
+            metrics = of_training((*task_of(run.task).figures, *figures_of(run.metrics)))
+        drawn = draw_curves(self.history, best if self.result.get("keep") != "last" else None, metrics)
+        return {one.title: one.figure for one in drawn}
+
     def report(self) -> Report:
         """Return the report. Raises `RunError` if the run has none."""
         path = RunFolder(self.folder).report
@@ -95,7 +119,12 @@ class TrainedRun(Described):
 
 
 class Runs(Sequence[TrainedRun]):
-    """Finished runs of a folder, in the order of their names: by number, or by the name of their folder."""
+    """Finished runs of a folder, in the order of their names: by number, or by the name of their folder.
+
+    Example:
+        runs = vitral.runs("runs")
+        print(runs["photos"].result["val_accuracy"], runs.table())
+    """
 
     def __init__(self, found: Sequence[TrainedRun]):
         self._found = tuple(found)
@@ -143,8 +172,16 @@ class Runs(Sequence[TrainedRun]):
 def runs(folder: str | Path = "runs") -> Runs:
     """Read the finished runs in a folder, sorted by name.
 
-    Folders that are not runs, and runs that are not finished or damaged, are left out. Raises `RunError` if there is no
-    such folder.
+    Folders that are not runs, and runs that are not finished or damaged, are left out.
+
+    Args:
+        folder: The folder that contains the run folders.
+
+    Returns:
+        The runs, by number or by the name of their folder.
+
+    Raises:
+        RunError: There is no such folder.
 
     Example:
         best = max(vitral.runs("runs"), key=lambda run: run.result["val_accuracy"])
