@@ -18,8 +18,9 @@ from vitral.cli.main import main
 from vitral.data import load
 from vitral.data.checks.groups import folds_of
 from vitral.errors import UsageError
+from vitral.evaluation.probe import out_of_fold
 from vitral.training.run_folder import RunFolder
-from vitral.workflows.checks.labels import check_labels, out_of_fold
+from vitral.workflows.checks.labels import check_labels
 
 WRONG = {"0", "1", "2", "3"}
 """Images of `colors` in the wrong class."""

@@ -18,6 +18,8 @@ function handled(event, page) {
   if (key === "y") return page.act({ do: "redo" });
   if (key === "?") return page.help();
   if (key === "c" && !page.large.open) return page.classes.focus() || true;
+  if (key === "a" || key === "A") return page.take();
+  if ((key === "s" || key === "S") && !page.large.open) return page.similar() && true;
   if (/^[0-9]$/.test(key)) return digit(Number(key), page);
   if (element.matches("button, input") && (key === "Enter" || key === " ")) return false;
   const simple = SIMPLE[key] || SIMPLE[key.toLowerCase()];
