@@ -66,7 +66,7 @@ def test_probabilities_are_calibrated():
 
 def test_held_out_images_get_no_suggestion_and_measure():
     held = np.arange(0, 200, 4)
-    given, truth = found(200, np.arange(120), held=held)
+    given, _ = found(200, np.arange(120), held=held)
     assert (given.suggested[held] == -1).all()
     assert given.held is not None
     assert len(given.held.labels) == 30, "those with a label"

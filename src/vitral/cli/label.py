@@ -40,6 +40,7 @@ def label(
     from vitral.labeling.application import Labeling, build
     from vitral.labeling.assistant import Assistant
     from vitral.labeling.session import Session, default_table
+    from vitral.labeling.teach import Teacher
     from vitral.serving.server import address, bind, serve_on
 
     if not 0 <= port <= 65535:
@@ -58,8 +59,8 @@ def label(
             if open_ and _has_screen():
                 webbrowser.open(url)
 
-        with Assistant(session, init) as assistant:
-            labeling = Labeling(session, token, assistant)
+        with Assistant(session, init) as assistant, Teacher(session) as teacher:
+            labeling = Labeling(session, token, assistant, teacher)
             serve_on(bound, labeling, build(labeling), grace=1, started=started)
         seen, labeled = len(session.notes), session.labeled
     print_notes(session.notes[seen:])

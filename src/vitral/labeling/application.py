@@ -27,6 +27,7 @@ from vitral.labeling.insight import by_similarity
 from vitral.labeling.insight import neighbors as nearest
 from vitral.labeling.session import Session
 from vitral.labeling.state import Action
+from vitral.labeling.teach import Teacher
 from vitral.labeling.thumbnails import LARGE, resized, thumbnail
 from vitral.serving import bodies
 from vitral.serving.application import reraise_as_problem
@@ -48,8 +49,10 @@ _MOST_VALUES = 1_000_000
 class Labeling:
     """A session behind a server, for pages that know its token."""
 
-    def __init__(self, session: Session, token: str, assistant: Assistant | None = None):
-        self.session, self.assistant = session, assistant
+    def __init__(
+        self, session: Session, token: str, assistant: Assistant | None = None, teacher: Teacher | None = None
+    ):
+        self.session, self.assistant, self.teacher = session, assistant, teacher
         self.access, self.limits, self.metrics = Access((token,), only_local=True), Limits(body=4 << 20), Metrics()
         self.draining = self.ended = False
         # Not named vitral-: the server ends its process beside such threads, before the table is written.
@@ -124,6 +127,9 @@ def build(labeling: Labeling) -> Starlette:
         Route("/v1/state", _answering(state)),
         Route("/v1/changes", _answering(changes)),
         Route("/v1/actions", _answering(actions), methods=["POST"]),
+        Route("/v1/training", _answering(training)),
+        Route("/v1/training", _answering(train), methods=["POST"]),
+        Route("/v1/training", _answering(stop), methods=["DELETE"]),
         Route("/v1/finish", _answering(finish), methods=["POST"]),
         Route("/v1/images/{number:int}/small", _answering(small)),
         Route("/v1/images/{number:int}/large", _answering(large)),
@@ -192,6 +198,18 @@ async def changes(labeling: Labeling, request: Request) -> Response:
 
 async def actions(labeling: Labeling, request: Request) -> Response:
     """Apply an action; answer with the changes since the version that the page has."""
+    plain = await _body(labeling, request)
+    version = plain.pop("version", -1)
+    if type(version) is not int:
+        raise Problem("bad-request", "'version' must be a whole number")
+    await labeling.run(labeling.session.act, Action.from_json(plain))
+    if labeling.assistant is not None:
+        labeling.assistant.ask()
+    return JSONResponse(await labeling.run(view.changed, labeling.session, version))
+
+
+async def _body(labeling: Labeling, request: Request) -> dict[str, Any]:
+    """The JSON object of a request, within the limits."""
     bodies.declared_size(request, labeling.limits)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise Problem("unsupported-type", "an action is application/json")
@@ -204,14 +222,34 @@ async def actions(labeling: Labeling, request: Request) -> Response:
     except ValueError:
         raise Problem("bad-request", "the body is not JSON that can be read") from None
     if not isinstance(plain, dict):
-        raise Problem("bad-request", "the body must be an object: {'do': 'label', …}")
-    version = plain.pop("version", -1)
-    if type(version) is not int:
-        raise Problem("bad-request", "'version' must be a whole number")
-    await labeling.run(labeling.session.act, Action.from_json(plain))
-    if labeling.assistant is not None:
-        labeling.assistant.ask()
-    return JSONResponse(await labeling.run(view.changed, labeling.session, version))
+        raise Problem("bad-request", "the body must be an object")
+    return plain
+
+
+async def training(labeling: Labeling, request: Request) -> Response:
+    """The state of the run that the page started last."""
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+async def train(labeling: Labeling, request: Request) -> Response:
+    """Start a run of some minutes."""
+    minutes = (await _body(labeling, request)).get("minutes")
+    if type(minutes) not in (int, float):
+        raise Problem("bad-request", "'minutes' must be a number")
+    await labeling.run(_teacher(labeling).start, minutes)
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+async def stop(labeling: Labeling, request: Request) -> Response:
+    """Ask the run to save itself and end."""
+    await labeling.run(_teacher(labeling).stop)
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+def _teacher(labeling: Labeling) -> Teacher:
+    if labeling.teacher is None:
+        raise Problem("not-found", "this server does not train")
+    return labeling.teacher
 
 
 async def finish(labeling: Labeling, request: Request) -> Response:

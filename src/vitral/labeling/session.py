@@ -237,6 +237,10 @@ class Session:
             except VitralError as error:  # the journal has everything, and the next action tries again
                 self._tell(str(error).replace("\n", ";"))
 
+    def flush(self) -> None:
+        """Write the table now, for another program. Raises `WriteError`."""
+        self._write()
+
     def _write(self) -> None:
         """Write the table, unless it is already as it should be; keep one that another program changed."""
         if not self.is_kept:

@@ -61,6 +61,22 @@ export async function act(action, version) {
   return (await ask("v1/actions", { method: "POST", body, headers: { "Content-Type": "application/json" } })).json();
 }
 
+/** The run that was started last. */
+export async function training() {
+  return (await ask("v1/training")).json();
+}
+
+/** Start a run of some minutes. */
+export async function train(minutes) {
+  const body = JSON.stringify({ minutes });
+  return (await ask("v1/training", { method: "POST", body, headers: { "Content-Type": "application/json" } })).json();
+}
+
+/** Ask the run to save itself and end. */
+export async function stopTraining() {
+  return (await ask("v1/training", { method: "DELETE" })).json();
+}
+
 /** End the server. */
 export async function finish() {
   return (await ask("v1/finish", { method: "POST" })).json();

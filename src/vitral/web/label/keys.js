@@ -12,7 +12,7 @@ export function listen(page) {
 function handled(event, page) {
   const { key } = event;
   const element = document.activeElement;
-  if (event.altKey || element.matches("input[type=text]") || document.querySelector("#help[open], #edit[open]")) return false;
+  if (event.altKey || element.matches("input[type=text], select") || document.querySelector("dialog[open]:not(#large)")) return false;
   if (event.ctrlKey || event.metaKey) return controlled(event, page);
   if (key === "z" || key === "Z") return page.act({ do: event.shiftKey ? "redo" : "undo" });
   if (key === "y") return page.act({ do: "redo" });

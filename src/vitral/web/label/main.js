@@ -10,6 +10,7 @@ import { Large } from "./large.js";
 import { Pointer } from "./pointer.js";
 import { Selection } from "./selection.js";
 import { Store } from "./store.js";
+import { Teach } from "./teach.js";
 import { Thumbs } from "./thumbs.js";
 
 const byId = (id) => document.getElementById(id);
@@ -25,6 +26,7 @@ class Page {
     const label = (name) => this.label(name);
     this.classes = new Classes(this.store, { label, add: (name) => this.addClass(name), edit: (name) => this.edit(name) });
     this.assist = new Assist(this.store, { accept: (images) => this.accept(images) });
+    new Teach(this.store);
     new Pointer(this.grid, this.selection, { enlarge: () => this.large.show(), drop: label });
     this.store.addEventListener("view", () => this.view());
     this.store.addEventListener("change", () => this.draw());
