@@ -37,7 +37,7 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the features are."""
+    """Images whose features are computed, and the time left."""
 
     done: int
     total: int

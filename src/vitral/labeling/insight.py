@@ -1,4 +1,4 @@
-"""What features say about the labels: suggestions, doubts and accuracy, as pure functions of arrays.
+"""Suggestions, doubts and accuracy from features and labels, as pure functions of arrays.
 
 `insight(features, labels, …)` fits the classifiers of `vitral.evaluation.probe` to the labels that there are. Each
 labeled image is predicted by a fit to other images only, so these predictions measure the accuracy, calibrate the
@@ -81,7 +81,7 @@ class Accuracy:
 
 @dataclass(frozen=True, eq=False)
 class Insight:
-    """What is known of n images beside their labels."""
+    """Suggestions for n images, doubts about their labels, and accuracy."""
 
     suggested: np.ndarray
     """(n,) class that is suggested for an image without a label, or predicted for a labeled one; -1 for none."""
@@ -96,7 +96,7 @@ class Insight:
     held: Accuracy | None = None
     """On held-out images, whose labels were chosen without a suggestion."""
     sure: tuple[int, int] = (0, 0)
-    """Of the checked images that cross-validation predicts above `SURE`: how many are right, and how many there are."""
+    """Right ones and all of the checked images that cross-validation predicts above `SURE`."""
     curve: tuple[tuple[int, float], ...] = ()
     """(labels, accuracy), ascending."""
 

@@ -26,6 +26,7 @@ from vitral.wording import shown
 
 LONGEST = 24 * 60.0
 """Minutes of a run that the page starts."""
+_FIGURES = ("accuracy", "accuracy_interval", "images")
 _PATIENCE = 60.0  # seconds that a run has to save itself
 
 
@@ -33,7 +34,7 @@ class Teacher:
     """The run that the page started last. Use it as a context manager, which stops a run that is not done."""
 
     def __init__(self, session: Session, folder: Path = Path("runs"), program: Sequence[str] = ()):
-        """`folder` holds the runs; `program` is the command (default: this Python's vitral)."""
+        """`folder` holds the runs, and `program` is the command (default: this Python with `-m vitral`)."""
         self.session, self.folder = session, folder.absolute()
         self.program = tuple(program) or (sys.executable, "-m", "vitral")
         self.run: Path | None = None
@@ -73,7 +74,7 @@ class Teacher:
         words = ["train", str(self.session.table), "--minutes", f"{minutes:g}", "--out", str(self.run), "--quiet"]
         if self._log is not None:
             self._log.close()
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until the next run
         self._process = subprocess.Popen(
             [*self.program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log
         )
