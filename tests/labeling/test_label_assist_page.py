@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return flat, sorted_
 
 
+def serve(where: Path, words: list[str]) -> int:
+    """Run the command in a folder, which gets the runs."""
+    os.chdir(where)
+    return main(words)
+
+
 @pytest.fixture(scope="module")
 def servers(folders: tuple[Path, Path]) -> Iterator[list[Server]]:
     found = []
     for folder in folders:
         words = ["label", str(folder), "--no-open", *(["--classes", "blue", "red"] if folder.name == "photos" else [])]
-        found.append(Server(lambda words=words: main(words)))
+        found.append(Server(partial(serve, folder.parent, words)))
     yield found
     for server in found:
         server.client.close()
@@ -180,5 +187,26 @@ def test_accuracy_on_screens(browser: Any, servers: list[Server], width: int, sc
     assert page.locator(".cell").count() > 4
     sheet.press("z")
     page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Undone: confirm')")
+    assert sheet.complaints == []
+    sheet.context.close()
+
+
+def test_a_run_is_trained_from_the_page_and_predicts(
+    browser: Any, servers: list[Server], folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+):
+    sheet = Sheet(browser, servers[1].url)
+    page = sheet.page
+    page.get_by_role("button", name="Train", exact=True).click()
+    page.get_by_role("spinbutton", name="Minutes").fill("0.3")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_function("() => document.getElementById('teach-text').textContent.includes('The run is in')")
+    said = page.locator("#teach-text").inner_text()
+    assert "The trained network is correct on" in said
+    run = folders[1].parent / "runs" / "sorted-1"
+    assert str(run) in said
+    assert main(["predict", str(run), str(folders[0] / "02.png"), str(folders[0] / "03.png")]) == 0
+    told = capsys.readouterr().out
+    assert "blue" in told
+    assert "red" in told
     assert sheet.complaints == []
     sheet.context.close()
