@@ -16,6 +16,7 @@ PROGRAMS: dict[str, str] = {
     "duplicates": "Near-duplicates: planted copies found, time of the search",
     "intervals": "Intervals of images in groups: the share that holds the truth",
     "labels": "Wrong labels: flips found in a ranking",
+    "labeling": "Labels that a person must give with suggestions",
     "mendings": "Mended folders: is the second run better?",
     "accuracy": "Whole runs, from one command to an accuracy",
     "photographs": "From scratch on few photographs, at equal time",

@@ -23,8 +23,8 @@ from benchmarks.results import Options, Table
 from vitral.data import DataSet, Split, load
 from vitral.data.checks.groups import folds_of
 from vitral.evaluation.label_errors import estimate
+from vitral.evaluation.probe import out_of_fold
 from vitral.inference.options import InferenceOptions
-from vitral.workflows.checks.labels import out_of_fold
 from vitral.workflows.tables.features import features_of
 
 FLIPPED = 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import signal
@@ -16,17 +15,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from browser import PATIENCE, chromium, require_chromium
+from browser import chromium, require_chromium
 from images import scene
+from labeling.sheet import SCREENS, Server, Sheet, table
 from npmpackages import AXE, real
-from serving.serverprocess import ServerProcess, eventually
+from serving.serverprocess import eventually
 from vitral.cli.main import main
 from vitral.export import npm
 
 require_chromium()
 pytestmark = pytest.mark.real
 
-SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -46,19 +45,6 @@ def words(photos: Path) -> list[str]:
     return ["label", str(photos), "--classes", "rose", "tulip", MARKUP, "--no-open"]
 
 
-class Server(ServerProcess):
-    """A running `vitral label`; `url` holds the token."""
-
-    def _read(self, descriptor: int) -> None:
-        with open(descriptor, errors="replace") as lines:
-            for line in lines:
-                self.lines.append(line)
-                if found := re.match(r"Page     (http://\S+)", line):
-                    self.url = found[1]
-                    self._started.set()
-        self._started.set()
-
-
 @pytest.fixture(scope="module")
 def server(photos: Path) -> Iterator[Server]:
     server = Server(lambda: main(words(photos)))
@@ -74,35 +60,6 @@ def browser(server: Server) -> Iterator[Any]:
         yield found
 
 
-class Sheet:
-    """An open page."""
-
-    def __init__(self, browser: Any, url: str, **options: Any):
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE)
-        self.complaints: list[str] = []
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda message: self._console(message))
-        self.page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
-        self.page.goto(url)
-        self.page.locator("#work").wait_for()
-
-    def _console(self, message: Any) -> None:
-        if message.type in ("error", "warning") and "422" not in message.text:  # of the broken image
-            self.complaints.append(message.text)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def said(self, text: str) -> None:
-        self.page.wait_for_function("(text) => document.getElementById('status').textContent === text", arg=text)
-
-    def option(self, name: str) -> Any:
-        return self.page.get_by_role("option", name=re.compile(f"^{re.escape(name)}"))
-
-
 @pytest.fixture
 def sheet(browser: Any, server: Server) -> Iterator[Sheet]:
     sheet = Sheet(browser, server.url)
@@ -114,14 +71,6 @@ def sheet(browser: Any, server: Server) -> Iterator[Sheet]:
         sheet.page.wait_for_function("(t) => document.getElementById('undo').title !== t", arg=before)
     assert sheet.complaints == []
     sheet.context.close()
-
-
-def table(photos: Path) -> dict[str, tuple[str, str]]:
-    """Rows of the table, which is there soon after the first action."""
-    if not (photos / "labels.csv").exists():
-        return {}
-    with open(photos / "labels.csv", newline="", encoding="utf-8") as file:
-        return {row["file"]: (row["label"], row["checked"]) for row in csv.DictReader(file)}
 
 
 def test_labels_by_keyboard_are_in_the_table(sheet: Sheet, photos: Path):

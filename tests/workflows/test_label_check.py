@@ -20,9 +20,10 @@ from vitral.data import load
 from vitral.data.checks.groups import folds_of
 from vitral.errors import UsageError
 from vitral.evaluation.label_errors import estimate
+from vitral.evaluation.probe import out_of_fold
 from vitral.training.run_folder import RunFolder
 from vitral.workflows.checks import labels as labels_of_checks
-from vitral.workflows.checks.labels import MOST_FITTED, _predicted, check_labels, out_of_fold
+from vitral.workflows.checks.labels import MOST_FITTED, _predicted, check_labels
 
 WRONG = {"0", "1", "2", "3"}
 """Images of `colors` in the wrong class."""

@@ -172,9 +172,9 @@ def test_only_the_head_changes(trained, tmp_path):
 
 
 def test_a_stopped_run_starts_again(colors, tmp_path, monkeypatch, capsys):
-    from vitral.workflows.running import linear_probe as probe
+    from vitral.evaluation.probe import LinearFits
 
-    original, seen = probe._Fits.__call__, []
+    original, seen = LinearFits.__call__, []
 
     def stop(fits: Any, strength: float) -> Any:
         seen.append(strength)
@@ -182,7 +182,7 @@ def test_a_stopped_run_starts_again(colors, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return original(fits, strength)
 
-    monkeypatch.setattr(probe._Fits, "__call__", stop)
+    monkeypatch.setattr(LinearFits, "__call__", stop)
     words = ["train", str(colors), "--recipe", "linear-probe", "--out", str(tmp_path / "run"), "--quiet"]
     for name, value in NETWORK.items():
         words += [f"--{name.replace('_', '-')}", str(value)]

@@ -24,6 +24,7 @@ def label(
     labels: Annotated[
         bool, Help("take labels from class folders or the table, to be checked; --no-labels begins without")
     ] = True,
+    init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
 ) -> int:
@@ -34,7 +35,9 @@ def label(
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
     from vitral.labeling.application import Labeling, build
+    from vitral.labeling.assistant import Assistant
     from vitral.labeling.session import Session, default_table
+    from vitral.labeling.teach import Teacher
     from vitral.serving.server import address, bind, serve_on
 
     if not 0 <= port <= 65535:
@@ -53,8 +56,9 @@ def label(
             if open_ and _has_screen():
                 webbrowser.open(url)
 
-        labeling = Labeling(session, token)
-        serve_on(bound, labeling, build(labeling), grace=1, started=started)
+        with Assistant(session, init) as assistant, Teacher(session) as teacher:
+            labeling = Labeling(session, token, assistant, teacher)
+            serve_on(bound, labeling, build(labeling), grace=1, started=started)
         seen, labeled = len(session.notes), session.labeled
     print_notes(session.notes[seen:])
     if session.is_kept:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,8 +22,12 @@ from vitral import bounded, web
 from vitral.containers import cores
 from vitral.errors import ImageError, UsageError, VitralError
 from vitral.labeling import view
+from vitral.labeling.assistant import Assistant, labels_of
+from vitral.labeling.insight import by_similarity
+from vitral.labeling.insight import neighbors as nearest
 from vitral.labeling.session import Session
 from vitral.labeling.state import Action
+from vitral.labeling.teach import Teacher
 from vitral.labeling.thumbnails import LARGE, resized, thumbnail
 from vitral.serving import bodies
 from vitral.serving.application import reraise_as_problem
@@ -44,8 +49,10 @@ _MOST_VALUES = 1_000_000
 class Labeling:
     """A session behind a server, for pages that know its token."""
 
-    def __init__(self, session: Session, token: str):
-        self.session = session
+    def __init__(
+        self, session: Session, token: str, assistant: Assistant | None = None, teacher: Teacher | None = None
+    ):
+        self.session, self.assistant, self.teacher = session, assistant, teacher
         self.access, self.limits, self.metrics = Access((token,), only_local=True), Limits(body=4 << 20), Metrics()
         self.draining = self.ended = False
         # Not named vitral-: the server ends its process beside such threads, before the table is written.
@@ -64,11 +71,16 @@ class Labeling:
 
     async def start(self) -> None:
         """Begin to answer, in the running event loop."""
-        self.session.on_change = partial(self._tell, asyncio.get_running_loop())
+        tell = partial(self._tell, asyncio.get_running_loop())
+        self.session.on_change = tell
+        if self.assistant is not None:
+            self.assistant.on_change = tell
 
     async def stop(self) -> None:
         """End; images that are being decoded are given up."""
         self.session.on_change = lambda: None
+        if self.assistant is not None:
+            self.assistant.on_change = lambda: None
         for pool in (self._quick, self._decoding):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -87,10 +99,11 @@ class Labeling:
         """The result of decoding an image, for which no action waits."""
         return await asyncio.get_running_loop().run_in_executor(self._decoding, make, path)
 
-    async def changed_since(self, version: int) -> None:
-        """Wait until there is a newer version, for at most `PATIENCE`, or until the server ends."""
+    async def changed_since(self, version: int, number: int) -> None:
+        """Wait until there is a newer version or insight, for at most `PATIENCE`, or until the server ends."""
         waiting = self._changed
-        if self.session.version == version and not self.draining:
+        is_known = self.assistant is None or self.assistant.number == number
+        if self.session.version == version and is_known and not self.draining:
             try:
                 await asyncio.wait_for(waiting.wait(), PATIENCE)
             except TimeoutError:
@@ -114,9 +127,14 @@ def build(labeling: Labeling) -> Starlette:
         Route("/v1/state", _answering(state)),
         Route("/v1/changes", _answering(changes)),
         Route("/v1/actions", _answering(actions), methods=["POST"]),
+        Route("/v1/training", _answering(training)),
+        Route("/v1/training", _answering(train), methods=["POST"]),
+        Route("/v1/training", _answering(stop), methods=["DELETE"]),
         Route("/v1/finish", _answering(finish), methods=["POST"]),
         Route("/v1/images/{number:int}/small", _answering(small)),
         Route("/v1/images/{number:int}/large", _answering(large)),
+        Route("/v1/images/{number:int}/similar", _answering(similar)),
+        Route("/v1/images/{number:int}/neighbors", _answering(neighbors)),
     ]
     paths = frozenset(route.path for route in routes)
     guard = Middleware(Guard, service=labeling, routes=paths, without=frozenset(web.LABEL))
@@ -167,18 +185,31 @@ def _answering(work: Callable[[Labeling, Request], Awaitable[Response]]) -> Endp
 
 async def state(labeling: Labeling, request: Request) -> Response:
     """Everything that the page shows: images, classes and marks."""
-    return JSONResponse(await labeling.run(view.whole, labeling.session))
+    return JSONResponse(await labeling.run(view.whole, labeling.session, labeling.assistant))
 
 
 async def changes(labeling: Labeling, request: Request) -> Response:
     """Changes since a version, as soon as there is one."""
-    version = _version(request.query_params.get("since", ""))
-    await labeling.changed_since(version)
-    return JSONResponse(await labeling.run(view.changed, labeling.session, version))
+    version = _number(request.query_params.get("since", ""), "since")
+    number = _number(request.query_params.get("insight", "0"), "insight")
+    await labeling.changed_since(version, number)
+    return JSONResponse(await labeling.run(view.changed, labeling.session, version, labeling.assistant, number))
 
 
 async def actions(labeling: Labeling, request: Request) -> Response:
     """Apply an action; answer with the changes since the version that the page has."""
+    plain = await _body(labeling, request)
+    version = plain.pop("version", -1)
+    if type(version) is not int:
+        raise Problem("bad-request", "'version' must be a whole number")
+    await labeling.run(labeling.session.act, Action.from_json(plain))
+    if labeling.assistant is not None:
+        labeling.assistant.ask()
+    return JSONResponse(await labeling.run(view.changed, labeling.session, version))
+
+
+async def _body(labeling: Labeling, request: Request) -> dict[str, Any]:
+    """The JSON object of a request, within the limits."""
     bodies.declared_size(request, labeling.limits)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise Problem("unsupported-type", "an action is application/json")
@@ -191,12 +222,34 @@ async def actions(labeling: Labeling, request: Request) -> Response:
     except ValueError:
         raise Problem("bad-request", "the body is not JSON that can be read") from None
     if not isinstance(plain, dict):
-        raise Problem("bad-request", "the body must be an object: {'do': 'label', …}")
-    version = plain.pop("version", -1)
-    if type(version) is not int:
-        raise Problem("bad-request", "'version' must be a whole number")
-    await labeling.run(labeling.session.act, Action.from_json(plain))
-    return JSONResponse(await labeling.run(view.changed, labeling.session, version))
+        raise Problem("bad-request", "the body must be an object")
+    return plain
+
+
+async def training(labeling: Labeling, request: Request) -> Response:
+    """The state of the run that the page started last."""
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+async def train(labeling: Labeling, request: Request) -> Response:
+    """Start a run of some minutes."""
+    minutes = (await _body(labeling, request)).get("minutes")
+    if type(minutes) not in (int, float):
+        raise Problem("bad-request", "'minutes' must be a number")
+    await labeling.run(_teacher(labeling).start, minutes)
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+async def stop(labeling: Labeling, request: Request) -> Response:
+    """Ask the run to save itself and end."""
+    await labeling.run(_teacher(labeling).stop)
+    return JSONResponse(await labeling.run(_teacher(labeling).to_json))
+
+
+def _teacher(labeling: Labeling) -> Teacher:
+    if labeling.teacher is None:
+        raise Problem("not-found", "this server does not train")
+    return labeling.teacher
 
 
 async def finish(labeling: Labeling, request: Request) -> Response:
@@ -215,15 +268,45 @@ async def large(labeling: Labeling, request: Request) -> Response:
     return await _image(labeling, request, partial(resized, longest=LARGE))
 
 
-async def _image(labeling: Labeling, request: Request, make: Callable[[str], bytes]) -> Response:
+async def similar(labeling: Labeling, request: Request) -> Response:
+    """The numbers of all images, the most similar to one first."""
+    number, features = _image_number(labeling, request), _features(labeling)
+    order = await labeling.run(by_similarity, features, number)
+    return JSONResponse({"order": order.tolist()})
+
+
+async def neighbors(labeling: Labeling, request: Request) -> Response:
+    """The nearest images of the label of an image, and of the class that is suggested for it."""
+    number, features = _image_number(labeling, request), _features(labeling)
+    assert labeling.assistant is not None
+    given, other = labels_of(labeling.session.state), int(labeling.assistant.insight.suggested[number])
+    found = {}
+    for name, label in (("own", int(given.labels[number])), ("other", other)):
+        among = (given.labels == label) & (label >= 0)
+        found[name] = (await labeling.run(nearest, features, number, among)).tolist()
+    return JSONResponse(found)
+
+
+def _features(labeling: Labeling) -> np.ndarray:
+    if labeling.assistant is None or labeling.assistant.features is None:
+        raise Problem("not-found", "the images have no features yet")
+    return labeling.assistant.features
+
+
+def _image_number(labeling: Labeling, request: Request) -> int:
     number = int(request.path_params["number"])
     if number >= len(labeling.session.state.images):
         raise Problem("not-found", "there is no image of this number")
+    return number
+
+
+async def _image(labeling: Labeling, request: Request, make: Callable[[str], bytes]) -> Response:
+    number = _image_number(labeling, request)
     content = await labeling.decode(make, labeling.session.path(number))
     return Response(content, media_type="image/jpeg")
 
 
-def _version(text: str) -> int:
+def _number(text: str, name: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 15:
-        raise Problem("bad-request", "'since' must be a version")
+        raise Problem("bad-request", f"'{name}' must be a number")
     return int(text)

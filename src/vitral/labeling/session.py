@@ -23,7 +23,17 @@ from vitral.filesystem import locked, move, refused, relative
 from vitral.folders import can_write
 from vitral.labeling.collect import Found, collect, is_table, of_table
 from vitral.labeling.journal import Journal
-from vitral.labeling.state import Action, LabeledImage, Mark, State, applied, changed_images, check_class, with_images
+from vitral.labeling.state import (
+    Action,
+    LabeledImage,
+    Mark,
+    State,
+    applied,
+    changed_images,
+    check_class,
+    with_held,
+    with_images,
+)
 from vitral.wording import count, some
 
 FORMAT = 1
@@ -139,6 +149,8 @@ class Session:
         if "add" in entry:
             new = [(LabeledImage(*plain[:4]), Mark(*plain[4:])) for plain in entry["add"]]
             return with_images(state, new, entry["classes"])
+        if "held" in entry:
+            return with_held(state, entry["held"])
         return applied(state, Action.from_json(entry))
 
     def _own_table(self) -> list[Found]:
@@ -196,6 +208,14 @@ class Session:
         self.on_change()
         return after
 
+    def hold_out(self, images: Sequence[int]) -> None:
+        """Show these images without a suggestion from now on, also after a restart. Raises `WriteError`."""
+        with self._guard:
+            held = with_held(self.state, images)
+            self._hidden.append([*self._pending, {"held": list(images)}])
+            self._pending, self.state, self.is_kept = [], held, True
+        self._dirty.set()
+
     def since(self, version: int) -> Delta:
         """Return the changes after a version; of one that never was, all images."""
         with self._guard:
@@ -217,6 +237,10 @@ class Session:
             except VitralError as error:  # the journal has everything, and the next action tries again
                 self._tell(str(error).replace("\n", ";"))
 
+    def flush(self) -> None:
+        """Write the table now, for another program. Raises `WriteError`."""
+        self._write()
+
     def _write(self) -> None:
         """Write the table, unless it is already as it should be; keep one that another program changed."""
         if not self.is_kept:
@@ -237,11 +261,12 @@ class Session:
     def _text(self) -> str:
         state = self.state
         pairs = zip(state.images, state.marks, strict=True)
+        tested = any(not is_set_aside(state.marks[i].label, state.marks[i].checked) for i in state.held)
         return label_table(
             {
                 "file": image.file,
                 "label": mark.label,
-                "split": image.split,
+                "split": image.split or (("train", "test")[i in state.held] if tested else ""),
                 "given": image.given,
                 "checked": mark.checked,
                 "group": image.group,

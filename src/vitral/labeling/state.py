@@ -54,24 +54,29 @@ class Action:
     """The class that the action is about."""
     name: str = ""
     """A new name for the class."""
+    labels: tuple[str, ...] = ()
+    """The class of each image, for suggestions that are accepted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set."""
-        plain = {"do": self.do, "images": list(self.images), "label": self.label, "name": self.name}
+        plain: dict[str, Any] = {"do": self.do, "images": list(self.images), "label": self.label, "name": self.name}
+        plain["labels"] = list(self.labels)
         return {key: value for key, value in plain.items() if value or key == "do"}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Action:
         """Check plain data, of which nothing is trusted; `UsageError` for any that is not an action."""
-        images = plain.get("images", [])
+        images, labels = plain.get("images", []), plain.get("labels", [])
         texts = [plain.get(key, "") for key in ("do", "label", "name")]
-        if plain.keys() - {"do", "images", "label", "name"} or not all(isinstance(one, str) for one in texts):
-            raise UsageError("an action has the texts do, label and name, and a list of images")
-        if any(len(one) > LONGEST_NAME for one in texts):
+        if plain.keys() - {"do", "images", "label", "name", "labels"} or not all(isinstance(one, str) for one in texts):
+            raise UsageError("an action has the texts do, label and name, and lists of images and labels")
+        if not isinstance(labels, list) or not all(isinstance(one, str) for one in labels):
+            raise UsageError("the labels of an action are a list of names")
+        if any(len(one) > LONGEST_NAME for one in (*texts, *labels)):
             raise UsageError(f"a name is longer than {LONGEST_NAME} characters")
         if not isinstance(images, list) or not all(type(one) is int for one in images):
             raise UsageError("the images of an action are a list of numbers")
-        return cls(texts[0], tuple(dict.fromkeys(images)), texts[1], texts[2])
+        return cls(texts[0], tuple(dict.fromkeys(images)), texts[1], texts[2], tuple(labels))
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,13 @@ class State:
     """The last change that is not undone."""
     future: Change | None = field(default=None, repr=False)
     """The change that was undone last."""
+    held: frozenset[int] = frozenset()
+    """Images that were drawn to be shown without a suggestion."""
+
+    @property
+    def held_out(self) -> frozenset[int]:
+        """Images that show no suggestion: the drawn ones, or the validation and test images of the data."""
+        return self.held or frozenset(i for i, one in enumerate(self.images) if one.split in ("val", "test"))
 
 
 def with_images(state: State, images: Iterable[tuple[LabeledImage, Mark]], classes: Iterable[str] = ()) -> State:
@@ -120,6 +132,18 @@ def with_images(state: State, images: Iterable[tuple[LabeledImage, Mark]], class
     )
 
 
+def with_held(state: State, images: Iterable[int]) -> State:
+    """Hold out these images; this cannot be undone. Raises `UsageError` for images that do not exist."""
+    held = frozenset(images)
+    _check_images(state, held)
+    return replace(state, held=held)
+
+
+def _check_images(state: State, images: Iterable[int]) -> None:
+    if any(not 0 <= one < len(state.marks) for one in images):
+        raise UsageError("an image that does not exist", why=f"there are {len(state.marks):,}")
+
+
 def applied(state: State, action: Action) -> State:
     """Return the state after an action; the same object if it changes nothing.
 
@@ -132,8 +156,7 @@ def applied(state: State, action: Action) -> State:
     if action.do not in ACTIONS:
         known = (*ACTIONS, "undo", "redo")
         raise UsageError(f"there is no action '{shown(action.do[:40])}'", why=f"known: {', '.join(known)}")
-    if any(not 0 <= one < len(state.marks) for one in action.images):
-        raise UsageError("an image that does not exist", why=f"there are {len(state.marks):,}")
+    _check_images(state, action.images)
     after, classes = ACTIONS[action.do](state, action)
     after = {one: mark for one, mark in after.items() if mark != state.marks[one]}
     if not after and classes == state.classes:
@@ -155,6 +178,16 @@ def _label(state: State, action: Action) -> Effect:
 def _confirm(state: State, action: Action) -> Effect:
     labeled = [one for one in action.images if state.marks[one].label]
     return {one: Mark(state.marks[one].label, "yes") for one in labeled}, state.classes
+
+
+def _accept(state: State, action: Action) -> Effect:
+    """Accept suggestions: each image gets its class, and the table says that it was suggested."""
+    if len(action.labels) != len(action.images):
+        raise UsageError("suggestions are accepted with a class for each image")
+    for name in set(action.labels):
+        _check_known(state, name)
+    pairs = zip(action.images, action.labels, strict=True)
+    return {one: Mark(label, "accepted") for one, label in pairs}, state.classes
 
 
 def _clear(state: State, action: Action) -> Effect:
@@ -197,6 +230,7 @@ def _relabeled(state: State, label: str, name: str) -> dict[int, Mark]:
 ACTIONS: dict[str, Callable[[State, Action], Effect]] = {
     "label": _label,
     "confirm": _confirm,
+    "accept": _accept,
     "clear": _clear,
     "unsure": _set_aside,
     "exclude": _set_aside,
@@ -210,6 +244,7 @@ ACTIONS: dict[str, Callable[[State, Action], Effect]] = {
 _TEXTS = {
     "label": "label {images} {label}",
     "confirm": "confirm {images}",
+    "accept": "accept {images}",
     "clear": "clear {images}",
     "unsure": "mark {images} unsure",
     "exclude": "exclude {images}",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from vitral.data.label_table import CHECKED
+from vitral.labeling.assistant import Assistant
 from vitral.labeling.session import Session
 from vitral.labeling.state import Change
 from vitral.wording import shown
 
 
-def whole(session: Session) -> dict[str, Any]:
+def whole(session: Session, assistant: Assistant | None = None) -> dict[str, Any]:
     """Return all images with their marks. Names are shown, never used as paths: the page asks by number."""
     state = session.state
     given = sorted({image.given for image in state.images if image.given})
@@ -21,17 +22,19 @@ def whole(session: Session) -> dict[str, Any]:
         "given_names": given,
         "given": [place.get(image.given, -1) for image in state.images],
         "missing": sorted(session.missing),
-        **changed(session, -1),
+        **changed(session, -1, assistant),
     }
 
 
-def changed(session: Session, version: int) -> dict[str, Any]:
-    """Return what changed since a version: marks, classes, and what can be undone."""
+def changed(session: Session, version: int, assistant: Assistant | None = None, number: int = -1) -> dict[str, Any]:
+    """Return the changes since a version: marks, classes, what can be undone, and insight other than of `number`."""
     delta = session.since(version)
     state = session.state
     place = {name: i for i, name in enumerate(state.classes)}
     marks = [state.marks[i] for i in delta.images]
+    told = {} if assistant is None or assistant.number == number else {"insight": assistant.to_json()}
     return {
+        **told,
         "version": delta.version,
         "classes": list(state.classes),
         "numbers": list(delta.images),

@@ -24,6 +24,7 @@ LABEL: Mapping[str, str] = {
     "/": "label/page.html",
     **{f"/{name}": f"label/{name}" for name in ("label.css", "main.js", "api.js", "store.js", "grid.js", "thumbs.js")},
     **{f"/{name}": f"label/{name}" for name in ("selection.js", "pointer.js", "classes.js", "large.js", "keys.js")},
+    **{f"/{name}": f"label/{name}" for name in ("insight.js", "assist.js", "measure.js", "teach.js")},
 }
 """Path of the page of `vitral label` → its asset."""
 

@@ -41,14 +41,40 @@ export async function state() {
 }
 
 /** What changed since a version; the answer waits until there is something. */
-export async function changes(version) {
-  return (await ask(`v1/changes?since=${version}`)).json();
+export async function changes(version, insight) {
+  return (await ask(`v1/changes?since=${version}&insight=${insight}`)).json();
 }
 
-/** Apply an action: `do`, and `images`, `label`, `name` where it needs them. */
+/** All images, the most similar to one first. */
+export async function similar(number) {
+  return (await ask(`v1/images/${number}/similar`)).json();
+}
+
+/** The nearest images of the label of an image, `own`, and of the class that is suggested for it, `other`. */
+export async function neighbors(number) {
+  return (await ask(`v1/images/${number}/neighbors`)).json();
+}
+
+/** Apply an action: `do`, and `images`, `label`, `labels`, `name` where it needs them. */
 export async function act(action, version) {
   const body = JSON.stringify({ ...action, version });
   return (await ask("v1/actions", { method: "POST", body, headers: { "Content-Type": "application/json" } })).json();
+}
+
+/** The run that was started last. */
+export async function training() {
+  return (await ask("v1/training")).json();
+}
+
+/** Start a run of some minutes. */
+export async function train(minutes) {
+  const body = JSON.stringify({ minutes });
+  return (await ask("v1/training", { method: "POST", body, headers: { "Content-Type": "application/json" } })).json();
+}
+
+/** Ask the run to save itself and end. */
+export async function stopTraining() {
+  return (await ask("v1/training", { method: "DELETE" })).json();
 }
 
 /** End the server. */

@@ -69,6 +69,7 @@ export class Grid {
     const image = picture.appendChild(document.createElement("img"));
     image.alt = "";
     image.draggable = false;
+    picture.appendChild(document.createElement("span")).className = "copies";
     cell.appendChild(document.createElement("span")).className = "caption";
     this.cells.set(number, cell);
     this.canvas.append(cell);
@@ -109,9 +110,15 @@ export class Grid {
     cell.classList.toggle("cursor", cursor);
     cell.setAttribute("aria-selected", String(selected));
     cell.setAttribute("aria-label", words);
-    if (label >= 0) cell.style.setProperty("--color", color(label));
+    const shown = label >= 0 ? label : this.store.insight.suggested[number];
+    if (shown >= 0) cell.style.setProperty("--color", color(shown));
+    const suggestion = this.store.suggestionFor(number), instead = this.store.insteadOf(number);
+    cell.classList.toggle("suggested", Boolean(suggestion || instead));
+    const copies = this.store.insight.copies(number).length;
+    cell.querySelector(".copies").textContent = copies > 1 ? `× ${copies}` : "";
     const state = { unsure: "unsure", excluded: "excluded" }[checked];
-    cell.lastChild.textContent = state || this.store.labelOf(number) || this.store.names[number].split("/").at(-1);
+    const probably = suggestion ? `${suggestion}? ${this.store.insight.percent[number]}%` : instead && `${this.store.labelOf(number)} → ${instead}?`;
+    cell.lastChild.textContent = state || probably || this.store.labelOf(number) || this.store.names[number].split("/").at(-1);
   }
 
   /** Scroll until the image with the cursor is in sight. */

@@ -12,12 +12,14 @@ export function listen(page) {
 function handled(event, page) {
   const { key } = event;
   const element = document.activeElement;
-  if (event.altKey || element.matches("input[type=text]") || document.querySelector("#help[open], #edit[open]")) return false;
+  if (event.altKey || element.matches("input[type=text], select") || document.querySelector("dialog[open]:not(#large)")) return false;
   if (event.ctrlKey || event.metaKey) return controlled(event, page);
   if (key === "z" || key === "Z") return page.act({ do: event.shiftKey ? "redo" : "undo" });
   if (key === "y") return page.act({ do: "redo" });
   if (key === "?") return page.help();
   if (key === "c" && !page.large.open) return page.classes.focus() || true;
+  if (key === "a" || key === "A") return page.take();
+  if ((key === "s" || key === "S") && !page.large.open) return page.similar() && true;
   if (/^[0-9]$/.test(key)) return digit(Number(key), page);
   if (element.matches("button, input") && (key === "Enter" || key === " ")) return false;
   const simple = SIMPLE[key] || SIMPLE[key.toLowerCase()];

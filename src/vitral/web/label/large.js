@@ -1,6 +1,6 @@
 // One image, as large as the window.
 
-import { image } from "./api.js";
+import { image, neighbors } from "./api.js";
 
 const byId = (id) => document.getElementById(id);
 
@@ -46,6 +46,7 @@ export class Large {
     this.words();
     if (this.number === number) return undefined;
     this.number = number;
+    this.compare(number);
     this.asked?.abort();
     this.asked = new AbortController();
     try {
@@ -54,6 +55,34 @@ export class Large {
       if (this.number === number && error.name !== "AbortError") this.put("", error.message);
     }
     return undefined;
+  }
+
+  /** Show the nearest images of both classes beside one whose label is likely wrong. */
+  async compare(number) {
+    const place = byId("neighbors"), instead = this.store.insteadOf(number);
+    place.hidden = true;
+    if (!instead) return;
+    try {
+      const { own, other } = await neighbors(number);
+      const rows = [[this.store.labelOf(number), own], [instead, other]].map(([name, numbers]) => this.row(name, numbers));
+      if (this.number !== number) return;
+      place.replaceChildren(...(await Promise.all(rows)));
+      place.hidden = false;
+    } catch {
+      place.hidden = true; // the image is shown all the same
+    }
+  }
+
+  async row(name, numbers) {
+    const row = document.createElement("figure");
+    for (const number of numbers) {
+      const picture = row.appendChild(document.createElement("img"));
+      picture.alt = this.store.words(number);
+      picture.addEventListener("load", () => URL.revokeObjectURL(picture.src), { once: true });
+      picture.src = URL.createObjectURL(await image(number, "small"));
+    }
+    row.appendChild(document.createElement("figcaption")).textContent = `Nearest ${name}`;
+    return row;
   }
 
   put(url, problem) {

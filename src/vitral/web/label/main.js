@@ -1,13 +1,16 @@
 // The page of vitral label: its parts, and how actions reach the server.
 
 import * as api from "./api.js";
+import { Assist } from "./assist.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
+import { Insight } from "./insight.js";
 import { listen } from "./keys.js";
 import { Large } from "./large.js";
 import { Pointer } from "./pointer.js";
 import { Selection } from "./selection.js";
-import { FILTERS, Store } from "./store.js";
+import { Store } from "./store.js";
+import { Teach } from "./teach.js";
 import { Thumbs } from "./thumbs.js";
 
 const byId = (id) => document.getElementById(id);
@@ -22,6 +25,8 @@ class Page {
     this.large = new Large(this.store, this.selection);
     const label = (name) => this.label(name);
     this.classes = new Classes(this.store, { label, add: (name) => this.addClass(name), edit: (name) => this.edit(name) });
+    this.assist = new Assist(this.store, { accept: (images) => this.accept(images) });
+    new Teach(this.store);
     new Pointer(this.grid, this.selection, { enlarge: () => this.large.show(), drop: label });
     this.store.addEventListener("view", () => this.view());
     this.store.addEventListener("change", () => this.draw());
@@ -50,7 +55,7 @@ class Page {
   async follow() {
     while (!this.finished) {
       try {
-        this.store.take(await api.changes(this.store.version));
+        this.store.take(await api.changes(this.store.version, this.store.insight.number));
         if (this.lost) this.message("");
         this.lost = false;
       } catch (error) {
@@ -87,13 +92,43 @@ class Page {
     }
   }
 
-  /** Label the selected images. */
+  /** Label the selected images, with their near-duplicates. */
   label(name) {
-    return this.on({ do: "label", label: name });
+    return this.on({ do: "label", label: name }, (images) => this.store.withCopies(images));
+  }
+
+  /** Accept the suggestions of images. */
+  accept(images) {
+    const labels = images.map((i) => this.store.suggestionFor(i));
+    if (!images.length || !labels.every(Boolean)) return this.say("No suggestion here");
+    return this.acted({ do: "accept", images, labels }).then((done) => done && this.store.refresh());
+  }
+
+  /** Take what is suggested for the selected images: for want of a label, or instead of one that is likely wrong. */
+  take() {
+    const { targets } = this.selection;
+    const images = targets.filter((i) => this.store.suggestionFor(i) || this.store.insteadOf(i));
+    if (!images.length) return this.say("No suggestion here");
+    const labels = images.map((i) => this.store.suggestionFor(i) || this.store.insteadOf(i));
+    return this.on({ do: "accept", labels }, () => images);
+  }
+
+  /** Show the images in the order of their similarity to the one with the cursor. */
+  async similar() {
+    if (this.selection.current === undefined) return;
+    try {
+      Insight.setSimilar((await api.similar(this.selection.current)).order);
+      this.assist.setOrder("similar");
+      this.selection.first();
+      this.grid.reveal();
+    } catch (error) {
+      this.complain(error);
+    }
   }
 
   /** Confirm, clear, set aside or exclude the selected images; again takes them back. */
   mark(kind) {
+    if (kind === "confirm" && this.selection.targets.length && this.selection.targets.every((i) => this.store.suggestionFor(i))) return this.take();
     const state = { unsure: 3, exclude: 4 }[kind];
     const { targets } = this.selection;
     const back = state && targets.length && targets.every((number) => this.store.checked[number] === state);
@@ -101,14 +136,14 @@ class Page {
   }
 
   /** Send an action on the selected images, and go on to the next one at once, so that a person need not wait. */
-  on(action) {
+  on(action, chosen = (images) => images) {
     const { selection } = this;
-    const images = selection.targets;
+    const images = selection.targets, all = chosen(images);
     if (!images.length) return this.say("Select images first");
     if (images.length === 1 && images[0] === selection.current) selection.move(1, false);
     else selection.none();
     this.grid.reveal();
-    return this.acted({ ...action, images }).then((done) => done && this.store.refresh());
+    return this.acted({ ...action, images: all }).then((done) => done && this.store.refresh());
   }
 
   async addClass(name) {
@@ -162,7 +197,7 @@ class Page {
   view() {
     const { shown, filter } = this.store;
     this.selection.setShown(shown);
-    byId("showing").textContent = filter.startsWith("class:") ? filter.slice(6) : FILTERS[filter][0];
+    byId("showing").textContent = this.store.nameOf(filter);
     byId("empty").hidden = shown.length > 0;
     byId("empty").textContent = filter === "unlabeled" ? "Every image has a label, or is set aside." : "No images here.";
   }

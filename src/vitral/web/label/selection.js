@@ -71,6 +71,13 @@ export class Selection extends EventTarget {
     this.changed();
   }
 
+  /** Put the cursor on the first image. */
+  first() {
+    this.cursor = this.anchor = 0;
+    this.numbers.clear();
+    this.changed();
+  }
+
   all() {
     this.numbers = new Set(this.shown);
     this.changed();

@@ -1,13 +1,19 @@
 // The state as the server has it, and the images that are shown of it.
 
 import * as api from "./api.js";
+import { Insight } from "./insight.js";
 
 export const CHECKED = ["no", "yes", "accepted", "unsure", "excluded"];
 
 /** Filters beside those of the classes: key → [name, test of an image]. */
 export const FILTERS = {
   all: ["All images", () => true],
-  unlabeled: ["Unlabeled", (store, i) => store.labels[i] < 0 && store.checked[i] < 3],
+  unlabeled: ["Unlabeled", (store, i) => store.isOpen(i)],
+  suggested: ["Suggested", (store, i) => store.isOpen(i) && store.insight.suggested[i] >= 0],
+  sure: ["Above 95%", (store, i) => store.isSure(i)],
+  unlike: ["Unlike all classes", (store, i) => store.isOpen(i) && store.insight.unlike.has(i)],
+  wrong: ["Likely wrong", (store, i) => store.insight.doubt[i] > 50 && store.checked[i] !== 1 && store.checked[i] < 3],
+  held: ["Held out", (store, i) => store.isOpen(i) && store.insight.held.has(i)],
   unchecked: ["Not checked", (store, i) => store.labels[i] >= 0 && store.checked[i] === 0],
   changed: ["Changed", (store, i) => store.labels[i] >= 0 && store.given[i] >= 0 && store.labelOf(i) !== store.givenOf(i)],
   unsure: ["Unsure", (store, i) => store.checked[i] === 3],
@@ -18,7 +24,9 @@ export const FILTERS = {
 export class Store extends EventTarget {
   constructor() {
     super();
-    this.filter = "all"; // a key of FILTERS, or "class:NAME"
+    this.filter = "all"; // a key of FILTERS, "class:NAME", or "confused:LABEL:PREDICTED" by their places
+    this.order = "given"; // a key of ORDERS
+    this.insight = new Insight();
     this.version = -1;
     this.shown = [];
   }
@@ -38,6 +46,7 @@ export class Store extends EventTarget {
     if (delta.version < this.version) return;
     const { version, classes, undo, redo, table, notes } = delta;
     Object.assign(this, { version, classes, undo, redo, table, notes });
+    if (delta.insight) this.insight = new Insight(delta.insight);
     delta.numbers.forEach((number, i) => {
       this.labels[number] = delta.labels[i];
       this.checked[number] = delta.checked[i];
@@ -48,6 +57,32 @@ export class Store extends EventTarget {
 
   async act(action) {
     this.take(await api.act(action, this.version));
+  }
+
+  /** True for an image that waits for a label. */
+  isOpen(i) {
+    return this.labels[i] < 0 && this.checked[i] < 3;
+  }
+
+  /** True for an image whose suggestion can be accepted with all others above 95%. */
+  isSure(i) {
+    return this.isOpen(i) && this.insight.percent[i] >= 95 && this.insight.suggested[i] >= 0 && !this.insight.unlike.has(i);
+  }
+
+  /** The class that is suggested for an image without a label; "" for none. */
+  suggestionFor(i) {
+    return this.isOpen(i) ? this.classes[this.insight.suggested[i]] ?? "" : "";
+  }
+
+  /** The class that other images suggest instead of a label that is likely wrong; "" for none. */
+  insteadOf(i) {
+    const wrong = this.labels[i] >= 0 && this.checked[i] !== 1 && this.insight.doubt[i] > 50 && this.insight.suggested[i] !== this.labels[i];
+    return wrong ? this.classes[this.insight.suggested[i]] ?? "" : "";
+  }
+
+  /** Images with their near-duplicates that no one has labeled yet. */
+  withCopies(images) {
+    return this.insight.withCopies(images, (i) => this.isOpen(i) && !this.missing.has(i));
   }
 
   labelOf(i) {
@@ -69,10 +104,23 @@ export class Store extends EventTarget {
     const test = this.test(this.filter);
     this.shown = [];
     for (let i = 0; i < this.names.length; i++) if (!this.missing.has(i) && test(i)) this.shown.push(i);
+    this.shown = this.insight.ordered(this.shown, this.order);
     this.dispatchEvent(new CustomEvent("view"));
   }
 
+  /** The name of a filter for the heading. */
+  nameOf(filter) {
+    if (filter.startsWith("class:")) return filter.slice(6);
+    if (!filter.startsWith("confused:")) return FILTERS[filter][0];
+    const [label, predicted] = filter.split(":").slice(1).map((place) => this.classes[place]);
+    return `${label}, predicted as ${predicted}`;
+  }
+
   test(filter) {
+    if (filter.startsWith("confused:")) {
+      const [, label, predicted] = filter.split(":").map(Number);
+      return (i) => this.labels[i] === label && this.insight.suggested[i] === predicted && this.checked[i] === 1 && !this.insight.held.has(i);
+    }
     if (!filter.startsWith("class:")) return (i) => FILTERS[filter][1](this, i);
     const label = this.classes.indexOf(filter.slice(6));
     return (i) => this.labels[i] === label && this.checked[i] < 3;
@@ -94,7 +142,13 @@ export class Store extends EventTarget {
   words(i) {
     const label = this.labelOf(i);
     const checked = { no: label && "not checked", yes: "checked", accepted: "accepted", unsure: "unsure", excluded: "excluded" };
-    return [this.names[i], label || "no label", checked[CHECKED[this.checked[i]]]].filter(Boolean).join(", ");
+    const [suggestion, instead, copies] = [this.suggestionFor(i), this.insteadOf(i), this.insight.copies(i).length];
+    const more = [
+      suggestion && `perhaps ${suggestion}, ${this.insight.percent[i]}%`,
+      instead && `perhaps ${instead} instead`,
+      copies > 1 && `${copies} near-duplicates`,
+    ];
+    return [this.names[i], label || "no label", checked[CHECKED[this.checked[i]]], ...more].filter(Boolean).join(", ");
   }
 }
 

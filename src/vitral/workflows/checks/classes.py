@@ -15,8 +15,8 @@ import numpy as np
 
 from vitral.data.checks.findings import AlikeClasses
 from vitral.data.checks.groups import folds_of
+from vitral.evaluation.probe import discriminant
 from vitral.evaluation.unknown import placements
-from vitral.workflows.checks.labels import discriminant
 from vitral.workflows.checks.set_features import SetFeatures
 
 ALIKE = 0.65

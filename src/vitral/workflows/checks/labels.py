@@ -1,7 +1,8 @@
 """Rank the labels of a data set by doubt: `vitral data check DATA --labels`.
 
 A logistic regression and a linear discriminant analysis on features of a network, fitted without the images that they
-then predict (k folds), give each image the probabilities of the classes, by their geometric mean.
+then predict (k folds), give each image the probabilities of the classes, by their geometric mean
+(`vitral.evaluation.probe`).
 `vitral.evaluation.label_errors` ranks the labels by them. The ranking is always shown. Calling labels wrong is a
 separate claim: features that hardly tell the classes apart support none.
 """
@@ -9,8 +10,6 @@ separate claim: features that hardly tell the classes apart support none.
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from vitral.data.label_table import label_table
 from vitral.data.loader import Progress
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.label_errors import Estimate, estimate
+from vitral.evaluation.probe import discriminant, mixed, out_of_fold
 from vitral.filesystem import relative
 from vitral.folders import is_run
 from vitral.inference.options import AUTO, InferenceOptions
@@ -40,9 +40,6 @@ from vitral.workflows.checks.strangers import least_alike
 from vitral.workflows.planning.run_data import is_data_of, seen_as
 from vitral.workflows.tables.features import FeatureCache
 
-STRENGTHS = (0.001, 0.01, 0.1, 1.0)
-"""Inverse strengths of the regularization, of which the lowest out-of-fold loss chooses."""
-_MOST_STEPS = 300
 MOST_FITTED = 10_000_000
 """Images times classes up to which a logistic regression is fitted. Its twenty fits take minutes there, and far longer
 for 5,000 classes; the discriminant analysis has a closed form.
@@ -295,72 +292,6 @@ def _memorized(weights: str, dataset: DataSet) -> str:
         return what.format("all")
     seen = any(seen_as(plan, images) for images in dataset.splits.values())
     return what.format("some") if seen else ""
-
-
-def out_of_fold(
-    features: np.ndarray, labels: np.ndarray, classes: int, folds: np.ndarray, strengths: Sequence[float] = STRENGTHS
-) -> tuple[np.ndarray, float]:
-    """Predict each image (n, K) by a logistic regression on the other folds; return the strength with the lowest loss.
-
-    An image whose class has no image in the other folds gets a probability of 1 for its label: nothing is known.
-    """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression  # takes a second to import
-
-    best, chosen, lowest = np.zeros((len(labels), classes)), strengths[0], np.inf
-    standardized = (features - features.mean(0)) / np.maximum(features.std(0), 1e-5)
-    for strength in strengths:
-        found = np.zeros((len(labels), classes))
-        for fold in np.unique(folds):
-            inside = folds == fold
-            others = labels[~inside]
-            if len(np.unique(others)) < 2:
-                found[inside] = others[0] == np.arange(classes)
-            else:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    model = LogisticRegression(C=strength, max_iter=_MOST_STEPS).fit(standardized[~inside], others)
-                found[np.ix_(inside, model.classes_)] = model.predict_proba(standardized[inside])
-            unknown = inside & ~np.isin(labels, others)
-            found[unknown] = labels[unknown, None] == np.arange(classes)
-        loss = -np.log(np.maximum(found[np.arange(len(labels)), labels], 1e-12)).mean()
-        if loss < lowest:
-            best, chosen, lowest = found, strength, loss
-    return best, chosen
-
-
-SHRINKAGE = 0.5
-"""Share of a multiple of the identity in the covariance of the discriminant analysis."""
-
-
-def discriminant(features: np.ndarray, labels: np.ndarray, classes: int, folds: np.ndarray) -> np.ndarray:
-    """Predict each image (n, K) by linear discriminant analysis on the other folds.
-
-    An image whose class has no image in the other folds gets a probability of 1 for its label: nothing is known.
-    """
-    found = np.zeros((len(labels), classes))
-    standardized = (features - features.mean(0)) / np.maximum(features.std(0), 1e-5)
-    for fold in np.unique(folds):
-        inside = folds == fold
-        others, rows = labels[~inside], standardized[~inside]
-        known = np.unique(others)
-        means = np.stack([rows[others == label].mean(0) for label in known])
-        rest = rows - means[np.searchsorted(known, others)]
-        covariance = (1 - SHRINKAGE) * rest.T @ rest / len(rest)
-        covariance += (SHRINKAGE * np.square(rest).mean() + 1e-6) * np.eye(len(covariance))
-        weights = np.linalg.solve(covariance, means.T)
-        logits = standardized[inside] @ weights - 0.5 * (means.T * weights).sum(0)
-        values = np.exp(logits - logits.max(1, keepdims=True))
-        found[np.ix_(inside, known)] = values / values.sum(1, keepdims=True)
-        unknown = inside & ~np.isin(labels, others)
-        found[unknown] = labels[unknown, None] == np.arange(classes)
-    return found
-
-
-def mixed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the normalized geometric mean of probabilities (n, K)."""
-    values = np.sqrt(one * other) + 1e-12
-    return values / values.sum(1, keepdims=True)
 
 
 def _groups(dataset: DataSet) -> np.ndarray | None:

@@ -7,7 +7,6 @@ and validation chooses the best. Mean and deviation are folded into the head, so
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,10 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batches, Progress
 from vitral.device import Machine
-from vitral.errors import DataError
+from vitral.evaluation.probe import LinearFits
 from vitral.recipes.linear_probe import STRENGTHS
 from vitral.workflows.tables.features import FeatureCache, features_of
 
-_MOST_STEPS = 1000
 _LEAST_DEVIATION = 1e-5  # a feature that hardly varies is not scaled up
 
 
@@ -90,12 +88,13 @@ def fit_probe(
         tell(cache.failure)
     mean, std = features.double().mean(0), features.double().std(0, correction=0)
     std = torch.where(std < _LEAST_DEVIATION, 1.0, std)
-    fits = _Fits(((features.double() - mean) / std).numpy(), labels, classes, balanced)
+    fits = LinearFits(((features.double() - mean) / std).numpy(), labels, classes, balanced)
     truths = [torch.from_numpy(np.asarray(side.split.labels)) for side in (train, val)]
     history, best = [], None
     for strength in STRENGTHS:
         fit_started = time.perf_counter()
-        weight, bias, iterations = fits(strength)
+        coefficients, intercepts, iterations = fits(strength)
+        weight, bias = torch.from_numpy(coefficients), torch.from_numpy(intercepts)
         folded = (weight / std).float(), (bias - (weight / std) @ mean).float()
         line: dict[str, Any] = {"C": strength}
         for name, side, truth in zip(("train", "val"), sides, truths, strict=True):
@@ -107,36 +106,6 @@ def fit_probe(
         tell(_format_line(line) + ("  best" if better else ""))
     assert best is not None  # STRENGTHS is not empty
     return Probe(best[1], best[2], history, best[0], time.perf_counter() - started)
-
-
-class _Fits:
-    """Logistic regressions on standardized features (n, D), each initialized with the previous solution."""
-
-    def __init__(self, x: np.ndarray, labels: np.ndarray, classes: int, balanced: bool):
-        from sklearn.linear_model import LogisticRegression  # takes a second to import
-
-        self.x, self.labels, self.classes = x, labels, classes
-        self.present = np.unique(labels)
-        if len(self.present) < 2:
-            raise DataError("the training images are all of one class", hint="a larger --train-share")
-        weights = "balanced" if balanced else None
-        self.model = LogisticRegression(max_iter=_MOST_STEPS, warm_start=True, class_weight=weights)
-
-    def __call__(self, strength: float) -> tuple[Tensor, Tensor, int]:
-        """Fit one strength; return weights (K, D) and bias (K,), both fp64, and the number of iterations."""
-        from sklearn.exceptions import ConvergenceWarning
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the metrics contain the iterations
-            self.model.set_params(C=strength).fit(self.x, self.labels)
-        coefficients, intercepts = self.model.coef_, self.model.intercept_
-        if len(self.present) == 2:  # one row, the second class against the first
-            coefficients = np.concatenate([-coefficients, coefficients]) / 2
-            intercepts = np.concatenate([-intercepts, intercepts]) / 2
-        weight = np.zeros((self.classes, self.x.shape[1]))
-        bias = np.full(self.classes, intercepts.min() - 20.0)  # a class without training images is never predicted
-        weight[self.present], bias[self.present] = coefficients, intercepts
-        return torch.from_numpy(weight), torch.from_numpy(bias), int(self.model.n_iter_.max())
 
 
 def _scores(features: Tensor, truth: Tensor, head: tuple[Tensor, Tensor], machine: Machine) -> dict[str, float]:

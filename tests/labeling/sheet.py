@@ -1,0 +1,60 @@
+"""The page of `vitral label` in a browser, and the server behind it."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+from browser import PATIENCE
+from serving.serverprocess import ServerProcess
+
+SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+class Server(ServerProcess):
+    """A running `vitral label`; `url` holds the token."""
+
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor, errors="replace") as lines:
+            for line in lines:
+                self.lines.append(line)
+                if found := re.match(r"Page     (http://\S+)", line):
+                    self.url = found[1]
+                    self._started.set()
+        self._started.set()
+
+
+class Sheet:
+    """An open page."""
+
+    def __init__(self, browser: Any, url: str, **options: Any):
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self._console(message))
+        self.page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
+        self.page.goto(url)
+        self.page.locator("#work").wait_for()
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and "422" not in message.text:  # of the broken image
+            self.complaints.append(message.text)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def said(self, text: str) -> None:
+        self.page.wait_for_function("(text) => document.getElementById('status').textContent === text", arg=text)
+
+    def option(self, name: str) -> Any:
+        return self.page.get_by_role("option", name=re.compile(f"^{re.escape(name)}"))
+
+
+def table(photos: Path) -> dict[str, tuple[str, str]]:
+    with open(photos / "labels.csv", newline="", encoding="utf-8") as file:
+        return {row["file"]: (row["label"], row["checked"]) for row in csv.DictReader(file)}
