@@ -7,12 +7,11 @@
 
 Copies, rows of one file, frames of a video and photographs of one patient say less than as many independent images.
 The variance of a mean over G groups of n_g images, n in all, is the variance for independent images times the design
-effect
-(Kish 1965, "Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ n_g² / n,
-if they are all the same. Wilson's interval of n / design effect images then holds the truth as often as it states (Korn
-and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from
-Survey Data"; compared with others by Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
-Proportions in Clustered Surveys"). `python -m benchmarks intervals` measures how often.
+effect (Kish 1965, "Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ
+n_g² / n, if they are all the same. Wilson's interval of n / design effect images then holds the truth as often as it
+states (Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts
+Estimated from Survey Data"; compared with others by Dean and Pagano 2015, "Evaluating Confidence Interval Methods for
+Binomial Proportions in Clustered Surveys"). `python -m benchmarks intervals` measures how often.
 
 There are two estimates of the design effect, of which the larger one counts. v is the variance of a value:
 

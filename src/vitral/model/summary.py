@@ -36,7 +36,7 @@ PARAMETER = "Parameter"
 
 @dataclass(frozen=True)
 class Layer:
-    """One row. Parameters and FLOPs exclude those of nested layers."""
+    """One row. Parameters and FLOPs exclude nested layers."""
 
     name: str  # as in the state dict: "blocks.0.attn.qkv"
     type: str
@@ -77,7 +77,7 @@ class Summary(Described):
 
     @property
     def counted(self) -> int:
-        """Parameters without bare ones, as some tools count: 86,415,592 in write-up 000, 7,562 in write-up 001."""
+        """Parameters without bare ones, as some tools count: 86,415,592 in reproduction 000, 7,562 in 001."""
         return sum(layer.parameters for layer in self.layers if layer.type != PARAMETER)
 
     @property
@@ -306,7 +306,7 @@ def _own(item: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
 
 
 def _own_flops(totals: dict[str, int]) -> dict[str, int]:
-    """Subtract from each layer's FLOPs those of its nested layers."""
+    """Subtract the FLOPs of nested layers from each layer."""
     own = dict(totals)
     for name in totals:
         if name:
@@ -377,7 +377,7 @@ class _Repeats(NamedTuple):
 
 
 def _units(layers: Sequence[Layer], *, full: bool) -> Iterator[tuple[list[Layer], _Repeats | None]]:
-    """Group layers by numbered block. Of consecutive identical blocks, yield the first and the number of them."""
+    """Group layers by numbered block. Yield the first of consecutive identical blocks, and their number."""
     if full:
         yield list(layers), None
         return

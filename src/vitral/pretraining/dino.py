@@ -221,8 +221,7 @@ def features(
     encoder: ViT, images: Tensor, masks: Tensor | None = None, token: Tensor | None = None, with_patches: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Pooled features (V, D) of images, and features of their patches (V, N, D) with `with_patches` or `masks` (…, N),
-    at
-    which patches are replaced by `token`.
+    at which patches are replaced by `token`.
     """
     if masks is None and not with_patches:
         return encoder(images), None

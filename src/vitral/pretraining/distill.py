@@ -1,9 +1,9 @@
 """Distillation: learn the features of another network, of any kind, on images without labels.
 
 A linear layer predicts the teacher's features from the features of the network. They are compared at mean 0 and
-deviation 1 in
-each dimension (as in "Theia", arXiv 2407.20179), by the smooth L1 distance. If the teacher is a classifier, its head
-also makes logits of both, which are compared as in arXiv 1503.02531 (a reused head: "SimKD", arXiv 2203.14001).
+deviation 1 in each dimension (as in "Theia", arXiv 2407.20179), by the smooth L1 distance. If the teacher is a
+classifier, its head also makes logits of both, which are compared as in arXiv 1503.02531 (a reused head: "SimKD", arXiv
+2203.14001).
 """
 
 from __future__ import annotations
