@@ -94,7 +94,7 @@ class Measured(Described):
         return {"images": self.counted(), "metrics": self.headline()}
 
 
-GROUPED = "images of a group are alike, so the interval is wider than of as many independent ones"
+GROUPED = "images of a group are alike, so the interval is wider than for independent images"
 """The clause on a wider interval."""
 
 
