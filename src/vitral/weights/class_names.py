@@ -91,9 +91,9 @@ def assumed(count: int, account: LoadReport, order: str | None) -> tuple[str, ..
         account.notes.append(f"class names by --class-order {order}; the weights state none")
         return given(count, order)
     if count == len(SYNSETS):
-        account.notes.append(Caution("class names assumed: ImageNet-1k's; the weights state none"))
+        account.notes.append(Caution("class names assumed: ImageNet-1k's, because the weights contain none"))
     elif count:
-        note = "class names assumed: the numbers of the outputs; the weights state none"
+        note = "class names assumed: the numbers of the outputs, because the weights contain none"
         order = (
             "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
             "folders as text (0, 1, 10, 11, 2 …): --class-order text"

@@ -214,7 +214,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         raise WeightsError(f"a BiT cannot be written for {to}", why="vitral does not have this format", hint="--to hf")
     if getattr(weights.config, "conv_stem", None) is not None and to != "hf":
         why = "it has a convolutional stem, which other libraries do not support"
-        hint = "--to hf, with a modeling file; or a network of patches alone: vitral train … --model Ti/16"
+        hint = "use --to hf, with a modeling file, or train a network without a stem: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
     try:
         return writer(at_temperature_one(materialized(weights)), path)
