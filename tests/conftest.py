@@ -34,6 +34,7 @@ KERNELS = cache_folder("kernels")
 os.environ.setdefault("VITRAL_TESTS_CACHE", os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser()))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="vitral-tests-")  # features that are kept
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.environ["XDG_CACHE_HOME"] + "/hypothesis"
 with contextlib.suppress(OSError):  # compiled kernels stay in the user's cache: else each process compiles its own
     KERNELS.mkdir(parents=True, exist_ok=True)
     cache_folder("kernels").parent.mkdir()

@@ -143,7 +143,7 @@ METHODS = (
         "usage_entropy",
         Curve("Usage of prototypes", "{:.3f}"),
         "entropy of all images' mean",
-        "entropy of the use of dino's prototypes, 1 if all are used alike",
+        "entropy of the use of dino's prototypes, 1 if all are used equally",
     ),
     _of_method(
         "target_entropy",

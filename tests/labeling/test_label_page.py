@@ -117,6 +117,9 @@ def sheet(browser: Any, server: Server) -> Iterator[Sheet]:
 
 
 def table(photos: Path) -> dict[str, tuple[str, str]]:
+    """Rows of the table, which is there soon after the first action."""
+    if not (photos / "labels.csv").exists():
+        return {}
     with open(photos / "labels.csv", newline="", encoding="utf-8") as file:
         return {row["file"]: (row["label"], row["checked"]) for row in csv.DictReader(file)}
 

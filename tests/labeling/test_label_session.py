@@ -109,8 +109,11 @@ def test_a_table_of_another_program_comes_in_and_stays(photos: Path):
     assert load(str(table))["train"].groups is not None
 
 
-def test_the_table_of_data_check_is_the_same_format(make_images: MakeImages, capsys: pytest.CaptureFixture[str]):
+def test_the_table_of_data_check_is_the_same_format(
+    make_images: MakeImages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     photos = make_images({"rose": 8, "tulip": 8})
+    monkeypatch.chdir(photos.parent)  # where the sheet of doubtful images goes
     fixed = photos / "fixed.csv"
     printed(capsys, "data", "check", str(photos), "--labels", "--folds", "2", "--write", str(fixed))
     assert default_table([str(fixed)]) == fixed

@@ -224,7 +224,6 @@ def test_a_network_for_text_is_summarized_with_its_longest_text():
     predictor = Predictor(network(config))
     (text,) = predictor([np.zeros((8, 8, 3), np.uint8)])
     assert text.text == " ".join(one for one, _ in text.characters)
-    with pytest.raises(UsageError, match="averaging views supports networks of one class"):
-        Predictor(network(config), tta="mirror")
-    with pytest.raises(UsageError, match="computed by its module"):
-        Predictor(network(config), engine="packed")
+    for changed in ({"tta": "mirror"}, {"engine": "packed"}):
+        with pytest.raises(UsageError, match="computed by its module"):
+            Predictor(network(config), **changed)

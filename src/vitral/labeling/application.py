@@ -48,7 +48,7 @@ class Labeling:
         self.session = session
         self.access, self.limits, self.metrics = Access((token,), only_local=True), Limits(body=4 << 20), Metrics()
         self.draining = self.ended = False
-        # Other names than vitral-: the server ends its process beside such threads, and the table comes first.
+        # Not named vitral-: the server ends its process beside such threads, before the table is written.
         self._quick = ThreadPoolExecutor(2, thread_name_prefix="label-work")
         self._decoding = ThreadPoolExecutor(cores(), thread_name_prefix="label-decode")
         self._changed = asyncio.Event()

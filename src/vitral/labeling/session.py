@@ -110,7 +110,7 @@ class Session:
             more = [name for name in classes if name not in known]
             added.append({"add": [_plain(*one) for one in new], "classes": more})
         self.is_kept = bool(entries)
-        """True once there is something on the disk: a look alone writes nothing."""
+        """True once there is something on the disk: only looking writes nothing."""
         self._pending = added
         """Entries that are written with the first action, so that a look changes no file."""
         self.missing = frozenset(i for i, one in enumerate(self.state.images) if not os.path.isfile(self.path(i)))
