@@ -300,7 +300,7 @@ def evaluate_features(
     train_labels, test_labels = np.asarray(support.labels), np.asarray(images.labels)
     groups = with_copies(images).groups
     trained = own is not None and RunFolder(predictor.source).read_plan().run.recipe != "linear-probe"
-    seen = "the run trained these features on all of these training images; features of new images need more labels"
+    seen = "the run trained these features on all of these training images; those of new images need more labels"
     notes = [*cut_notes, *filter(None, (seen * trained, changed, feature_cache.failure, left_out(dataset.left_out)))]
     shots: list[FewShot] = []
     if few_shot:
