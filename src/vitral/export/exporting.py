@@ -269,7 +269,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
         raise RunError("the target exists already", where=folder, hint=hint)
     if not _is_export(folder):
         why = "vitral export did not write all of its files"
-        raise RunError("will not overwrite this", where=folder, why=why, hint="another --out")
+        raise RunError("will not overwrite this", where=folder, why=why, hint="choose another folder with --out")
 
 
 def _is_export(folder: Path) -> bool:

@@ -157,7 +157,9 @@ def summarize(
         if "overflow" not in str(error):
             raise
         why = "one of its tensors has more values than torch can count"
-        raise UsageError(f"{title} is too large to summarize", why=why, hint="a smaller image size or batch") from None
+        raise UsageError(
+            f"{title} is too large to summarize", why=why, hint="use a smaller image size or batch"
+        ) from None
     return Summary(
         model=title,
         input_shape=tuple(images.shape),

@@ -56,7 +56,9 @@ class FeatureTeacher:
         """Build a teacher. Raises `UsageError` for a network without features of an image of one size."""
         if weights.preprocessing.native:
             why = "it takes images of their own sizes, packed into sequences (--pack)"
-            raise UsageError("this teacher has no features of a crop", where=source, why=why, hint="another --teacher")
+            raise UsageError(
+                "this teacher has no features of a crop", where=source, why=why, hint="choose another --teacher"
+            )
         with seeded(0):  # some libraries draw random weights first
             network = native.build(weights).requires_grad_(False).to(machine.device)
         return cls(network, weights.preprocessing, machine)
@@ -79,7 +81,7 @@ class FeatureTeacher:
         found = self(torch.zeros(1, channels, *size, dtype=torch.uint8, device=self.machine.device))
         if found.ndim != 2:
             why = f"the input of its head is {tuple(found.shape)} for one image"
-            raise UsageError("this teacher has no feature vector of an image", why=why, hint="another --teacher")
+            raise UsageError("this teacher has no feature vector of an image", why=why, hint="choose another --teacher")
         return found.shape[1]
 
 

@@ -80,7 +80,7 @@ def given(classes: int, order: str) -> tuple[str, ...]:
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(names) != classes or len(set(names)) != classes:
         what = f"{len(set(names))} different names for {classes} classes"
-        raise UsageError(what, where=order, hint="a file with a name in each line, in the order of the outputs")
+        raise UsageError(what, where=order, hint="pass a file with one name per line, in the order of the outputs")
     return names
 
 

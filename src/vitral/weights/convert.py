@@ -195,7 +195,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         raise unknown("format to write", to, TARGETS)
     path = Path(target)
     if path.exists() and (path.is_file() or any(path.iterdir())):
-        raise UsageError("the target exists already", where=path, hint="another target, or remove it")
+        raise UsageError("the target exists already", where=path, hint="choose another target, or remove it")
     if to == "native":
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
