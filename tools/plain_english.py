@@ -138,7 +138,7 @@ def of_docstring(text: str, line: int) -> Iterator[Text]:
     """Yield the sentences of a docstring; tables, examples and indented blocks are left out."""
     paragraph: list[str] = []
     for part in [*text.splitlines(), ""]:
-        if part.strip() and not re.match(r"\s*(>>>|[-*] |\w+:$|Args:|Returns:|Raises:|\.\.)| {8}", part):
+        if part.strip() and not re.match(r"\s*(>>>|[-*] |\w+:$|Args:|Returns:|Raises:|\.\.)| {8}|.*\S {2,}\S", part):
             paragraph.append(part.strip())
         elif paragraph:
             yield from _sentences(" ".join(paragraph), line, "module")

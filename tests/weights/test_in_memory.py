@@ -180,7 +180,7 @@ def test_labels_and_preprocessing():
     created = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=1000)
     account = read(created).account
     assert "(the module's pretrained_cfg)" in "".join(account.notes)
-    assert "class names assumed: ImageNet-1k's; the weights state none" in account.notes
+    assert "class names assumed: ImageNet-1k's, because the weights contain none" in account.notes
     assert "assumed: torchvision's usual transforms" in "".join(read(torchvision_vit()()).account.notes)
 
 

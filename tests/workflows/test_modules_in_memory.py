@@ -132,4 +132,4 @@ def test_without_create_model(photos: Path):
     """A timm class that is called directly has no `pretrained_cfg`."""
     found = vitral.load(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=1, num_heads=4, num_classes=2))
     assert found.account is not None
-    assert any("assumed: AugReg's default; not stated by the module" in note for note in found.account.notes)
+    assert any("assumed: AugReg's default (the module does not state it)" in note for note in found.account.notes)

@@ -37,10 +37,14 @@ def some_images(dataset: DataSet, subject: ModelUnderTest, batch: int, device: s
     split = dataset["train"]
     if len(split) < batch:
         why = f"a batch is {batch}"
-        raise UsageError(f"only {len(split)} training images", where=dataset.source, why=why, hint="a smaller --batch")
+        raise UsageError(
+            f"only {len(split)} training images", where=dataset.source, why=why, hint="use a smaller --batch"
+        )
     if len(dataset.classes) > subject.config.classes:
         why = f"{subject.name} has {subject.config.classes}"
-        raise UsageError(f"{len(dataset.classes)} classes", where=dataset.source, why=why, hint="other --data")
+        raise UsageError(
+            f"{len(dataset.classes)} classes", where=dataset.source, why=why, hint="choose other images with --data"
+        )
     images = batch * min(len(split) // batch, STEPS.get(device, FEW))
     return split.select(np.linspace(0, len(split) - 1, images).round().astype(int))
 

@@ -51,7 +51,9 @@ def model_under_test(model: str, image_size: int | None = None) -> ModelUnderTes
     else:
         found = of_config(model, config(model, **changes))
     if not found.config.classes:
-        raise UsageError(f"{model} has no head", why="inference is measured to probabilities", hint="other weights")
+        raise UsageError(
+            f"{model} has no head", why="inference is measured to probabilities", hint="use weights with a head"
+        )
     return found
 
 

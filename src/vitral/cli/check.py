@@ -171,7 +171,7 @@ def check_labels(
     moving = dataclasses.replace(files, write=None)
     _write(dataset, [Found("wrong-label", one.place, f"suggested: {one.suggested}") for one in wrong], moving)
     if format == "text":
-        say(f"\nNext: look at {sheet}, and move images with a wrong label to the folder of their class; or")
+        say(f"\nNext, look at {sheet}, and move images with a wrong label to the folder of their class; or")
         table = files.write or "fixed.csv"
         if files.write is None:
             say(f"  {program()} data check {shlex.quote(dataset.source)} --labels --write {table}")

@@ -24,7 +24,7 @@ def data_check(
     data: Data,
     *,
     labels: Annotated[
-        bool, Help("instead: rank labels by how likely they are wrong, by predictions out of fold; with a sheet")
+        bool, Help("rank labels by how likely they are wrong, with a sheet of the most doubtful images")
     ] = False,
     near: Annotated[
         bool, Help("also search near-duplicates by features of a network, and measure how many it finds")
@@ -37,7 +37,7 @@ def data_check(
     move_to: Annotated[
         str | None, Help("move the files of the findings to this folder; with --labels, those likely wrong")
     ] = None,
-    move_back: Annotated[bool, Help("instead: DATA is a folder of --move-to; move its files back")] = False,
+    move_back: Annotated[bool, Help("move files back; DATA is a folder that --move-to wrote")] = False,
     kinds: Annotated[tuple[Kind, ...], Help("with --write and --move-to: only these findings")] = (),
     sheet: Annotated[
         str | None, Help("draw near-duplicates side by side in this .png; with --labels, doubtful labels")

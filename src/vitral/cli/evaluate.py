@@ -44,7 +44,7 @@ def evaluate(
     data: Annotated[str | None, Help("labeled images (default: the run's own held-out images)", "[DATA]")] = None,
     *,
     split: Annotated[
-        str | None, Help("images to use: train, val or test (default: test if it exists, otherwise val, otherwise all)")
+        str | None, Help("images to use: train, val or test (default: test, otherwise val or all)")
     ] = None,
     data_root: DataRoot = "data",
     bad_images: BadImages = "error",

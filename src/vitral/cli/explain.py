@@ -35,7 +35,7 @@ def explain(
         str | None, Help("folder for the maps, or a file for one image (default: RUN/explained or ./explained)")
     ] = None,
     benchmark: Annotated[str | None, Help("compare the methods on labeled images instead of explaining images")] = None,
-    images: Annotated[int, Help("with --benchmark: number of images; more take longer, but are more reliable")] = 20,
+    images: Annotated[int, Help("with --benchmark: number of images; more are more reliable, but take longer")] = 20,
     masks: Annotated[str | None, Help("with --benchmark: folder of masks, or .csv of boxes, for its images")] = None,
     data_root: DataRoot = "data",
     device: Device = "auto",

@@ -121,7 +121,7 @@ PatchSize = Annotated[
 ]
 Tta = Annotated[
     str,
-    Help("average over views of each image: none, mirror (2 views), shifts (3) or both (6); more reliable, but slower"),
+    Help("average over views of each image: none, mirror (2 views), shifts (3) or both (6); slower, but more reliable"),
 ]
 ClassOrder = Annotated[
     str | None,
@@ -131,6 +131,4 @@ Levels = Annotated[
     tuple[int, int] | None,
     Help("values of black and white in images of floats, or of gray with 16 bits or more (default: as in the weights)"),
 ]
-Beams = Annotated[
-    int, Help("for a network that reads text: number of texts that beam search keeps; 1 is greedy search")
-]
+Beams = Annotated[int, Help("for text recognition, the number of texts that beam search keeps; 1 is greedy search")]

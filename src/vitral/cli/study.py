@@ -187,7 +187,7 @@ def study_options(
     trials: Annotated[
         int | None, Help("search by so many runs (Optuna), each drawn from the results before it, instead of a grid")
     ] = None,
-    seeds: Annotated[int | None, Help("runs of each recipe (default: 3; 1 with --trials)")] = None,
+    seeds: Annotated[int | None, Help("runs of each recipe (default: 3, or 1 with --trials)")] = None,
     minutes: Minutes = None,
     set_: Set = (),
     data_root: DataRoot = "data",

@@ -38,7 +38,7 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
     if lacks_data(given, given.get("resume", False)):
         given["data"] = DIGITS
         if not (given.get("resume") or is_follower()):
-            say("note: no DATA is given: training on the handwritten digits of scikit-learn")
+            say("note: no DATA given, so vitral trains on the handwritten digits of scikit-learn")
     run = run_training(began=began, **given)
     if is_follower():  # the first rank prints
         return 0
@@ -142,7 +142,7 @@ _FIRST = (
 FIND_LR = Option(
     "find_lr",
     bool,
-    "train nothing: test a range of learning rates and suggest one; write files with --out",
+    "test a range of learning rates and suggest one, without training; --out writes files",
     False,
 )
 NOT_IN_RUN = (

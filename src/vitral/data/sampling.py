@@ -54,5 +54,7 @@ def drawn(sampler: Iterable[int], images: int, *seed: int) -> np.ndarray:
     if not len(order) or order.min() < 0 or order.max() >= images:
         why = f"there are {images:,} training images, without those that are held out"
         found = f"draws image {order.max():,}" if len(order) else "draws no image"
-        raise UsageError(f"your sampler {found}", why=why, hint="a function of the labels: sampling=lambda labels: …")
+        raise UsageError(
+            f"your sampler {found}", why=why, hint="pass a function of the labels: sampling=lambda labels: …"
+        )
     return order

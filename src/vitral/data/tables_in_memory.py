@@ -53,7 +53,7 @@ def as_path(data: Any) -> str:
         return str(data)
     if is_in_memory(data):
         return name_of("data", data)
-    raise UsageError(f"{type_of(data)} is not a data set", why=why_no_examples(data), hint=f"a path, {EXAMPLES}")
+    raise UsageError(f"{type_of(data)} is not a data set", why=why_no_examples(data), hint=f"pass a path, {EXAMPLES}")
 
 
 EXAMPLES = "(images, labels), a torch Dataset of (image, label), a DataFrame with path and label, or {split: data}"

@@ -56,9 +56,9 @@ def cuts_of(probabilities: np.ndarray, labels: np.ndarray, groups: Groups = None
     """Return the cuts among which `--right` chooses, in descending order of their images.
 
     `probabilities` (n, K), `labels` (n,) and `groups` (n,), equal for images that belong together. A cut that promises
-    hardly more than one with more images is left out. Among many cuts the best one looks better than it is, so each
-    promises what it would if one more of its images, or a group of mean size, were wrong: without that correction the
-    share of correct answers on new images is below the wanted one on average.
+    hardly more than one with more images is left out. Among many thresholds, the best one looks better than it is. Each
+    therefore counts one more of its images, or a group of mean size, as wrong. Without this correction, the fraction of
+    correct answers on new images is too low on average.
     """
     confidence, right = probabilities.max(1).astype(np.float64), probabilities.argmax(1) == labels
     order = np.argsort(-confidence, kind="stable")

@@ -1,6 +1,6 @@
 """Few-shot accuracy in closed form: least squares on frozen features of a few images per class.
 
-The definition is that of the authors' code (big_vision `evaluators/fewshot_lsr.py`), with images drawn by the same
+The definition follows the authors' code (big_vision `evaluators/fewshot_lsr.py`), with images drawn by the same
 generator in the same order. It needs no learning rate and no stopping criterion, so it compares networks in seconds.
 """
 

@@ -48,7 +48,8 @@ class Plot:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image embedded in the page: a data URI and its size in pixels; `pixelated` keeps hard edges when enlarged."""
+    """An image embedded in the page, as a data URI with its size in pixels; `pixelated` keeps hard edges when
+    enlarged."""
 
     uri: str
     width: int

@@ -6,12 +6,12 @@
     design_effect(values, groups)          by how much groups multiply the variance of a mean
 
 Copies, rows of one file, frames of a video and photographs of one patient say less than as many independent images.
-The variance of a mean over G groups of n_g images, n in all, is that of independent images times the design effect
-(Kish 1965, "Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ n_g² / n,
-if they are all the same. Wilson's interval of n / design effect images then holds the truth as often as it states (Korn
-and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from
-Survey Data"; compared with others by Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
-Proportions in Clustered Surveys"). `python -m benchmarks intervals` measures how often.
+The variance of a mean over G groups of n_g images, n in all, is the variance for independent images times the design
+effect (Kish 1965, "Survey Sampling"). It is 1 if images of a group are no more alike than others, and at most m = Σ
+n_g² / n, if they are all the same. Wilson's interval of n / design effect images then holds the truth as often as it
+states (Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts
+Estimated from Survey Data"; compared with others by Dean and Pagano 2015, "Evaluating Confidence Interval Methods for
+Binomial Proportions in Clustered Surveys"). `python -m benchmarks intervals` measures how often.
 
 There are two estimates of the design effect, of which the larger one counts. v is the variance of a value:
 
@@ -101,7 +101,8 @@ def mean_interval(values: np.ndarray, groups: Groups = None) -> Interval:
 def design_effect(values: np.ndarray, groups: Groups, variance: float | None = None) -> float:
     """Return the factor by which groups multiply the variance of the mean of `values` (n,): from 1 to m.
 
-    `variance` is that of a single value, by default as measured. A variance of 0 does not show how alike the images of
+    `variance` belongs to a single value, and is measured by default. A variance of 0 does not show how alike the images
+    of
     a group are; the factor is then m, as if they were all the same.
     """
     values, count = np.asarray(values, np.float64), len(values)

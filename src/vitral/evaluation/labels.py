@@ -56,7 +56,7 @@ class LabelsEvaluation(Measured):
     """Mean binary cross-entropy in nats."""
     per_label: tuple[LabelScore, ...]
     together: np.ndarray
-    """(K, K) int64: images that have both labels; on the diagonal, those that have the label."""
+    """(K, K) int64: images that have both labels, or on the diagonal the one label."""
     together_predicted: np.ndarray
     """(K, K) int64: the same of the predicted labels."""
 
@@ -193,7 +193,7 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def best_thresholds(scores: np.ndarray, labels: np.ndarray, default: float) -> np.ndarray:
     """Return for each label (K,) the threshold with the best F1, halfway to the next lower score.
 
-    Of equal ones the highest. A label that all or no images have keeps the `default`.
+    If several are equal, the highest. A label that all or no images have keeps the `default`.
     """
     result = np.full(labels.shape[1], default)
     for k in range(labels.shape[1]):

@@ -88,7 +88,7 @@ class Measured(Described):
 
     @property
     def widened(self) -> bool:
-        """True if groups make the intervals wider than those of as many independent images."""
+        """True if groups make the intervals wider than for as many independent images."""
         return self.groups < self.images
 
     def counted(self, kind: str = "image") -> str:
@@ -100,12 +100,12 @@ class Measured(Described):
         return {"images": self.counted(), "metrics": self.headline()}
 
 
-GROUPED = "images of a group are alike, so the interval is wider than of as many independent ones"
+GROUPED = "images of a group are alike, so the interval is wider than for independent images"
 """The clause on a wider interval."""
 
 
 def is_wider(interval: Interval, rate: float, images: int) -> bool:
-    """True if the interval of a rate is wider than that of as many independent images."""
+    """True if the interval of a rate is wider than for as many independent images."""
     low, high = wilson_interval(rate * images, images)
     return interval[1] - interval[0] > high - low + 1e-9
 
@@ -260,7 +260,7 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
     """Compute the metrics of predictions.
 
     `probabilities` is (n, K), with rows summing to 1; `labels` is (n,), indices into the K `classes`; `groups` (n,) are
-    equal for images that belong together, which the interval counts. Of equal probabilities the lower index wins.
+    equal for images that belong together, which the interval counts. With equal probabilities, the lower index wins.
     Raises `UsageError` for invalid shapes or values, `DataError` without images.
     """
     probabilities, labels = np.asarray(probabilities), np.asarray(labels)
@@ -317,7 +317,7 @@ def _check(probabilities: np.ndarray, labels: np.ndarray, count: int) -> None:
 
 
 def _rank_of_label(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return (n,): the number of classes ranked before the label; 0 exactly if argmax is the label."""
+    """Return (n,): the number of classes ranked before the label. It is 0 exactly if argmax is the label."""
     of_label = probabilities[np.arange(len(labels)), labels][:, None]
     ahead = np.arange(probabilities.shape[1]) < labels[:, None]
     return np.asarray(((probabilities > of_label) | ((probabilities == of_label) & ahead)).sum(axis=1))

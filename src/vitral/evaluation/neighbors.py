@@ -26,8 +26,8 @@ def knn(
 
     Each of the k training images with the highest cosine votes for its class with weight exp(cosine / temperature); a
     class's share of all votes is its probability (DINO's protocol, arXiv 2104.14294, after arXiv 1805.01978). With
-    fewer than k training images all vote. `classes` is K, for labels without the last classes. The device is that of
-    the features; test rows are processed in chunks. Raises `UsageError` if sizes do not match.
+    fewer than k training images all vote. `classes` is K, for labels without the last classes. Computes on the device
+    of the features; test rows are processed in chunks. Raises `UsageError` if sizes do not match.
     """
     labels = torch.from_numpy(np.asarray(train_labels)).to(train_features.device)
     sizes = f"train {tuple(train_features.shape)}, {len(labels)} labels, test {tuple(test_features.shape)}"

@@ -102,7 +102,7 @@ def measure_numbers(
     if not len(numbers):
         raise DataError("no images to measure on", why="the split is empty")
     if not np.isfinite(predicted).all():
-        raise UsageError("predicted numbers are not finite", why="the model has diverged", hint="a lower --lr")
+        raise UsageError("predicted numbers are not finite", why="the model has diverged", hint="use a lower --lr")
     scores = tuple(_score(name, predicted[:, k], numbers[:, k], groups) for k, name in enumerate(names))
     varying = [one.r2 for one in scores if one.r2 is not None]
     r2 = float(np.mean(varying)) if varying else None

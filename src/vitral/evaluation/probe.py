@@ -37,7 +37,7 @@ class LinearFits:
         self.x, self.labels, self.classes = x, labels, classes
         self.present = np.unique(labels)
         if len(self.present) < 2:
-            raise DataError("the training images are all of one class", hint="a larger --train-share")
+            raise DataError("the training images are all of one class", hint="use a larger --train-share")
         weights = "balanced" if balanced else None
         self.model = LogisticRegression(max_iter=steps, warm_start=True, class_weight=weights)
 

@@ -109,7 +109,7 @@ class ReportContent:
     explained_note: str = ""
     """Instructions to read them, or the reason why they are missing."""
     inside: Sequence[figures.Plot] = ()
-    """Figure 7 of the paper: filters, positions, attention distance; each with its `alt` text as caption."""
+    """Figure 7 of the paper: filters, positions, and attention distance, each with its `alt` text as caption."""
     inside_note: str = ""
 
 
@@ -341,7 +341,8 @@ def _matrix(evaluation: Evaluation | None) -> dict[str, Any] | None:
 
 
 def _shade(share: float, right: bool) -> float:
-    """Return the opacity of a cell: at most 0.8, to keep its number readable; a root keeps rare errors visible."""
+    """Return the opacity of a cell. It is at most 0.8, to keep its number readable; a root keeps rare errors
+    visible."""
     return round(0.7 * share**0.5 if right else 0.2 + 0.6 * share**0.5, 3)
 
 

@@ -1,4 +1,4 @@
-"""Separate images of no known class from those of known ones by a score: AUROC with its interval, and a threshold.
+"""Separate images of unknown classes from images of known classes by a score: AUROC with its interval, and a threshold.
 
 auroc_interval(auroc, m, n)        Newcombe 2006, "Confidence intervals for an effect size measure based on the
                                    Mann–Whitney statistic", part 2, method 5

@@ -176,7 +176,7 @@ def require_vit(model: nn.Module) -> ViT:
 
 
 def check_product(attention: nn.Module, *, any_backend: bool = False) -> None:
-    """Raise `UsageError` for attention that its user changed: softmax(q kᵀ) would be that of another network.
+    """Raise `UsageError` for attention that its user changed: softmax(q kᵀ) would belong to another network.
 
     `any_backend`: allow a backend of the user's.
     """

@@ -48,8 +48,8 @@ LINE = 0.185
 def overlay(heatmap: Attribution, size: int | None = None, *, smooth: bool = True) -> Image.Image:
     """Gray image with the map over it, RGB. Strong patches are opaque, weak ones transparent.
 
-    `size` is the longer side in pixels, by default that of the image, at least 448. Without `smooth` each patch is one
-    square. A map that is not believable is gray and labeled.
+    `size` is the longer side in pixels, by default as in the image, but at least 448. Without `smooth` each patch is
+    one square. A map that is not believable is gray and labeled.
     """
     if size is not None and size < 1:
         raise UsageError(f"an overlay of {size} pixels cannot be drawn")
@@ -164,8 +164,8 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def save(heatmaps: Sequence[Attribution], path: str | Path, *, recommended: str = "") -> Path:
-    """Write heat maps to one page: each image once, next to its maps with overlay and color bar. Of several methods the
-    `recommended` one is marked.
+    """Write heat maps to one page: each image once, next to its maps with overlay and color bar. Among several methods,
+    the `recommended` one is marked.
 
     The suffix selects the format: .png, .svg, or .json for the values. Raises `UsageError` for other suffixes and if
     there are no maps.
@@ -353,7 +353,7 @@ class Sheet:
 
 
 def fit_title(one: Attribution, inches: float, points: float) -> str:
-    """Fit a title in bold. Of a contrast each name is cut by itself, so that both are seen."""
+    """Fit a title in bold. In a contrast, each name is shortened by itself, so that both are seen."""
     between = " rather than "
     if not one.against or fonts.width(one.title, points, bold=True) <= inches:
         return fit(one.title, inches, points, bold=True)

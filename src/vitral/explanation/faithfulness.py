@@ -2,14 +2,14 @@
 
 **SRG**, the symmetric relevance gain (Blücher, Vielhaben & Strodthoff, arXiv 2401.06654): hide patches from the most to
 the least relevant and in the reverse order, in up to 100 steps, and record the logit of the class. SRG is the mean
-logit of the second curve minus that of the first: above 0 for an informative map, 0 for a random order, and negated for
-the negated map. **Deletion** and **insertion** (RISE, arXiv 1806.07421, section 3.2) record the class's probability
-while patches are hidden, or uncovered from a blurred image, most relevant first. The fill and the number of steps
-change their values and even the ranking of methods, so they are part of the name.
+logit of the second curve minus the mean logit of the first. It is above 0 for an informative map, 0 for a random order,
+and negated for the negated map. **Deletion** and **insertion** (RISE, arXiv 1806.07421, section 3.2) record the class's
+probability while patches are hidden, or uncovered from a blurred image, most relevant first. The fill and the number of
+steps change their values and even the ranking of methods, so they are part of the name.
 
 Baselines are random maps and a centered Gaussian, which knows only that objects are in the middle. Dependence on the
-class is measured by maps of two classes, dependence on the network by maps of the same network with random weights
-(Adebayo et al., arXiv 1810.03292), each by the rank correlation of the two.
+class is measured by maps of two classes. Dependence on the network is measured by maps of the same network with random
+weights (Adebayo et al., arXiv 1810.03292), each by the rank correlation of the two.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ ALLOWED = 3
 
 
 def better_than_random(gain: Tensor, random: Tensor) -> Tensor:
-    """True where gains (B, T) exceed those of random maps (B, R, T) on the same images, at a level of 10%.
+    """True where gains (B, T) exceed the gains of random maps (B, R, T) on the same images, at a level of 10%.
 
     A random map and its negative have opposite gains, so 19 maps represent 38. A gain passes if it is above 0 and at
     most three of the 19 are as far from 0. Another random map has any of the 20 ranks, and either sign, with equal

@@ -60,7 +60,7 @@ class Subject:
         return logits.softmax(1) if self.predictor is None else self.predictor.output.values(logits)
 
     def predicted(self, values: Tensor) -> Tensor:
-        """Number of the output (B,) that is explained if none is named, from values (B, K)."""
+        """Number of the output (B,) that is explained by default, from values (B, K)."""
         return values.argmax(1) if self.predictor is None else self.predictor.output.predicted(values)
 
     def text(self, value: float) -> str:

@@ -94,7 +94,8 @@ def explain_prepared(
     rows: Tensor | None = None,
     **options: Any,
 ) -> list[TextExplanation]:
-    """Explain the texts of prepared images (B, C, H, W) uint8: those that the network reads, or those of its `rows`."""
+    """Explain the texts of prepared images (B, C, H, W) uint8: the texts that the network reads, or the texts in its
+    `rows`."""
     network = cast(EncoderDecoder, predictor.network)
     batch = Subject(network, predictor.classes, predictor).standardized(images)
     with quiet(network):
@@ -111,7 +112,7 @@ def explain_prepared(
 
 
 def _heatmaps(text: ReadText, tokens: Tensor, maps: Tensor, entry: Method, pixels: np.ndarray) -> tuple[Heatmap, ...]:
-    """Return the maps (T, rows, columns) of a text as heat maps: those of its characters."""
+    """Return the maps (T, rows, columns) of a text as heat maps, one per character."""
     return tuple(
         Heatmap(values.numpy().astype(np.float32), int(token), character, probability, entry.name, pixels, text.name)
         for (character, probability), token, values in zip(text.characters, tokens, maps, strict=False)

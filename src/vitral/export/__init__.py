@@ -1,4 +1,4 @@
-"""Export networks for other runtimes: `export_model` writes and verifies one; `TARGETS` lists the formats."""
+"""Export networks for other runtimes. `export_model` writes and verifies one; `TARGETS` lists the formats."""
 
 from vitral.export.exporting import Exported, export_model
 from vitral.export.targets import TARGETS

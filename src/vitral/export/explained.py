@@ -35,9 +35,9 @@ def method_of(network: Network) -> Method | None:
 
 
 class WithMap(nn.Module):
-    """Images (1, C, H, W) and the number of a class, float32 (1,), to logits (1, K) and the map (rows, columns) of the
-    class; with `statistics` also to the distance (1,) of the features to the nearest class. `PREDICTED` is the
-    predicted class.
+    """Map images (1, C, H, W) and the number of a class, float32 (1,), to logits (1, K) and the heat map (rows,
+    columns) of the class. With `statistics` also to the distance (1,) of the features to the nearest class. `PREDICTED`
+    is the predicted class.
     """
 
     def __init__(self, network: ViT, statistics: Statistics):

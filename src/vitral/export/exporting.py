@@ -98,8 +98,9 @@ def export_model(
     """Export `model` for the runtime `to`, and prove the result. `model` is a run folder, a weights file, a predictor
     or a network in memory.
 
-    The proof runs the export in its runtime and compares it with the network on `images` images of `data`, by default
-    of the model's own run, and on the bundled drawings if there are fewer than 64. The limits are `proof.BARS`.
+    The parity check runs the export in its runtime, and compares it with the network on `images` images of `data`, by
+    default of the model's own run. If there are fewer than 64 images, it adds the bundled drawings. The limits are
+    `proof.BARS`.
     `accept` keeps an fp16 or int8 export that exceeds them. The export is the folder `out`, by default
     `folder_for(…)`. An existing folder is replaced only if it is an older export and `overwrite` is set. `runtime` is
     the archive of ONNX Runtime Web for a web page, which is else fetched; `example` is an image that the page offers.
@@ -268,7 +269,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
         raise RunError("the target exists already", where=folder, hint=hint)
     if not _is_export(folder):
         why = "vitral export did not write all of its files"
-        raise RunError("will not overwrite this", where=folder, why=why, hint="another --out")
+        raise RunError("will not overwrite this", where=folder, why=why, hint="choose another folder with --out")
 
 
 def _is_export(folder: Path) -> bool:
@@ -286,7 +287,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def _data(predictor: Predictor, options: DataOptions) -> DataSet | None:
-    """Load the data, by default those of the model's own run; None for weights without a run."""
+    """Load the data, by default the data of the model's own run; None for weights without a run."""
     if options.data is None and not RunFolder(predictor.source).is_run():
         return None
     dataset, _ = data_for(predictor, options, "export")

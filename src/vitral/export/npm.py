@@ -90,7 +90,7 @@ def _given(package: Package, file: Path) -> Path:
 
 
 def _is_intact(package: Package, file: Path) -> bool:
-    """True if a file has the package's bytes."""
+    """True if a file contains the bytes of the package."""
     if not file.is_file() or file.stat().st_size != package.size:
         return False
     with open(file, "rb") as data:

@@ -1,4 +1,4 @@
-"""Proof of an export: compare its results, in the target's runtime, with those of its network."""
+"""Parity check of an export: compare its results, in the target's runtime, with the results of its network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Bar:
-    """Limits of the proof for one precision."""
+    """Limits of the parity check for one precision."""
 
     difference: float = math.inf
     """Largest difference of probabilities."""
@@ -86,12 +86,12 @@ class Proof:
     labeled: int
     """Images on which accuracy is measured: the labeled held-out ones, or without any all that have a label."""
     held_out: bool
-    """True if these are held-out images alone."""
+    """True if all of these images are held out."""
     accuracy: float | None
     """Accuracy of the network; None without labeled images."""
     accuracy_export: float | None
     lost: float | None
-    """Accuracy of the network minus that of the export on all images with a label; None without any."""
+    """Accuracy of the network minus accuracy of the export, on all images with a label; None without any."""
     speed: float
     """Images per second of the network in its fastest batch: other programs on the machine slow the others down."""
     speed_export: float

@@ -111,7 +111,7 @@ def traced(job: Job, module: nn.Module | None = None) -> ExportedProgram:
 
 
 def exportable(network: Network) -> nn.Module:
-    """Copy the network, with PyTorch's operators instead of vitral's kernels and without gradients."""
+    """Copy the network without gradients, and with PyTorch's operators instead of our kernels."""
     copied = copy.deepcopy(network).eval().requires_grad_(False)
     reference_ops(copied)
     return copied
@@ -119,7 +119,7 @@ def exportable(network: Network) -> nn.Module:
 
 @contextlib.contextmanager
 def recorded_warnings(record: list[str]) -> Iterator[None]:
-    """Append each distinct warning, also of `logging`, to `record`: they are reported with the proof."""
+    """Append each distinct warning, also of `logging`, to `record`: they are reported with the parity check."""
     handler = _Recorder(record)
     root = logging.getLogger()
     root.addHandler(handler)

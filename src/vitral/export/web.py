@@ -124,7 +124,7 @@ def _own_address() -> str | None:
 
 
 def write_graph(job: Job, folder: Path) -> dict[str, str]:
-    """Write `model.onnx`: with the map of a class where the network has attention, otherwise the logits alone."""
+    """Write `model.onnx`: with the map of a class where the network has attention, otherwise only the logits."""
     if sum(one.numel() * one.element_size() for one in job.network.state_dict().values()) > LARGEST:
         why = "a page loads it in one piece of at most 2 GB"
         raise UsageError("this network is too large for a page", why=why, hint=_SERVE)

@@ -308,7 +308,8 @@ def patches(images: Tensor, size: tuple[int, int], layer: Layer) -> Tensor:
 
 
 def weight_gradient(gradient: Tensor, x: Tensor, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradients, in fp32, of a weight (out, in) and, with `bias`, of a bias (out), from that of the output (…, out)."""
+    """Gradients, in fp32, of a weight (out, in) and, with `bias`, of a bias (out), from the gradient of the output (…,
+    out)."""
     columns, depth = gradient.shape[-1], x.shape[-1]
     rows, library = x.numel() // depth, load_library()
     packed_rows = library.weight_gradient_rows(rows)
@@ -325,7 +326,8 @@ def weight_gradient(gradient: Tensor, x: Tensor, bias: bool) -> tuple[Tensor, Te
 def dense_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients, where `needs_grad`, of x (…, in), weight (out, in) and bias, from that of the output (…, out)."""
+    """Gradients, where `needs_grad`, of x (…, in), weight (out, in) and bias, from the gradient of the output (…,
+    out)."""
     of_x, of_weight, of_bias = needs_grad[:3]
     grad_x = dense(gradient, pack_transposed(weight), weight.shape[1]) if of_x else None
     if not of_weight:
@@ -342,7 +344,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> Tensor:
-    """Gradient of x from that of GELU(x)."""
+    """Gradient of x from the gradient of GELU(x)."""
     out = torch.empty_like(x)
     pointers = (gradient.data_ptr(), x.data_ptr(), out.data_ptr())
     load_library().gelu_backward(*pointers, x.numel(), _TANH if tanh else _ERF, torch.get_num_threads())

@@ -137,7 +137,7 @@ def gelu(x: Tensor, tanh: bool) -> Tensor:
 
 
 def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Gradient of x (rows, width) from that of GELU(x), and its sum over rows (width) in fp32."""
+    """Gradient of x (rows, width) from the gradient of GELU(x), and its sum over rows (width) in fp32."""
     (rows, width), strip, columns = x.shape, 256, 64
     out, strips = torch.empty_like(x), triton.cdiv(rows, strip)
     sums = torch.empty(strips, width, dtype=torch.float32, device=x.device)

@@ -213,7 +213,7 @@ def _(x: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("vitral::gelu_backward", mutates_args=())
 def gelu_backward(gradient: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Gradient of x (rows, width) from that of GELU(x), and its sum over rows (width) in fp32."""
+    """Gradient of x (rows, width) from the gradient of GELU(x), and its sum over rows (width) in fp32."""
     if x.device.type != "cuda":
         grad_x = torch.ops.aten.gelu_backward(gradient.float(), x.float(), approximate=_approximation(tanh))
         return grad_x.to(x.dtype), grad_x.sum(0)

@@ -1,8 +1,8 @@
 """Random numbers for some rows of a batch, drawn as for the whole batch.
 
-Ranks that train together share each batch. Each draws the numbers of all rows, in the same order, and keeps those of
-its own rows: the images, and so the run, do not depend on the number of ranks. Outside `drawing` a batch is whole, and
-every function is torch's own.
+Ranks that train together share each batch. Each draws the numbers of all rows, in the same order, and keeps the numbers
+of its own rows. The images, and so the run, do not depend on the number of ranks. Outside `drawing` a batch is whole,
+and every function is torch's own.
 
 `dropout` costs as many random numbers as the whole batch has values; all others draw a few numbers an image.
 """
@@ -95,7 +95,7 @@ def total(count: int) -> int:
 
 
 def kept(drawn: Tensor, dim: int = 0) -> Tensor:
-    """Return the numbers of the current rows, out of those of all rows."""
+    """Return the numbers of the current rows, out of the numbers of all rows."""
     return drawn if _rows is None else _rows.of(drawn, dim)
 
 

@@ -6,8 +6,8 @@
 Shapes: batch B, text tokens T, image tokens N, width D, of the memory M, head width d, vocabulary V. A block has three
 branches: attention to the text so far, attention to the image, MLP.
 
-A text is generated token by token. Keys and values of earlier tokens do not change, nor do those of the image, so a
-`Cache` keeps them: a step computes its new tokens only.
+A text is generated token by token. Keys and values of the image and of earlier tokens do not change, so a `Cache` keeps
+them: a step computes its new tokens only.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def random_places(x: Tensor, rate: float, prefix: int) -> Tensor:
 
 
 def with_prefix(patches: Tensor, prefix: int) -> Tensor:
-    """Indices of tokens (B, prefix + n) from those of patches (B, n); the prefix tokens come first."""
+    """Indices of tokens (B, prefix + n) from indices of patches (B, n). The prefix tokens come first."""
     first = torch.arange(prefix, device=patches.device).expand(len(patches), -1)
     return torch.cat([first, patches + prefix], dim=1)
 

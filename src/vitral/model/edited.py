@@ -28,7 +28,7 @@ DIGESTS = {
     "ViT.transform": "097f1b2d",
 }
 """Parts of `vit.py` that `inference.engines` and `explanation.capture` repeat, or that `model.packing` does otherwise →
-digests of their code. Who changes that code changes them, too, and then the digest.
+digests of their code. If you change that code, change them, too, and then the digest.
 """
 
 

@@ -1,7 +1,7 @@
 """Parts of a run that the user wrote: a loss, an augmentation, a network … An option names each as `MODULE:FUNCTION`.
 
 What no file of Python code defines, such as a lambda or an object, is named `here:NAME` and stays in this process.
-A file alone must not run code: a function is called only if it was named on this machine before (`trusted`).
+A file must not run code by itself. A function is called only if it was named on this machine before (`trusted`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     images ─ tokens of each, at its own grid ─ sequences (S, T, D) ─ blocks ─ pool of each ─ head ─ logits (B, K)
 
 A sequence holds the tokens of several images one after another, each with its own class token and registers. Attention
-is block-diagonal: a token attends to those of its own image only, so logits equal those of each image alone, whatever
-it is packed with. The weights are those of an ordinary ViT; learned positions are resized to the grid of each image.
+is block-diagonal: a token attends only to tokens of its own image. Logits therefore equal the logits that each image
+gets on its own, in any packing. The weights are the weights of an ordinary ViT; learned positions are resized to the
+grid of each image.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _spread(x: Tensor, places: Tensor, packing: Packing) -> Tensor:
 def _rotations(
     model: ViT, grids: Sequence[Grid], kept: Sequence[Tensor], places: Tensor, packing: Packing
 ) -> list[Rotation | None]:
-    """Rotations of the blocks, each (S, 1 or heads, T, d), from those of each image's own grid."""
+    """Rotations of the blocks, each (S, 1 or heads, T, d), from the rotations of each image's own grid."""
     device = places.device
     of_grid = {grid: model.rotations(grid, device) for grid in dict.fromkeys(grids)}
     every = [of_grid[grid] for grid in grids]

@@ -4,8 +4,8 @@
     BiT      images (B, C, H, W) ─ root, stride 4 ─ stages, pre-activation ─ norm, ReLU ─ mean ─ head ─ logits (B, K)
 
 Both use weight standardization and group normalization, so that images of a batch stay independent. They differ in the
-position of the activation and in padding: the hybrid's is SAME, with the odd pixel after the image; BiT's is symmetric.
-Module names are those of most published weights.
+position of the activation and in padding. The hybrid's padding is SAME, with the odd pixel after the image. BiT's is
+symmetric. Module names are as in most published weights.
 
 Sources: vit_jax `models_resnet.py`; big_transfer and big_vision `models/bit_paper.py` (arXiv 1912.11370).
 """
@@ -174,7 +174,7 @@ class BiT(nn.Module):
 class HybridStem(nn.Module):
     """ResNet before the patches: images (B, C, H, W) to features (B, `stem_width`, H/s, W/s), s `stem_stride`.
 
-    `layers` are the numbers of bottlenecks of the stages; without stages it is the root alone.
+    `layers` are the numbers of bottlenecks of the stages; without stages it is only the root.
     """
 
     def __init__(self, channels: int, layers: Sequence[int], numerics: HybridNumerics = "authors"):

@@ -38,8 +38,8 @@ def _is_table(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that equals those of other objects with the same content: functions by their code, objects of
-    vitral by their settings, objects of other libraries by their class.
+    """Return a value that is equal for objects with the same content: functions by their code, objects of vitral by
+    their settings, objects of other libraries by their class.
     """
     if type(value) in _PLAIN or isinstance(value, bool | int | float | str | bytes | type):
         return value
@@ -63,8 +63,8 @@ def plain(value: Any) -> Any:
 
 
 def changed_setting(model: Network, config: ModelConfig | None = None) -> str:
-    """Describe the first part or setting that differs from those of a network newly built from `config`
-    (default: its own), such as "'blocks.0.norm1.eps' is 0.5, not 1e-06"; empty if there is none.
+    """Describe the first part or setting that differs from a network newly built from `config` (default: its own), such
+    as "'blocks.0.norm1.eps' is 0.5, not 1e-06"; empty if there is none.
     """
     fresh = _fresh(config or model.config)
     parts: dict[str, nn.Module] = dict(model.named_modules())

@@ -36,7 +36,7 @@ PARAMETER = "Parameter"
 
 @dataclass(frozen=True)
 class Layer:
-    """One row. Parameters and FLOPs exclude those of nested layers."""
+    """One row. Parameters and FLOPs exclude nested layers."""
 
     name: str  # as in the state dict: "blocks.0.attn.qkv"
     type: str
@@ -81,7 +81,7 @@ class Summary(Described):
 
     @property
     def counted(self) -> int:
-        """Parameters without bare ones, as some tools count: 86,415,592 in write-up 000, 7,562 in write-up 001."""
+        """Parameters without bare ones, as some tools count: 86,415,592 in reproduction 000, 7,562 in 001."""
         return sum(layer.parameters for layer in self.layers if layer.type != PARAMETER)
 
     @property
@@ -174,7 +174,9 @@ def summarize(
         if "overflow" not in str(error):
             raise
         why = "one of its tensors has more values than torch can count"
-        raise UsageError(f"{title} is too large to summarize", why=why, hint="a smaller image size or batch") from None
+        raise UsageError(
+            f"{title} is too large to summarize", why=why, hint="use a smaller image size or batch"
+        ) from None
     return Summary(
         model=title,
         input_shape=tuple(images.shape),
@@ -323,7 +325,7 @@ def _own(item: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
 
 
 def _own_flops(totals: dict[str, int]) -> dict[str, int]:
-    """Subtract from each layer's FLOPs those of its nested layers."""
+    """Subtract the FLOPs of nested layers from each layer."""
     own = dict(totals)
     for name in totals:
         if name:
@@ -394,7 +396,7 @@ class _Repeats(NamedTuple):
 
 
 def _units(layers: Sequence[Layer], *, full: bool) -> Iterator[tuple[list[Layer], _Repeats | None]]:
-    """Group layers by numbered block. Of consecutive identical blocks, yield the first and the number of them."""
+    """Group layers by numbered block. Yield the first of consecutive identical blocks, and their number."""
     if full:
         yield list(layers), None
         return

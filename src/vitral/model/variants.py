@@ -1,4 +1,4 @@
-"""Networks by name: sizes of the paper and later work ("S/16" is parsed), hybrids, ResNets, the five write-ups."""
+"""Networks by name: sizes of the paper and later work ("S/16" is parsed), hybrids, ResNets, the five reproductions."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ WRITE_UPS: dict[str, ViTConfig] = {
 
 def config(name: str, **changes: Any) -> ModelConfig:
     """Configuration of a named network: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a ResNet
-    ("BiT-R50x1"), a write-up, or a network of another library ("timm:resnet18", `vitral.model.foreign`).
+    ("BiT-R50x1"), a reproduction, or a network of another library ("timm:resnet18", `vitral.model.foreign`).
 
     `changes` are fields of its configuration, e.g. `classes=10, image_size=32`. Raises `UsageError` for an
     unknown name or field, with the nearest known ones, and for incompatible sizes.
@@ -229,7 +229,7 @@ def create(name: str, **changes: Any) -> Network:
 
 def catalog() -> list[dict[str, Any]]:
     """Rows of `vitral models`, for 224 pixels and 1000 classes: each size at its usual patch, hybrids, ResNets and the
-    write-ups. Fields that a network does not have are None.
+    reproductions. Fields that a network does not have are None.
     """
     usual = {size: f"{size}/14" for size in ("So400m", "H", "g", "g-opt", "G", "G-opt", "e")}
     names = [usual.get(size, f"{size}/16") for size in SIZES]
@@ -283,7 +283,7 @@ NOTES = {
 
 _OF_TRAINING = ("dropout", "attention_dropout", "drop_path", "patch_dropout", "cls_init", "pos_init", "head_bias_init")
 UNNAMED = frozenset(("image_size", "classes", *_OF_TRAINING))
-"""Fields that a name leaves out: sizes that are stated beside it, and what acts on training alone."""
+"""Fields that a name leaves out: sizes that are listed beside it, and fields that affect only training."""
 
 
 def name_of(config: ModelConfig) -> str:

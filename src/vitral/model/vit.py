@@ -475,7 +475,7 @@ class ViT(nn.Module):
         return self.tanh(x) * self.config.logit_scale if self.config.logits_tanh else x
 
     def rotations(self, grid: Grid, device: torch.device) -> list[Rotation | None]:
-        """Rotations of the blocks: one each, or a single one that all share; `[None]` without rotary positions."""
+        """Rotations of the blocks, one each or a single one that all share; `[None]` without rotary positions."""
         config = self.config
         if config.rope is not None and config.rope.kind == "mixed":
             return [config.rope.learned_rotation(of, grid, config.prefix) for of in self.rope_freqs.unbind(1)]

@@ -1,4 +1,4 @@
-"""Tell if someone watches or changes a part of a network, which then computes all that PyTorch alone would.
+"""Tell if someone watches or changes a part of a network, which then computes all that PyTorch would.
 
 The head of a network with a class token reads that token only, so the last block computes no other one
 (`ViT.prune_last_block`). A hook or a part of another library may read the other tokens, or mix them.

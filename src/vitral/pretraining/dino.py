@@ -220,8 +220,8 @@ class SelfDistillation(Method):
 def features(
     encoder: ViT, images: Tensor, masks: Tensor | None = None, token: Tensor | None = None, with_patches: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Pooled features (V, D) of images, and those of their patches (V, N, D) with `with_patches` or `masks` (…, N), at
-    which patches are replaced by `token`.
+    """Pooled features (V, D) of images, and features of their patches (V, N, D) with `with_patches` or `masks` (…, N),
+    at which patches are replaced by `token`.
     """
     if masks is None and not with_patches:
         return encoder(images), None
@@ -236,7 +236,7 @@ def features(
 
 
 def sinkhorn(scores: Tensor, iterations: int = 3) -> Tensor:
-    """Probabilities (n, K) from logits (n, K), so that all prototypes get about the same share of the n rows
+    """Probabilities (n, K) from logits (n, K), so that all prototypes get about equally many of the n rows
     (Sinkhorn-Knopp, as in SwAV and DINOv2).
     """
     rows = whole_batch.count(scores)
@@ -252,7 +252,7 @@ def sinkhorn(scores: Tensor, iterations: int = 3) -> Tensor:
 
 def distillation_loss(target: Tensor, student: Tensor) -> Tensor:
     """Mean cross-entropy of the student's scores (V, B, K) with the teacher's probabilities (2, B, K) of every other
-    crop. The first two crops of the student are those of the teacher.
+    crop. The first two crops of the student are the crops of the teacher.
     """
     predicted = F.log_softmax(student / STUDENT_TEMPERATURE, dim=-1)
     pairs = -torch.einsum("tbk,vbk->tv", target, predicted) / target.shape[1]
@@ -275,7 +275,7 @@ def koleo(x: Tensor) -> Tensor:
 @torch.no_grad()
 def entropies(target: Tensor) -> dict[str, Tensor]:
     """Entropies of the teacher's probabilities (2, B, K) as shares of log K: `usage_entropy` of their mean, 0 if all
-    images are assigned to one prototype; and the mean `target_entropy` of each, 1 if nothing is assigned.
+    images are assigned to one prototype. Also the mean `target_entropy` of each, 1 if nothing is assigned.
     """
     most = math.log(target.shape[-1])
     mean = whole_batch.mean(target.flatten(0, 1))

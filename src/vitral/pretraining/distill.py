@@ -1,8 +1,9 @@
 """Distillation: learn the features of another network, of any kind, on images without labels.
 
-A linear layer predicts the teacher's features from those of the network. They are compared at mean 0 and deviation 1 in
-each dimension (as in "Theia", arXiv 2407.20179), by the smooth L1 distance. If the teacher is a classifier, its head
-also makes logits of both, which are compared as in arXiv 1503.02531 (a reused head: "SimKD", arXiv 2203.14001).
+A linear layer predicts the teacher's features from the features of the network. They are compared at mean 0 and
+deviation 1 in each dimension (as in "Theia", arXiv 2407.20179), by the smooth L1 distance. If the teacher is a
+classifier, its head also makes logits of both, which are compared as in arXiv 1503.02531 (a reused head: "SimKD", arXiv
+2203.14001).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTeacher:
-    """A trained network in evaluation mode, for its features alone."""
+    """A trained network in evaluation mode, used only for its features."""
 
     network: Network
     preprocessing: Preprocessing
@@ -55,7 +56,9 @@ class FeatureTeacher:
         """Build a teacher. Raises `UsageError` for a network without features of an image of one size."""
         if weights.preprocessing.native:
             why = "it takes images of their own sizes, packed into sequences (--pack)"
-            raise UsageError("this teacher has no features of a crop", where=source, why=why, hint="another --teacher")
+            raise UsageError(
+                "this teacher has no features of a crop", where=source, why=why, hint="choose another --teacher"
+            )
         with seeded(0):  # some libraries draw random weights first
             network = native.build(weights).requires_grad_(False).to(machine.device)
         return cls(network, weights.preprocessing, machine)
@@ -78,7 +81,7 @@ class FeatureTeacher:
         found = self(torch.zeros(1, channels, *size, dtype=torch.uint8, device=self.machine.device))
         if found.ndim != 2:
             why = f"the input of its head is {tuple(found.shape)} for one image"
-            raise UsageError("this teacher has no feature vector of an image", why=why, hint="another --teacher")
+            raise UsageError("this teacher has no feature vector of an image", why=why, hint="choose another --teacher")
         return found.shape[1]
 
 

@@ -1,6 +1,6 @@
 """Masked autoencoder (arXiv 2111.06377): reconstruct most of an image from a few of its patches.
 
-The encoder computes the visible patches alone. A light decoder computes all of them, with one learned token in the
+The encoder computes only the visible patches. A light decoder computes all of them, with one learned token in the
 place of each masked patch, and predicts the pixels of the masked ones.
 """
 

@@ -36,8 +36,9 @@ def monitored(dataset: DataSet) -> tuple[Split, ...]:
 class Monitor:
     """Measures the features of evenly spaced images of the training and the validation split.
 
-    With at least two classes and a validation split, the labels of the sampled training images fit two classifiers, and
-    accuracy is that on the sampled validation images: k nearest neighbors, and least squares (a linear probe in closed
+    With at least two classes and a validation split, the labels of the sampled training images fit two classifiers,
+    whose accuracy is measured on the sampled validation images. They are k nearest neighbors, and least squares (a
+    linear probe in closed
     form). Labels change nothing in training.
     """
 

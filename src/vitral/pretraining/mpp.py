@@ -39,8 +39,8 @@ def mean_colors(pixels: Tensor, patch: tuple[int, int]) -> Tensor:
 def corrupt(patches: Tensor, places: Tensor, kind: Tensor, other: Tensor, mask_token: Tensor) -> Tensor:
     """Corrupt the patches (B, N, D) at `places` (B, m).
 
-    `kind` and `other` (B, N) are uniform in 0..1, one for each patch of an image: `kind` chooses the corruption, and
-    `other` the patch of any image of the batch that replaces this one, also of another rank's.
+    `kind` and `other` (B, N) are uniform in 0..1, one per patch. `kind` chooses the corruption, and `other` the patch
+    of any image of the batch that replaces this one, also of another rank's.
     """
     B, N, _ = patches.shape
     of_batch, rows = all_rows(patches), own_rows(B)

@@ -1,4 +1,5 @@
-"""Random views of images for the methods with a teacher: crops, mirroring, colors, blur, solarization; a batch at once.
+"""Random views of images for the methods with a teacher: crops, mirroring, colors, blur, and solarization, for a whole
+batch.
 
 Each image of a batch gets its own random numbers. Images are floats (B, C, H, W) from 0 to 1 on any device.
 """

@@ -92,6 +92,6 @@ def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("optimizer", "sgd", "Table 4; momentum 0.9, no decay"),
             Choice("lr", "0.01 for batches of 512", "Table 4; the paper searches 0.003, 0.01, 0.03 (and 0.06)"),
             Choice("epochs", str(epochs), f"{steps:,} steps of 512, from Table 4 by the size of the data set"),
-            Choice("image size", "384×384", "Table 4: larger than in pre-training; positions are resized"),
+            Choice("image size", "384×384", "Table 4: larger than in pretraining, with resized positions"),
         ),
     )

@@ -159,7 +159,7 @@ def check(dataset: DataSet, config: Any, run: Run) -> None:
         raise UsageError("this network cannot be pretrained", why=why, hint="--pool mean")
     if not taught and config.grid[0] * config.grid[1] < _FEWEST_PATCHES:
         why = f"{config.image[0]}×{config.image[1]} pixels are {config.grid[0] * config.grid[1]} patches"
-        raise UsageError("too few patches to mask some and see others", why=why, hint="a larger --image-size")
+        raise UsageError("too few patches to mask some and see others", why=why, hint="use a larger --image-size")
 
 
 _FEWEST_PATCHES = 4

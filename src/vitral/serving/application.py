@@ -30,7 +30,7 @@ from vitral.serving.problems import Problem
 from vitral.serving.service import Service
 
 MOST_OVERLAYS = 64
-"""Most characters of a text whose maps are drawn; the others have values alone."""
+"""Most characters of a text whose maps are drawn; the others only get values."""
 
 _NOT_STARTED = "it has not started: a server, or the application that mounts this one, must run its lifespan"
 
@@ -168,8 +168,8 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
 
 
 def _explanation(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, Any]:
-    """A heat map as plain data; with `overlay`, the image as the network saw it and the map over it as PNG. Of a text,
-    the map of each character.
+    """A heat map as plain data; with `overlay`, the image as the network saw it and the map over it as PNG. For a text,
+    return the map of each character.
     """
     if isinstance(found, TextExplanation):
         return _text_explanation(found, overlay)

@@ -1,4 +1,4 @@
-"""Access: bearer tokens, hosts, other sites; and the addresses that may be bound without a token."""
+"""Access by bearer tokens, hosts, and sites, and the addresses that may be bound without a token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dynamic batching: images of several requests are computed together, off the event loop.
 
-An image passes from the thread that decodes it to the one that computes, and the event loop only learns the answer:
-under a flood of requests a turn of the loop takes long, and neither decoding nor computing may wait for it.
+An image passes from the thread that decodes it to the one that computes. The event loop only receives the answer. Under
+a flood of requests, a turn of the loop takes long, and neither decoding nor computing may wait for it.
 """
 
 from __future__ import annotations

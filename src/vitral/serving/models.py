@@ -1,4 +1,4 @@
-"""A model that answers requests: a predictor, its batches, its thread; loaded with a self-test before it answers."""
+"""A model that answers requests: a predictor with its batches and its thread. A self-test runs before it answers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def _sure(predictor: Predictor, right: float) -> Predictor:
 
 
 def self_test(predictor: Predictor) -> None:
-    """Compute two images twice: finite logits, one for each class, or rows of texts; the same both times. It also warms
+    """Compute two images twice. The logits, one per class, or the texts must be finite and equal both times. It also
+    warms
     the engine.
     """
     height, width = predictor.preprocessing.image_size

@@ -150,9 +150,9 @@ def _fields(methods: Iterable[str]) -> Fields:
             {"type": "string", "enum": ["default", *methods]},
             "a method of /v1/models, or 'default': a heat map of the evidence",
         ),
-        "target": ({"type": "string"}, "with explain: the class, label or number; by default the predicted one"),
+        "target": ({"type": "string"}, "with explain, the class, label or number (default: the predicted one)"),
         "overlay": ({"type": "boolean", "default": False}, "with explain: draw the heat map over the image, as PNG"),
-        "timeout": ({"type": "number", "exclusiveMinimum": 0}, "seconds to answer in; it stands in the query alone"),
+        "timeout": ({"type": "number", "exclusiveMinimum": 0}, "seconds to answer in; only in the query"),
     }
 
 

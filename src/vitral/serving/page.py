@@ -30,7 +30,7 @@ TYPES = {
 }
 
 CSP = web.policy({"frame-ancestors": "'none'", "require-trusted-types-for": "'script'"})
-"""Of the page: its own files, images in memory, and requests to its own server."""
+"""Content security policy of the page: its own files, images in memory, and requests to its own server."""
 
 
 def asset(path: str, example: bytes) -> Callable[[Request], Awaitable[Response]]:

@@ -21,8 +21,8 @@ MOST_CONNECTIONS = 1024
 
 
 class _Gathered(asyncio.Transport):
-    """A transport that sends at once what is written within one turn of the loop: uvicorn writes the header of an
-    answer and its body one after the other, and each write would be a call of the system and wake the client.
+    """A transport that sends together what is written within one turn of the loop. uvicorn writes the header of an
+    answer and its body one after the other. Without this class, each write would be a system call and wake the client.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):

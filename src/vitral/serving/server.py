@@ -55,7 +55,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _refused(where: str, error: OSError) -> VitralError:
     return VitralError(
-        "cannot listen", where=where, why=error.strerror, hint="another --host or --port; 0 takes a free port"
+        "cannot listen", where=where, why=error.strerror, hint="choose another --host or --port; 0 takes a free port"
     )
 
 

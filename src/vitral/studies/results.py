@@ -362,7 +362,7 @@ def check_held_out(outcomes: Sequence[Outcome]) -> None:
         raise UsageError("nothing is held out to compare on", why=why, hint="--set val_fraction=0.1")
     if bad := next((one for one in done if one.held_out != done[0].held_out), None):
         why = f"{bad.cell.name} holds out other images than {done[0].cell.name}"
-        raise UsageError("these runs cannot be compared", why=why, hint="the same --set val_fraction=… for all")
+        raise UsageError("these runs cannot be compared", why=why, hint="use the same --set val_fraction=… for all")
 
 
 def read_outcome(cell: Cell, folder: StudyFolder, splits: Sequence[str] = MEASURED_ON) -> Outcome:

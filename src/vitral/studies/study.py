@@ -105,7 +105,7 @@ class Study:
         if len(self.cells) > MOST_CELLS:
             raise UsageError(f"{len(self.cells):,} runs are too many for a study", hint="fewer values, or fewer seeds")
         if twice := _repeated(tuple(cell.name for cell in self.cells)):
-            raise UsageError(f"two runs would be called {twice}", hint="a study for each")
+            raise UsageError(f"two runs would be called {twice}", hint="make a study for each")
 
     def _check_options(self) -> None:
         for name in (*self.options, *self.vary):
@@ -318,7 +318,12 @@ class StudyFolder:
         if self.study.exists():
             self._check_part(self.read(), study)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunError("this folder is not a study", where=self.path, why="it is not empty", hint="another --out")
+            raise RunError(
+                "this folder is not a study",
+                where=self.path,
+                why="it is not empty",
+                hint="choose another folder with --out",
+            )
         self.cells.mkdir(parents=True, exist_ok=True)
         write_text(self.study, sealed_json({"format": _FORMAT, **study.to_json()}, indent=2))
 

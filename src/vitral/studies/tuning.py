@@ -74,7 +74,9 @@ def _kept(place: StudyFolder, data: str, trials: int, minutes: float | None, giv
     same = {name: value for name, value in kept.options.items() if name != "epochs" or "epochs" in given}
     if not same_path(kept.data, data) or (kept.title, same) != (TITLE, dict(given)):
         why = f"it tunes {kept.data} with other options" if kept.title == TITLE else f"it asks: {kept.command}"
-        raise RunError("this folder is another study", where=place.path, why=why, hint="another --out")
+        raise RunError(
+            "this folder is another study", where=place.path, why=why, hint="choose another folder with --out"
+        )
     return dataclasses.replace(kept, data=data, trials=trials, minutes=minutes)
 
 

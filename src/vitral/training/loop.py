@@ -381,7 +381,7 @@ def _check_weights(state: State) -> None:
         raise TrainingError(
             f"weights are no longer finite in epoch {state.epoch + 1}: {bad[0]} and {len(bad) - 1} more",
             why="a learning rate too high, or gradients that are not clipped",
-            hint="a lower --lr, or --clip 1" + _kept(state.epoch),
+            hint="use a lower --lr, or --clip 1" + _kept(state.epoch),
         )
 
 

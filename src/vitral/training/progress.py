@@ -71,7 +71,7 @@ class ConsoleListener(Callback):
             self.bar.update(self.task, note=f"loss {float(loss):.3f}")
 
     def on_stop(self) -> None:
-        message = "stopping: finishing this step and saving the run; press Ctrl-C again to stop immediately"
+        message = "stopping after this step and saving the run; press Ctrl-C again to stop immediately"
         self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
 
     def on_epoch_end(self, line: Epoch, best: bool) -> None:

@@ -106,7 +106,7 @@ class RunFolder:
             raise self._in_use()
 
     def _in_use(self) -> RunError:
-        hint = "wait until it is done, or stop it; for a separate run: --out …"
+        hint = "wait until it is done, or stop it, or train a separate run with --out …"
         return RunError("another process is training this run", where=self.path, hint=hint)
 
     def clear(self) -> None:

@@ -79,7 +79,7 @@ def given(classes: int, order: str) -> tuple[str, ...]:
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(names) != classes or len(set(names)) != classes:
         what = f"{len(set(names))} different names for {classes} classes"
-        raise UsageError(what, where=order, hint="a file with a name in each line, in the order of the outputs")
+        raise UsageError(what, where=order, hint="pass a file with one name per line, in the order of the outputs")
     return names
 
 
@@ -120,9 +120,9 @@ def _assumed(count: int, order: str | None) -> Naming:
         note = OfClassNames(f"class names by --class-order {order}; the weights state none")
         return Naming(given(count, order), True, order, (note,))
     if count == len(SYNSETS):
-        note = AssumedNames("class names assumed: ImageNet-1k's; the weights state none")
+        note = AssumedNames("class names assumed: ImageNet-1k's, because the weights contain none")
         return Naming(default(count), True, None, (note,))
-    text = "class names assumed: the numbers of the outputs; the weights state none"
+    text = "class names assumed: the numbers of the outputs, because the weights contain none"
     doubt = (
         "Output 2 is taken for class 2; if the network was trained with torchvision's ImageFolder, which sorts "
         "folders as text (0, 1, 10, 11, 2 …): --class-order text"

@@ -215,7 +215,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         raise unknown("format to write", to, TARGETS)
     path = Path(target)
     if path.exists() and (path.is_file() or any(path.iterdir())):
-        raise UsageError("the target exists already", where=path, hint="another target, or remove it")
+        raise UsageError("the target exists already", where=path, hint="choose another target, or remove it")
     if to == "native":
         path = path if path.suffix else path / "model.safetensors"
         native.save(path, weights)
@@ -234,7 +234,7 @@ def write(weights: Weights, target: str | Path, to: str) -> Sequence[Path]:
         raise WeightsError(f"a BiT cannot be written for {to}", why="vitral does not have this format", hint="--to hf")
     if getattr(weights.config, "conv_stem", None) is not None and to != "hf":
         why = "it has a convolutional stem, which other libraries do not support"
-        hint = "--to hf, with a modeling file; or a network of patches alone: vitral train … --model Ti/16"
+        hint = "use --to hf, with a modeling file, or train a network without a stem: vitral train … --model Ti/16"
         raise WeightsError(f"this network cannot be written for {to}", why=why, hint=hint)
     try:
         return writer(at_temperature_one(materialized(weights)), path)

@@ -34,10 +34,10 @@ class Change(NamedTuple):
 CHANGES: Mapping[str, Change] = {
     "size": Change(
         "at another size of images, patches or pixels",
-        "leave out --patch-size; or at that size: vitral train DATA --init WEIGHTS",
+        "leave out --patch-size, or train at that size: vitral train DATA --init WEIGHTS",
     ),
     "levels": Change(
-        "at other levels than those of training", "leave out --levels; or with them: vitral train DATA --init WEIGHTS"
+        "at other levels than in training", "leave out --levels, or train with them: vitral train DATA --init WEIGHTS"
     ),
     "head": Change("with other classes", "vitral train DATA --init WEIGHTS"),
     "weights": Change("with changed weights", "vitral train DATA --init WEIGHTS"),

@@ -207,7 +207,9 @@ def _timm(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     cfg = getattr(module, "pretrained_cfg", None)
     if cfg is not None and not isinstance(cfg, Mapping):
         cfg = cfg.to_dict()
-    origin = "the module's pretrained_cfg" if cfg else Caution("assumed: AugReg's default; not stated by the module")
+    origin = (
+        "the module's pretrained_cfg" if cfg else Caution("assumed: AugReg's default (the module does not state it)")
+    )
     return {"pretrained_cfg": cfg} if cfg else {}, Stated(found, origin, fitting[0], scheme(module))
 
 
@@ -227,7 +229,7 @@ def _timm_bit(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     if pooled != "avg":
         raise UnreadableError(f"its features are pooled by '{pooled}'")
     cfg = dict(module.pretrained_cfg) if getattr(module, "pretrained_cfg", None) else None
-    assumed = Caution("assumed: the authors' default; not stated by the module")
+    assumed = Caution("assumed: the authors' default, because the module does not state it")
     origin = "the module's pretrained_cfg" if cfg else assumed
     return {"pretrained_cfg": cfg} if cfg else {}, Stated({}, origin, "timm-bit")
 
@@ -336,7 +338,7 @@ def _torchvision(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
         "pool": "cls",
         "cls_position": True,
     }
-    origin = Caution("assumed: torchvision's usual transforms; not stated by the module")
+    origin = Caution("assumed: torchvision's usual transforms, because the module does not state them")
     return None, Stated(facts, origin, "torchvision")
 
 

@@ -141,7 +141,7 @@ def _check_finite(loaded: Loaded, allowed: bool) -> list[Alarm]:
     names = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     if not allowed:
         typed = shlex.quote(loaded.account.source)
-        hint = f"weights from before it diverged; to look into these: vitral convert {typed} NEW --allow-non-finite"
+        hint = f"use weights from before it diverged, or inspect these: vitral convert {typed} NEW --allow-non-finite"
         raise WeightsError("weights that are not finite", where=loaded.account.source, why=f"in {names}", hint=hint)
     return [Alarm(f"WARNING values that are not finite in {names}")]
 

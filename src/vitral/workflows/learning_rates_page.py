@@ -28,7 +28,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 def check_free(folder: Path) -> None:
     """Raise `RunError` unless the folder is missing, empty or of an earlier range test."""
     if folder.exists() and not (folder / JSON).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError("this folder has other files", where=folder, why="it is of no range test", hint="another --out")
+        raise RunError(
+            "this folder has other files",
+            where=folder,
+            why="it is of no range test",
+            hint="choose another folder with --out",
+        )
 
 
 def write(folder: Path, test: RangeTest, command: str) -> None:

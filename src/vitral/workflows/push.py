@@ -70,7 +70,7 @@ def prepare(run: str | Path, repository: str, out: str | Path, *, license: str) 
     _check(repository, license)
     out = Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError("the target exists already", where=out, hint="another --out, or remove it")
+        raise UsageError("the target exists already", where=out, hint="choose another --out, or remove it")
     with replacing_folder(out) as made:
         reason = _write(run, repository, license, made)
         files = tuple(sorted(path.name for path in made.iterdir()))

@@ -204,7 +204,7 @@ def _of_image(job: Job, batches: Batches, epoch: int, image: str) -> tuple[int, 
     places = np.flatnonzero(batches.order(epoch - 1)[: len(batches) * batches.batch_size] == found[0])
     if not len(places):
         why = "the last images of an epoch that fill no batch are left out, and balanced sampling draws some only"
-        raise UsageError(f"epoch {epoch} does not show this image", where=image, why=why, hint="another --epoch")
+        raise UsageError(f"epoch {epoch} does not show this image", where=image, why=why, hint="choose another --epoch")
     return epoch - 1, int(places[0]) // batches.batch_size
 
 

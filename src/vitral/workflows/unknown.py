@@ -167,9 +167,7 @@ def evaluate_unknown(
     groups = evaluated.images.groups, alike
     found = {name: separate(known[name], unknown[name], thresholds.get(name), groups) for name in names}
     if val is not None and any(same_images(val, evaluated.images, _PROBES)):
-        notes += (
-            "the known images set the threshold: known kept is no figure of new ones, which test images would give",
-        )
+        notes += ("the known images set the threshold: known kept may be lower on new images",)
     result = UnknownImages(
         str(folder),
         len(alike),

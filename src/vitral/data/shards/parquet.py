@@ -140,7 +140,7 @@ def _only(kind: str, found: list[str], schema: Any, name: str) -> str:
         f"no {kind} column in the Parquet file",
         where=name,
         why=f"columns found: {', '.join(schema.names)}",
-        hint=f"an image column of type Image, and a label column named {', '.join(LABEL_COLUMNS[:3])}",
+        hint=f"use an image column of type Image, and a label column named {', '.join(LABEL_COLUMNS[:3])}",
     )
 
 

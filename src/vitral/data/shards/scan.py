@@ -85,7 +85,7 @@ def splits_of_names(paths: Sequence[str], where: str) -> list[str]:
     if any(stated) and (unknown := [path for path, split in zip(paths, stated, strict=True) if not split]):
         named = some([posixpath.basename(one) for one in unknown])
         why = f"{named}, beside {', '.join(split for split in SPLITS if split in stated)}"
-        hint = "name the split in the name of the file: train, val or test; or give a pattern of those to read"
+        hint = "put the split (train, val or test) into the file name, or give a pattern of the files to read"
         raise DataError(f"{count(len(unknown), 'file')} of an unknown split", where=where, why=why, hint=hint)
     return [split or "train" for split in stated]
 

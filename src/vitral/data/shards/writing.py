@@ -100,12 +100,14 @@ def _open(folder: Path, settings: dict[str, Any]) -> None:
     about = folder / _UNFINISHED / "settings.json"
     typed = shlex.quote(str(folder))
     if (folder / MANIFEST).exists():
-        raise UsageError("the folder already has shards", where=folder, hint=f"another --out, or rm -r {typed}")
+        raise UsageError(
+            "the folder already has shards", where=folder, hint=f"choose another folder with --out, or rm -r {typed}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         try:
             same = bounded.read(about) == settings
         except (OSError, ValueError):
-            raise UsageError("the folder is not empty", where=folder, hint="another --out") from None
+            raise UsageError("the folder is not empty", where=folder, hint="choose another folder with --out") from None
         if not same:
             why = "its first shards are of other images, or of another --seed or --shard-mb"
             raise UsageError("an unfinished folder of other shards", where=folder, why=why, hint=f"rm -r {typed}")

@@ -139,14 +139,14 @@ def _check_task(dataset: DataSet, wanted: Labeling, tasks: Sequence[str]) -> Non
     if wanted.task not in (None, task) or ((wanted.separator or wanted.columns) and not dataset.reason):
         typed = f"--task {wanted.task}" if wanted.task not in (None, task) else "--label-separator or --targets"
         why = "all but tables have one class per image"
-        raise UsageError(f"{typed} needs a table", where=dataset.source, why=why, hint="a .csv with file,labels")
+        raise UsageError(f"{typed} needs a table", where=dataset.source, why=why, hint="use a .csv with file,labels")
     if task not in tasks:
         why = f"{dataset.reason}, and this command is for one class per image"
         raise DataError(
             f"data of --task {task}",
             where=dataset.source,
             why=why,
-            hint="vitral train, evaluate and predict know this task; a column class or label is read as classes",
+            hint="vitral train, evaluate and predict support this task; a column class or label is read as classes",
         )
 
 

@@ -180,7 +180,7 @@ class Table:
             why = f"{count(len(self.set_aside), 'row')} without a label, unsure or excluded"
             raise DataError("no labels in the table", where=self.where, why=why, hint=f"vitral label {self.where}")
         if not paths:
-            raise DataError("a table without rows", where=self.where, hint="a line for each image: cat/1.jpg,cat")
+            raise DataError("a table without rows", where=self.where, hint="add a line for each image: cat/1.jpg,cat")
         names, arrays = labels.build(found, self.where)
         notes += case_notes(names)
         splits = splits_of(self.files, paths, arrays)

@@ -79,7 +79,7 @@ def require_one_class(targets: Targets, source: str, what: str) -> None:
     """Raise `DataError` for data of another task."""
     if not targets.one_class:
         why = f"these data are of --task {targets.task}"
-        raise DataError(f"{what} needs one class per image", where=source, why=why, hint="a table with file,label")
+        raise DataError(f"{what} needs one class per image", where=source, why=why, hint="use a table with file,label")
 
 
 def index_labels(

@@ -37,8 +37,8 @@ def patch_filters(model: nn.Module, components: int = 28) -> PatchFilters:
     """Principal components of the D patch kernels as vectors of C·p·q values (ViT paper, 4.5 and Figure 7 left).
 
     There are at most min(D, C·p·q) components. Their signs are arbitrary, so the largest value of each is made
-    positive. A hybrid cuts patches from features, so the kernels are those of the ResNet's root, standardized as in its
-    forward pass. Raises `UsageError` for a network without attention and for fewer than 1 component.
+    positive. A hybrid cuts patches from features, so the kernels belong to the ResNet's root. They are standardized as
+    in its forward pass. Raises `UsageError` for a network without attention and for fewer than 1 component.
     """
     network = require_vit(model)
     if components < 1:

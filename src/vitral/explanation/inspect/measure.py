@@ -43,8 +43,8 @@ def token_norms(model: nn.Module, images: Tensor, *, layers: Sequence[int] | Non
     """Euclidean norms of tokens after each block. Registers were introduced to absorb outliers (arXiv 2309.16588).
 
     A patch is an outlier if its norm exceeds twice the median and the median + 6 × the median absolute deviation of all
-    patches of its layer. The first bound alone would count the tail of a wide distribution, the second that of a narrow
-    one. The paper sets its bound by eye. Raises as `attention_distance`.
+    patches of its layer. Without the second bound, the tail of a wide distribution would count; without the first, the
+    tail of a narrow one. The paper sets its bound by eye. Raises as `attention_distance`.
     """
     result = measure(model, images, layers=layers, parts=("norms",)).norms
     assert result is not None

@@ -31,7 +31,7 @@ class PositionSimilarity(PlainData):
 
     @property
     def of_neighbors(self) -> float:
-        """Mean similarity of positions side by side, less that of all that are further apart."""
+        """Mean similarity of adjacent positions, minus the mean similarity of positions that are further apart."""
         assert self.values is not None
         height, width = self.values.shape[2:]
         rows = np.abs(np.arange(height) - np.array(self.at_rows)[:, None])

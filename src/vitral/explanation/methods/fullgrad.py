@@ -6,8 +6,8 @@ The value of a token is Σ_l Σ_c x_l ∂y/∂x_l over the input tokens x_l of e
 a layer whose output z has one vector per token: the blocks, the final norm, keys and values of a MAP head. Tokens after
 the last block do not count: if the head reads the class token, their gradient is zero.
 
-Completeness is that of FullGrad: input × gradient at the first block, where tokens include class token and positions,
-plus bias × gradient of all later layers with the head, is the logit. With LibraGrad this holds up to rounding.
+It is complete as FullGrad is: input × gradient at the first block, where tokens include class token and positions, plus
+bias × gradient of all later layers with the head, is the logit. With LibraGrad this holds up to rounding.
 """
 
 from __future__ import annotations

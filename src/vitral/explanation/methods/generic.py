@@ -6,9 +6,9 @@ R = I; for each layer Ā = mean over heads of relu(∂y/∂A ⊙ A) and R ← R 
 reads; I is each token's relevance to itself, which carries no information. Only that row is propagated, from the last
 layer to the first, in the order of the backward pass: row ← row + row Ā, a vector–matrix product for each layer.
 
-The row is that of the class token, as in the paper; with a distillation token the mean of both rows; with mean pooling
-the same mean of rows. The query of a MAP head is one more token with its own attention: the row starts as mean over
-heads of relu(∂y/∂A ⊙ A) of that attention (the paper's rule for cross-attention).
+The row belongs to the class token, as in the paper. With a distillation token, it is the mean of both rows, and with
+mean pooling the same mean of rows. The query of a MAP head is one more token with its own attention: the row starts as
+mean over heads of relu(∂y/∂A ⊙ A) of that attention (the paper's rule for cross-attention).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _of_layer(model: AnyNetwork, images: Tensor, targets: Tensor, layer: int | s
         raise UsageError(f"the logits do not depend on layer '{layer}'", why="it has no gradient") from None
     if outputs[-1].ndim == 3 and not any(bool(one.any()) for one in gradients):
         why = "the head reads another token, or nothing of this layer"
-        raise UsageError(f"no gradient reaches the patches of layer '{layer}'", why=why, hint="an earlier layer")
+        raise UsageError(f"no gradient reaches the patches of layer '{layer}'", why=why, hint="choose an earlier layer")
     maps = [_weighted(features, one) for one in gradients]
     return Maps(torch.stack(maps, dim=1).unflatten(-1, grid).cpu())
 

@@ -1,10 +1,10 @@
 """Occlusion: drop of the logit when a patch is removed (Zeiler & Fergus, arXiv 1311.2901, section 4).
 
 For a ViT, patches are not grayed, since a gray patch is visible content, too. Patches are embedded with their
-positions, then tokens are left out, so that the blocks run on fewer tokens. The result equals that of a mask over
-patches, up to rounding, in less time. In a hybrid or behind a convolutional stem, tokens are removed after the
-convolutions, so the other features still contain a little of the removed patches. A ResNet has no tokens to leave out;
-patches are filled with 0 after standardization, the mean color of its training data.
+positions, then tokens are left out, so that the blocks run on fewer tokens. The result equals a mask over patches, up
+to rounding, in less time. In a hybrid or behind a convolutional stem, tokens are removed after the convolutions, so the
+other features still contain a little of the removed patches. A ResNet has no tokens to leave out; patches are filled
+with 0 after standardization, the mean color of its training data.
 """
 
 from __future__ import annotations

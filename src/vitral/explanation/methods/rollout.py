@@ -4,7 +4,7 @@ Abnar & Zuidema (arXiv 2005.00928): A ← rownorm(mean over heads of A + I) for 
 row of R that the head reads. The ViT paper (D.8) says only "averaged across all heads, then recursively multiplied".
 
 Only that row is propagated, from the last layer to the first: a vector–matrix product for each layer instead of a
-matrix product. Of each layer, only the head average (B, N, N) is stored.
+matrix product. Only the head average (B, N, N) of each layer is stored.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ METHOD_OPTIONS = keywords(_kinds())
 def default_method(network: nn.Module, options: Mapping[str, Any] | None = None) -> str:
     """Default method: the best one, or for a ResNet the first that needs no attention.
 
-    For a network of another library it is Grad-CAM if a layer is named, otherwise input × gradient.
+    For a network of another library it is Grad-CAM if you select a layer, otherwise input × gradient.
     """
     if isinstance(getattr(network, "_orig_mod", network), ViT):
         return DEFAULT

@@ -34,7 +34,9 @@ def output_of(names: Sequence[str], saved: Mapping[str, Any], statistics: Mappin
     """
     task = saved.get("task", DEFAULT_TASK)
     if task not in OUTPUTS:
-        raise UsageError(f"unknown task '{task}' of weights", why=f"known: {', '.join(OUTPUTS)}", hint="a newer vitral")
+        raise UsageError(
+            f"unknown task '{task}' of weights", why=f"known: {', '.join(OUTPUTS)}", hint="install a newer vitral"
+        )
     try:
         output: Output = OUTPUTS[task].from_json(names, {**saved, "statistics": statistics or {}})
         return output

@@ -37,7 +37,7 @@ def require_head(names: Sequence[str]) -> None:
         raise UsageError(
             "this network has one output",
             why="no file states if it is a probability or a number",
-            hint="a config.json beside it with problem_type; or a head: vitral train DATA --init WEIGHTS",
+            hint="add problem_type to the config.json beside it, or train a head: vitral train DATA --init WEIGHTS",
         )
 
 

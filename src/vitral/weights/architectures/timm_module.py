@@ -283,5 +283,5 @@ def _attention_pooling(pool: Any, network: Any) -> ConfigFields:
         raise UnreadableError("its attention pooling has other parts")
     block = network.blocks[0]
     if _activation(pool.mlp) != _activation(block.mlp) or pool.mlp.fc1.out_features != block.mlp.fc2.in_features:
-        raise UnreadableError("the MLP of its attention pooling differs from those of its blocks")
+        raise UnreadableError("the MLP of its attention pooling differs from the MLPs of its blocks")
     return {} if pool.num_heads == block.attn.num_heads else {"pool_heads": pool.num_heads}

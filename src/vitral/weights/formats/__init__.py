@@ -73,7 +73,7 @@ def _refusal(names: Mapping[str, list[str]], where: object) -> WeightsError:
     unexpected, missing = differing[nearest]
     total = len(names[nearest])
     if 2 * len(unexpected) > total:  # it shares few names: to call it near would mislead
-        why = f"its names are those of no network that is known: {some(names[nearest], 8)}"
+        why = f"its names fit no known network: {some(names[nearest], 8)}"
     else:
         reasons = (
             f"{word}: {some(names, 8)}" for word, names in (("foreign", unexpected), ("missing", missing)) if names

@@ -116,7 +116,7 @@ _TRAINED_SO = {
     "pre_logits": "a network trained without --pre-logits",
     "channels": "a network trained with --channels {}",
     "cls_token": "a network trained with --cls-token",
-    "stem": "a network of patches alone: --model S/16",
+    "stem": "a network without a convolutional stem: --model S/16",
 }
 """Field of the configuration → the words to type for a network that can be written."""
 

@@ -129,7 +129,9 @@ def _facts(encoder: str) -> Callable[[Source], ConfigFields]:
         config = source.config
         if config is None:
             why = "no config.json beside them states heads, norms and positions"
-            raise WeightsError("cannot determine the decoder", where=source.where, why=why, hint="the whole folder")
+            raise WeightsError(
+                "cannot determine the decoder", where=source.where, why=why, hint="pass the whole folder"
+            )
         if config.get("model_type") != "vision-encoder-decoder":
             raise wrong("model_type", "'vision-encoder-decoder'", config.get("model_type"), source)
         inner = _part("encoder", encoder, source)

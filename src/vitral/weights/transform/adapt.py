@@ -71,7 +71,7 @@ def _foreign(
         elif name not in state or state[name].shape != tensor.shape:
             why = f"{name} would be {tuple(tensor.shape)}, and its library does not say how to change it"
             raise UsageError(
-                f"cannot adapt the weights of {config.source}", why=why, hint="the sizes it was trained with"
+                f"cannot adapt the weights of {config.source}", why=why, hint="use the sizes that it was trained with"
             )
         else:
             own[name] = state[name]

@@ -118,7 +118,7 @@ class LabelCheck:
         expected = round(sum(one.doubt for one in found))
         if self.is_weak:
             return (
-                "None can be called wrong: the features hardly tell these classes apart; --init timm:NAME uses others"
+                "None can be called wrong: the features hardly tell these classes apart (--init timm:NAME uses others)"
             )
         if wrong:
             called = f"{wrong:,} of {len(self.places):,} labels are likely wrong"

@@ -54,7 +54,7 @@ def read_reader(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> In
         encoder = _headless(loaded, config)
     else:
         why = "the decoder attends to the tokens of a ViT"
-        raise UsageError(f"--init {given['init']} cannot read text", why=why, hint="the weights of a ViT")
+        raise UsageError(f"--init {given['init']} cannot read text", why=why, hint="use the weights of a ViT")
     patch = pair(encoder.weights.config.patch_size)  # type: ignore[union-attr]  # it is a ViT
     wanted = pair(given.get("image_size") or proposed.size)
     size = tuple(-(-n // p) * p for n, p in zip(wanted, patch, strict=True))

@@ -54,7 +54,7 @@ def check_library(source: str) -> None:
     """Raise `UsageError` for a network of another library, before it is built without classes."""
     if is_foreign(source):
         why = "the methods need the patches and blocks of a ViT, which are not known of networks of other libraries"
-        raise UsageError(f"{source} cannot be pretrained", why=why, hint="a network of vitral: --model Nano/4")
+        raise UsageError(f"{source} cannot be pretrained", why=why, hint="use a network of vitral: --model Nano/4")
 
 
 def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:

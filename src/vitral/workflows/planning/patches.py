@@ -93,7 +93,7 @@ def _patch(draft: Draft) -> tuple[int, int]:
     else:
         kind, fields = config_fields(draft.run.model)
     if kind is not ViTConfig or fields.get("stem") is not None or fields.get("conv_stem") is not None:
-        why = "packing needs patches of pixels, and tokens that see those of their own image only"
+        why = "packing needs patches of pixels, and tokens that see only tokens of their own image"
         raise UsageError(f"--pack does not support {draft.run.model}", why=why, hint="--model Nano/4, or S/16")
     tall, wide = pair(fields.get("patch_size", ViTConfig.patch_size))
     return tall, wide

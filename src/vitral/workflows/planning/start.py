@@ -126,7 +126,7 @@ def _advice(stats: DatasetStats, machine: Machine) -> str:
     """Recommend pretrained weights for small data sets that start from random ones; empty for others."""
     if stats.images >= FEW:
         return ""
-    why = f"{stats.images:,} images are few; pretrained weights would help most: try --init"
+    why = f"{stats.images:,} images are few; pretrained weights would help most, so try --init"
     return f"{why} {proposed(_has_gpu(machine))}{_local(stats)}"
 
 

@@ -47,7 +47,7 @@ class ClassTask(Task):
         run, targets = draft.run, draft.dataset.targets
         counts = targets.counts(draft.dataset["train"].labels, len(draft.dataset.classes)).tolist()
         if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none" and run.sampling == "shuffle":
-            why = f"classes have {min(counts):,} to {max(counts):,} images; if rare ones matter: --sampling balanced"
+            why = f"classes have {min(counts):,} to {max(counts):,} images; try --sampling balanced if rare ones matter"
             return draft.change(Choice("class balance", "unchanged", why))
         return draft
 

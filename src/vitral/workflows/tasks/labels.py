@@ -53,9 +53,7 @@ class LabelsTask(Task):
             why = "there are no validation images to choose them on"
             choices.append(Choice("thresholds", f"{SEVERAL_LABELS.threshold:g}", why))
         if max(counts) > 5 * max(min(counts), 1) and run.class_weights == "none":
-            why = (
-                f"labels have {min(counts):,} to {max(counts):,} images; if rare ones matter: --class-weights balanced"
-            )
+            why = f"labels have {min(counts):,} to {max(counts):,} images; --class-weights balanced helps rare ones"
             choices.append(Choice("label balance", "unchanged", why))
         return draft.change(*choices)
 

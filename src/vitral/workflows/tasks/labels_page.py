@@ -72,7 +72,7 @@ def _together(measured: LabelsEvaluation) -> Section:
         grids.append(Grid(caption, ["label", *names], rows, (0.7 * kept**0.5).tolist()))
     if pairs := _pairs(measured):
         grids.append(Grid("Pairs with the largest difference", ("labels", "true", "predicted"), pairs))
-    note = "Share of the images with the label of a row that also have that of a column"
+    note = "Fraction of the images with the label of a row that also have the label of a column"
     more = f"; the {len(order)} most frequent labels" if len(measured.classes) > len(order) else ""
     return Section("together", "Labels together", f"{note}{more}.", grids)
 
