@@ -104,7 +104,9 @@ class TestContents:
         assert 'href="github/workflows/release.yml.html"' in (site / "CONTRIBUTING.html").read_text("utf-8")
 
     def test_translations_name_their_language(self, site):
-        for name, language in (("index", "en"), ("index.ko", "ko"), ("index.ja", "ja"), ("use", "en")):
+        translated = [page.stem for page in (ROOT / "docs").glob("index.??.md")]
+        assert translated
+        for name, language in (*((one, one.split(".")[1]) for one in translated), ("index", "en"), ("use", "en")):
             assert f' lang="{language}" ' in (site / f"docs/{name}.html").read_text("utf-8").partition("<head>")[0]
 
 
