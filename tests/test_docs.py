@@ -364,12 +364,46 @@ def test_a_translation_is_in_step(page):
     assert others == set(re.findall(r"\]\((index[^)]*)\)", text))
 
 
-def test_the_entry_page_is_in_three_languages():
-    assert [page.name for page in TRANSLATED] == ["index.ja.md", "index.ko.md"]
-    for page, script in zip(TRANSLATED, ("[\u3040-\u30ff]", "[\uac00-\ud7a3]"), strict=True):
-        sentences = [line for line in page.read_text("utf-8").splitlines() if line.endswith(("다.", "。", "요."))]
-        assert len(sentences) >= 7
-        assert all(re.search(script, line) for line in sentences)
+SENTENCES = {"ja": "[\u3040-\u30ff].*。$", "ko": "[\uac00-\ud7a3].*(다|요)\\.$"}
+"""Language → the last line of a sentence in it. A translation has a line here."""
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=_named)
+def test_a_translation_is_in_its_language(page):
+    lines = page.read_text("utf-8").splitlines()
+    pattern = SENTENCES[page.name.split(".")[1]]
+    assert sum(re.search(pattern, line) is not None for line in lines) >= 7
+
+
+def test_the_readme_links_every_translation():
+    languages = {page.name.split(".")[1] for page in TRANSLATED}
+    assert languages == set(SENTENCES)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert languages == set(re.findall(r"\]\(docs/index\.(\w\w)\.md\)", readme))
+
+
+def rows_of_contributing() -> list[str]:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| to add |")[2]
+    return [line for line in text.partition("\n\n")[0].splitlines()[2:] if line]
+
+
+@pytest.mark.parametrize("row", rows_of_contributing(), ids=lambda row: row.split("|")[1].strip())
+def test_a_row_of_contributing_names_files_and_tables_that_exist(row):
+    """Files are named from the root, from src/vitral, or from a folder below it; tables are assigned somewhere."""
+    named = re.findall(r"`([^`]+)`", row)
+    for one in named:
+        if re.fullmatch(r"[\w./*-]+/[\w./*-]*|\w+\.(py|md|js|toml|txt)", one):
+            pattern = one.replace("XX", "??").strip("/")
+            assert [*ROOT.glob(pattern), *(ROOT / "src/vitral").rglob(pattern)], f"there is no {one}"
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    code += "".join(
+        path.read_text("utf-8")
+        for root in ("docs/site", "tests", "benchmarks", "tools")
+        for path in (ROOT / root).rglob("*.py")
+    )
+    for name in named:
+        if re.fullmatch(r"_?[A-Z][A-Z_]{2,}", name) and name != "RUN":
+            assert re.search(rf"^ *{name}\b.*=", code, re.MULTILINE), f"there is no table {name}"
 
 
 def test_every_page_has_its_place_in_the_navigation():

@@ -11,7 +11,8 @@ from tiny import VARIANTS, moderate, network, random_images
 
 from running import mostly_slow
 from vitral.errors import UsageError
-from vitral.explanation.capture import INPUT, POOL, capture
+from vitral.explanation.capture import ANY_NETWORK, INPUT, POOL, capture
+from vitral.explanation.methods import METHODS
 from vitral.model import BiT, BiTConfig, ViT
 
 VITS = {name: config for name, config in VARIANTS.items() if not isinstance(config, BiTConfig)}
@@ -219,3 +220,8 @@ def test_modes_that_do_not_combine_are_refused(modes):
     model = network(VARIANTS["paper"])
     with pytest.raises(UsageError, match=r"goes with reduce|do not go together"), capture(model, **modes):
         pass
+
+
+def test_the_hint_names_the_methods_that_need_no_attention():
+    named = ANY_NETWORK.partition(": ")[2].split(", ")
+    assert named == [name for name, one in METHODS.items() if one.any_network and name != "grad-cam"]  # of a layer

@@ -171,7 +171,7 @@ def require_vit(model: nn.Module) -> ViT:
         raise UsageError("cannot look into an exported network", why="its parts are gone", hint=hint)
     if not isinstance(model, ViT):
         what, why = f"{type(model).__name__} has no attention to look at", "it is not a Vision Transformer"
-        raise UsageError(what, why=why, hint=_ANY_NETWORK)
+        raise UsageError(what, why=why, hint=ANY_NETWORK)
     return model
 
 
@@ -182,16 +182,17 @@ def check_product(attention: nn.Module, *, any_backend: bool = False) -> None:
     """
     if changed := replaced_product(attention, any_backend=any_backend):
         why = f"{changed}, so it is not softmax(q kᵀ)"
-        raise UsageError("cannot look into this attention", why=why, hint=_ANY_NETWORK)
+        raise UsageError("cannot look into this attention", why=why, hint=ANY_NETWORK)
 
 
 def check_unedited(part: str) -> None:
     """Raise `UsageError` if a part of vit.py was edited, of which a method has a form of its own."""
     if changed := edited(part):
-        raise UsageError("cannot explain this network", why=f"{changed}, which this method replaces", hint=_ANY_NETWORK)
+        raise UsageError("cannot explain this network", why=f"{changed}, which this method replaces", hint=ANY_NETWORK)
 
 
-_ANY_NETWORK = "methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise"
+ANY_NETWORK = "methods for any network: input-gradient, integrated-gradients, smoothgrad, occlusion, rise"
+"""Hint for networks whose attention cannot be read. `METHODS` is above this module: a test compares them."""
 
 
 def _numbers(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:

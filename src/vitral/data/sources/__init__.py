@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,9 @@ from vitral.wording import some
 
 
 class Source(Protocol):
-    """A kind of source: a module with these two functions."""
+    """A kind of source: a module with these two functions. The `load` of one that may hold a table also has a parameter
+    `wanted`, the `Labeling` that the caller asks for.
+    """
 
     def accepts(self, data: str) -> bool:
         """True if the typed argument names a source of this kind, by name and file type only."""
@@ -103,15 +106,12 @@ def load(
         return lines.load_lines(str(data))
     for kind, source in SOURCES.items():
         if source.accepts(text):
-            options: dict[str, Any] = {"wanted": wanted} if kind in TABLES else {}
+            may_hold_a_table = "wanted" in inspect.signature(source.load).parameters
+            options: dict[str, Any] = {"wanted": wanted} if may_hold_a_table else {}
             dataset = _loaded(kind, source, text, root=Path(root).expanduser(), download=download, **options)
             _check_task(dataset, wanted, tasks)
             return replace(dataset, source=str(data))
     raise _refusal(text)
-
-
-TABLES = ("memory", "folder", "archive", "csv", "parquet", "remote")
-"""Sources that may hold a table."""
 
 
 def _loaded(kind: str, source: Source, data: str, **options: Any) -> DataSet:

@@ -18,7 +18,7 @@ class BuiltIn:
     about: str
     """Its training, for the plan of a run that starts from it."""
     recipe: str | None = None
-    """The recipe that fine-tunes it, and that states its network. None: no run starts from it unless it is requested."""
+    """The recipe that fine-tunes it, and states its network. None: a run starts from it only if that is requested."""
     colors_only: bool = True
     """True if it saw photographs alone, so that gray images such as scans are learned better from random weights."""
     most_on_gpu: int = 0
