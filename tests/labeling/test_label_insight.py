@@ -64,6 +64,15 @@ def test_probabilities_are_calibrated():
     assert right[sure].mean() > 0.93
 
 
+def test_few_labels_make_no_sure_suggestions():
+    """Six right predictions of six do not show that the seventh is right."""
+    six, _ = found(60, np.array([0, 3, 6, 1, 4, 7]))
+    waiting = np.arange(60) > 7
+    many, _ = found(600, np.arange(300))
+    assert six.probability[waiting].mean() < 0.9
+    assert many.probability[300:].mean() > 0.9
+
+
 def test_held_out_images_get_no_suggestion_and_measure():
     held = np.arange(0, 200, 4)
     given, _ = found(200, np.arange(120), held=held)

@@ -37,7 +37,7 @@ def test_a_run_trains_on_the_labels_and_measures(session: Session, tmp_path: Pat
         assert teacher.to_json()["state"] == "running"
         with pytest.raises(UsageError, match="not done"):
             teacher.start(1)
-        assert eventually(lambda: teacher.to_json()["state"] == "done"), teacher.to_json()
+        assert eventually(lambda: teacher.to_json()["state"] == "done", 120), teacher.to_json()
         told = teacher.to_json()
         assert told["epochs"][0]["epoch"] == 1
         assert 0 <= told["accuracy"] <= 1
@@ -51,7 +51,7 @@ def test_a_run_that_fails_says_why(session: Session, tmp_path: Path):
         session.act(Action("exclude", (number,)))
     with Teacher(session, tmp_path / "runs") as teacher:
         teacher.start(0.2)
-        assert eventually(lambda: teacher.to_json()["state"] == "failed")
+        assert eventually(lambda: teacher.to_json()["state"] == "failed", 120)
         assert "class" in teacher.to_json()["why"], "one class is too few"
 
 
@@ -60,7 +60,7 @@ def test_a_run_is_stopped_by_the_signal_of_ctrl_c(session: Session, tmp_path: Pa
         teacher.start(5)
         time.sleep(1)
         teacher.stop()
-        assert eventually(lambda: teacher.to_json()["state"] == "stopped")
+        assert eventually(lambda: teacher.to_json()["state"] == "stopped", 60)
         assert "--resume" in teacher.to_json()["next"]
 
 

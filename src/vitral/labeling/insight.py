@@ -32,6 +32,9 @@ FEWEST_TO_HOLD_OUT = 50
 """Images from which some are held out."""
 MORE = 50
 """Further labels of which the gain is estimated."""
+HOTTEST = 50.0
+"""Highest temperature of suggestions."""
+_HALVINGS = 30
 _FOLDS = 5
 _KNOWN = 0.99  # of the labeled images are like their class by the threshold of "unlike all"
 _CURVE = (0.25, 0.5)
@@ -144,6 +147,7 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
     regressed, strength = probe.out_of_fold(rows[known], labels, given.classes, folds, ready=True)
     crossed = probe.mixed(regressed, probe.discriminant(rows[known], labels, given.classes, folds, ready=True))
     told = _predictable(labels, folds)  # others are predicted as labeled, because nothing is known
+    doubts = _doubts(len(features), known, labels, crossed)
     temperature = _temperature(crossed[told], labels[told], own[told])
     crossed = tempered(crossed, temperature)
     predict = probe.fitted(rows[known], labels, given.classes, strength)
@@ -159,7 +163,7 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
     return Insight(
         suggested,
         probability,
-        _doubts(len(features), known, labels, crossed),
+        doubts,
         unlike,
         Accuracy(labels[measured], crossed[measured].argmax(1), own[measured]),
         Accuracy(given.labels[held], predict(rows[held]).argmax(1), groups[held]) if len(held) else None,
@@ -178,7 +182,26 @@ def _predictable(labels: np.ndarray, folds: np.ndarray) -> np.ndarray:
 
 
 def _temperature(probabilities: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
-    return fit_temperature(np.log(np.maximum(probabilities, 1e-12)), labels, count_groups(groups, len(labels)))
+    """Return the temperature of the lowest loss, or one that makes the predictions less sure if few labels say so.
+
+    Six right predictions of six do not show that the next are right. So the mean probability of the predictions is at
+    most the accuracy by Laplace's rule of succession, (right + 1) / (all + 2).
+    """
+    if not len(labels):
+        return HOTTEST
+    count = count_groups(groups, len(labels))
+    expected = ((probabilities.argmax(1) == labels).mean() * count + 1) / (count + 2)
+    fit = fit_temperature(np.log(np.maximum(probabilities, 1e-12)), labels, count)
+    low, high = fit, HOTTEST
+    if tempered(probabilities, fit).max(1).mean() <= expected:
+        return fit
+    for _ in range(_HALVINGS):  # the mean probability falls as the temperature rises
+        middle = math.sqrt(low * high)
+        if tempered(probabilities, middle).max(1).mean() > expected:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
