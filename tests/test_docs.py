@@ -35,8 +35,8 @@ import vitral
 from images import noise
 from npmpackages import pretend_runtime
 from textlines import write_lines
-from vitral.cli.examples import EXAMPLES
 from vitral import errors
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.main import COMMANDS, main
 from vitral.data.sources import planted
 from vitral.errors import DataError, UsageError

@@ -63,12 +63,15 @@ def openings(path: Path) -> Iterator[str]:
 
 
 def arguments(path: Path) -> Iterator[str]:
-    """Sentences of docstrings about an argument that the function does not have, nor its module any such name."""
+    """Sentences of docstrings about an argument that the function does not have, nor its module any such name.
+
+    A function with further keywords (`**options`) may describe them.
+    """
     tree = ast.parse(path.read_text("utf-8"))
     nodes = list(ast.walk(tree))
     known = {part for node in nodes for part in _names(node)}
     for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.kwarg is None:
             text = ast.get_docstring(node) or ""
             for found in SUBJECT.finditer(text):
                 if found[1] not in known:

@@ -1,4 +1,4 @@
-"""What features say about the labels: suggestions, doubts, held-out images, and accuracy."""
+"""Answers of the features about the labels: suggestions, doubts, held-out images, and accuracy."""
 
 from __future__ import annotations
 

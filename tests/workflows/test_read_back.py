@@ -1,4 +1,4 @@
-"""What is measured, read back in Python: predictions as rows, drawings as figures of matplotlib."""
+"""Measurements, read back in Python: predictions as rows, drawings as figures of matplotlib."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_comparison_takes_data_in_memory(trained):
 def test_runs_of_a_folder_are_a_table(trained, tmp_path):
     runs = vitral.runs(trained.folder.parent)
     run = runs["sky"]
-    assert [len(runs), runs[0].folder, [*runs][0].folder] == [1, trained.folder, trained.folder]
+    assert [len(runs), runs[0].folder, next(iter(runs)).folder] == [1, trained.folder, trained.folder]
     assert run.history == trained.history
     assert run.best == run.history[run.result["best_epoch"] - 1]
     assert run.config["run"]["optimizer"] == "adamw"

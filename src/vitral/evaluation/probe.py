@@ -1,10 +1,10 @@
 """Linear classifiers on features of a frozen network, for `--recipe linear-probe`, `data check --labels` and `label`.
 
-    LinearFits(x, labels, classes)(C)      logistic regressions by L-BFGS.
-    out_of_fold(features, labels, …)       each image predicted by logistic regressions on the other folds.
-    discriminant(features, labels, …)      likewise by linear discriminant analysis, in closed form.
-    mixed(one, other)                      the geometric mean of the two, which ranks labels better than either.
-    fitted(rows, labels, …)                the mean of both, fitted to all labels, for further images.
+LinearFits(x, labels, classes)(C)      logistic regressions by L-BFGS.
+out_of_fold(features, labels, …)       each image predicted by logistic regressions on the other folds.
+discriminant(features, labels, …)      likewise by linear discriminant analysis, in closed form.
+mixed(one, other)                      the geometric mean of the two, which ranks labels better than either.
+fitted(rows, labels, …)                the mean of both, fitted to all labels, for further images.
 """
 
 from __future__ import annotations

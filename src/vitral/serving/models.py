@@ -368,7 +368,7 @@ def model_of(name: str, predictor: Predictor, limits: Limits, metrics: Metrics) 
 
 
 def _version(predictor: Predictor) -> str:
-    """A short digest of weights, classes, preprocessing, output and `--right`: the same on every machine that serves the same."""
+    """A short digest of weights, classes, preprocessing, output and `--right`, the same on every machine."""
     output = [predictor.output.to_json()] if predictor.output.to_json() else []
     if isinstance(predictor.output, Classes) and predictor.output.cut:
         output.append({"sure from": predictor.output.cut.probability})

@@ -125,14 +125,19 @@ class Planned(Described):
     @cached_property
     def _objective(self) -> Any:
         run = self.run
-        needs = {"teacher": run.teacher, "pack": run.pack, "patch_sizes": run.patch_sizes, "task": targets_of(run.task).sequence}
+        needs = {
+            "teacher": run.teacher,
+            "pack": run.pack,
+            "patch_sizes": run.patch_sizes,
+            "task": targets_of(run.task).sequence,
+        }
         if found := [name for name, value in needs.items() if value]:
             why = f"with {flag(found[0])} it needs the images, too"
             raise UsageError("the loss of this plan is not a function of logits and labels", why=why)
         return objective_of(self.job)
 
     def find_lr(self) -> RangeTest:
-        """Train a copy of the network for 100 steps at growing learning rates; `suggested` is the rate to try.
+        """Train a copy of the network for 100 steps at growing learning rates; try the rate that the result suggests.
 
         Raises `UsageError` for a recipe that does not train in steps.
         """

@@ -39,7 +39,7 @@ BUILT_IN: dict[str, BuiltIn] = {
     ),
     "demo": BuiltIn(DEMO, "trained on CIFAR-10, to try commands"),
 }
-"""Built-in models by name. A run starts from the first with a recipe that suits its images (docs/pretrained-model.md)."""
+"""Built-in models by name. A run starts from the first whose recipe suits its images (docs/pretrained-model.md)."""
 
 
 def built_in(reference: str | Path) -> BuiltIn | None:
