@@ -47,8 +47,8 @@ NOT_READ_ONCE = {
 """Pages that the rules of `plain_english` do not apply to, and why. Logs and decisions below docs are left out, too."""
 
 REMAINING = {
-    "strings of src": 134,
-    "docstrings of src": 529,
+    "strings of src": 129,
+    "docstrings of src": 528,
 }
 """Page or part of the code → findings of `plain_english` left to mend. More fail; lower a number as they go."""
 

@@ -91,8 +91,8 @@ def test_an_image_is_found_in_every_epoch_that_shows_it(photos, tmp_path):
     ("asked", "message"),
     [
         ({}, "--step 1, or --epoch"),
-        ({"step": 1, "epoch": 1}, "named by its step"),
-        ({"epoch": 1}, "named by its step"),
+        ({"step": 1, "epoch": 1}, "select a batch by its step"),
+        ({"epoch": 1}, "select a batch by its step"),
         ({"step": 0}, "the run has no step 0"),
         ({"step": 13}, "3 epochs of 4"),
         ({"epoch": 4, "image": "cat/1.png"}, "the run has no epoch 4"),

@@ -170,7 +170,7 @@ def test_a_real_process_and_a_real_ctrl_c(photos, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in reported
     assert "Stopped and saved" in reported
-    assert "finishing this step and saving the run" in reported
+    assert "stopping after this step and saving the run" in reported
     command = shlex.split(reported.strip().splitlines()[-1])
     assert not (out / "result.json").exists()
     assert command[0] == "vitral"

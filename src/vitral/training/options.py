@@ -300,9 +300,8 @@ class Run:
     )
     strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = option(
         "auto",
-        "how several processes divide the network: each holds all of it (ddp), or a part, divided among all processes "
-        "(fsdp), within each machine (hsdp), or in the CPU's memory (offload); auto: the first that fits of ddp, hsdp, "
-        "fsdp, offload (default: auto)",
+        "how several processes divide the network: not at all (ddp), among all processes (fsdp), within each machine "
+        "(hsdp), or in the CPU's memory (offload); auto takes the first that fits (default: auto)",
     )
     workers: int | None = option(None, "worker processes that decode images (default: by the number of cores)")
     seed: int = option(0, "seed of the split, the initial weights, the order, and the augmentation")

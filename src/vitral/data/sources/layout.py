@@ -52,6 +52,6 @@ def _refusal(files: Files) -> DataError:
         "images without class folders",
         where=files.where,
         why=f"the {len(images):,} images have no labels (first: {some(images, 1)[:200]})",
-        hint="use one folder per class (DATA/cat/1.jpg), or a .csv with the columns file,label; without labels: "
-        "vitral pretrain, vitral embed",
+        hint="use one folder per class (DATA/cat/1.jpg), or a .csv with the columns file,label; vitral pretrain and "
+        "vitral embed need no labels",
     )

@@ -210,8 +210,8 @@ def _filters(found: PatchFilters) -> Panel | None:
     random = (1 + (size / len(found.kernels)) ** 0.5) ** 2 / size  # Marchenko and Pastur 1967
     verdict = "they have learned" if found.explained[0] > 1.5 * random else "they have hardly learned yet"
     caption = (
-        f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}, the first"
-        f" one alone {found.explained[0]:.0%}, of random kernels {random:.0%}: {verdict}. Mid-gray is zero; each"
+        f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}. The first"
+        f" one explains {found.explained[0]:.0%}, and {random:.0%} of random kernels: {verdict}. Mid-gray is zero; each"
         " component is scaled on its own. Trained patches have smooth shapes, from brightness and color to stripes."
     )
     title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
@@ -247,9 +247,9 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         " learned rows and columns.",
         "sincos": "These positions are computed, not learned, so this image is the same for every network of this"
         " grid and width: neighbors are similar, and so are patches of the same row or column.",
-        "rotary": "These positions rotate queries and keys instead of being added, so this image is computed and the"
-        " same for every network of this grid and head width: the share of its score that an equal key keeps at that"
-        " position.",
+        "rotary": "These positions rotate queries and keys instead of being added. This image is computed, and the"
+        " same for every network of this grid and head width. It shows the fraction of its score that an equal key"
+        " keeps at that position.",
     }
     caption = (
         "One small map for each patch of the image, at the position of the patch. Colors show the similarity of that"
