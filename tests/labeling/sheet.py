@@ -52,9 +52,11 @@ class Sheet:
         self.page.wait_for_function("(text) => document.getElementById('status').textContent === text", arg=text)
 
     def option(self, name: str) -> Any:
-        return self.page.get_by_role("option", name=re.compile(f"^{re.escape(name)}"))
+        return self.page.get_by_role("option", name=re.compile("^" + re.escape(name).replace("/", r"\/")))
 
 
 def table(photos: Path) -> dict[str, tuple[str, str]]:
+    if not (photos / "labels.csv").exists():
+        return {}
     with open(photos / "labels.csv", newline="", encoding="utf-8") as file:
         return {row["file"]: (row["label"], row["checked"]) for row in csv.DictReader(file)}
