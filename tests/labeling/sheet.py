@@ -52,7 +52,7 @@ class Sheet:
         self.page.wait_for_function("(text) => document.getElementById('status').textContent === text", arg=text)
 
     def option(self, name: str) -> Any:
-        return self.page.get_by_role("option", name=re.compile(f"^{re.escape(name)}"))
+        return self.page.get_by_role("option", name=re.compile("^" + re.escape(name).replace("/", r"\/")))
 
 
 def table(photos: Path) -> dict[str, tuple[str, str]]:

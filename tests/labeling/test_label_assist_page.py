@@ -82,7 +82,7 @@ def label(sheet: Sheet, photos: Path, first: int, last: int) -> None:
     """Label images by keys, one after the other: the page goes on to the next one."""
     for number in range(first, last + 1):
         sheet.press("1" if color(number) == "blue" else "2")
-    assert eventually(lambda: table(photos)[f"{last:02}.png"] == (color(last), "yes"))
+    assert eventually(lambda: table(photos).get(f"{last:02}.png") == (color(last), "yes"))
 
 
 def accepted(photos: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitral.data import Split
 from vitral.data.checks.groups import joined, near_sets
@@ -177,7 +178,8 @@ def labels_of(state: State) -> Labels:
 
 def features_of_part(predictor: Predictor, part: Split, cache: FeatureCache) -> np.ndarray | None:
     """Return the features (n, D) of images, with NaN for those that cannot be read; None if none can."""
-    values, kept = None, np.arange(len(part))
+    values: Tensor | None = None
+    kept = np.arange(len(part))
     for skip in (False, True):  # with `skip`, all are decoded even if their features are cached
         with contextlib.suppress(DataError):
             values, _, kept = readable_features(predictor, predictor.machine, part, cache, skip, None)

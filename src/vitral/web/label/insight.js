@@ -26,6 +26,11 @@ export class Insight {
     this.members = membersOf(groups);
   }
 
+  /** Forget what names classes: new insight follows within a moment. */
+  forget() {
+    Object.assign(this, { suggested: [], percent: [], doubt: [], confusion: undefined, crossed: undefined, heldOut: undefined, forecast: undefined });
+  }
+
   /** An image and its near-duplicates. */
   copies(i) {
     return this.members.get(this.groups[i]) ?? [i];

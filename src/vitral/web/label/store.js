@@ -45,6 +45,7 @@ export class Store extends EventTarget {
   take(delta) {
     if (delta.version < this.version) return;
     const { version, classes, undo, redo, table, notes } = delta;
+    if (classes.join("\n") !== this.classes?.join("\n")) this.insight.forget(); // it names classes by their places
     Object.assign(this, { version, classes, undo, redo, table, notes });
     if (delta.insight) this.insight = new Insight(delta.insight);
     delta.numbers.forEach((number, i) => {
