@@ -2,7 +2,7 @@
 
 /** Orders of the grid: key → name. */
 export const ORDERS = {
-  given: "as they lie",
+  given: "as in the data",
   doubtful: "most doubtful first",
   certain: "most certain first",
   wrong: "likely wrong first",
