@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitral.data.loader import Batch
 from vitral.errors import MissingExtraError, unknown
 from vitral.plugins import Extensible
 from vitral.training.callbacks import Callback, Callbacks, Epoch, RunStart
@@ -70,6 +71,9 @@ class _Guarded(Callbacks):
 
     def on_epoch_start(self, epoch: int, batches: int, done: int) -> None:
         self._guard(super().on_epoch_start, epoch, batches, done)
+
+    def on_logits(self, batch: Batch, logits: Tensor) -> None:
+        self._guard(super().on_logits, batch, logits)
 
     def on_batch(self, loss: Tensor) -> None:
         self._guard(super().on_batch, loss)
