@@ -415,7 +415,7 @@ def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **
     return dataclasses.replace(loaded, weights=adapted, account=account)
 
 
-def _adapted_line(line: Line, state: Mapping[str, Tensor], resized: Mapping[str, str], new: Mapping[str, str]) -> Line:
+def _adapted_line(line: Line, state: dict[str, Tensor], resized: dict[str, str], new: dict[str, str]) -> Line:
     """Return the line of a tensor after `adapt`."""
     if line.ours in resized:
         return dataclasses.replace(line, fate="resized", note=resized[line.ours])
