@@ -256,8 +256,8 @@ class Predictor(Described):
         """Return the input of the head for each image, (B, D) float32; with `tokens` a vector per patch, (B, N, D).
 
         With `layer`, the vectors are those after this block of a ViT, and (B, D) is their mean over the patches; −1 is
-        the last block. The module itself computes them, with any engine. `images` are as for a call. Raises `ImageError` for an
-        unreadable image, and `UsageError` if the predictor averages views.
+        the last block. The module itself computes them, with any engine. `images` are as for a call. Raises
+        `ImageError` for an unreadable image, and `UsageError` if the predictor averages views.
         """
         results = self.stream_features(images, tokens=tokens, layer=layer, batch_size=batch_size)
         rows = [_or_raise(row) for _, row in results]

@@ -125,7 +125,8 @@ class Planned(Described):
     @cached_property
     def _objective(self) -> Any:
         run = self.run
-        needs = {"teacher": run.teacher, "pack": run.pack, "patch_sizes": run.patch_sizes, "task": targets_of(run.task).sequence}
+        needs = {"teacher": run.teacher, "pack": run.pack, "patch_sizes": run.patch_sizes}
+        needs["task"] = targets_of(run.task).sequence
         if found := [name for name, value in needs.items() if value]:
             why = f"with {flag(found[0])} it needs the images, too"
             raise UsageError("the loss of this plan is not a function of logits and labels", why=why)
