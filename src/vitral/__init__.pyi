@@ -83,7 +83,7 @@ def check_data(
 
 def compare(
     models: Sequence[str | Path | Predictor],
-    data: str | Path | None = None,
+    data: str | Path | DataSet | Examples | None = None,
     *,
     split: str | None = None,
     data_root: str | Path = "data",
@@ -91,7 +91,7 @@ def compare(
     precision: str = "auto",
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
-    """Measure two or more run folders, weights files or predictors on the same images, and every pair's difference."""
+    """Measure two or more networks on the same images, and the difference of every pair with its interval."""
 
 def convert(
     source: str | Path | Module,
@@ -112,7 +112,7 @@ def convert(
     channels: int | None = None,
     classes: int | Sequence[str] | None = None,
 ) -> LoadReport:
-    """Read `source`, a file of any format or a network in memory, and write it at `target` in the format `to`."""
+    """Convert weights to a file of another library."""
 
 def create(
     name: str,
@@ -167,7 +167,7 @@ def create(
     cls_init: Literal["zeros", "normal"] = ...,
     pos_init: Literal["normal-0.02", "normal", "uniform", "zeros"] = ...,
 ) -> ViT | BiT | Foreign | EncoderDecoder:
-    """Build a newly initialized network, e.g. `create("S/4", classes=10, image_size=32)`; see `config`."""
+    """Build a newly initialized network."""
 
 def evaluate(
     model: str | Path | Predictor | Module,
@@ -182,8 +182,7 @@ def evaluate(
     tta: Literal["none", "mirror", "shifts", "both"] = "none",
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Evaluate `model` (a run folder, weights file, predictor or network in memory) on `data`, by default the data of
-    its own run. `data` is a path, a name, or data in memory as `vitral.load_data` takes them."""
+    """Measure a network on labeled images."""
 
 def explain(
     model: str | Path | Predictor | Module,
@@ -211,7 +210,7 @@ def explain(
     keep: float = ...,
     seed: int = ...,
 ) -> Heatmaps:
-    """Attribution maps of a prediction: one for each image and each target, in that order."""
+    """Compute attribution maps: which parts of an image a prediction depends on."""
 
 def inspect(
     model: str | Path | Predictor | Module,
@@ -228,7 +227,7 @@ def inspect(
     precision: str = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> Inspection:
-    """Inspect a network: Figure 7 of the paper and related figures, as numbers, drawings and a page."""
+    """Inspect a network: Figure 7 of the ViT paper and related figures, as numbers, drawings and a page."""
 
 def load(
     source: str | Path | Module | Predictor,
@@ -252,7 +251,7 @@ def load(
     channels: int | None = None,
     classes: int | Sequence[str] | None = None,
 ) -> Predictor:
-    """Load a predictor."""
+    """Load weights as a predictor."""
 
 def load_data(
     data: str | Path | DataSet | Examples,
@@ -513,7 +512,7 @@ def pretrain(
     transform: Callable[[Any], Any] | None = None,
     sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
-    """Train a network on the images of `data`, whose labels are not read, and return the run."""
+    """Train a network on images without labels and return the run, whose weights have no head."""
 
 def runs(
     folder: str | Path = "runs",
@@ -527,7 +526,7 @@ def save(
     classes: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Path:
-    """Save a network of vitral, timm, torchvision or transformers as a file that every command reads."""
+    """Save a network in memory as a file that every command reads."""
 
 def summarize(
     model: Module | ViTConfig | BiTConfig | ForeignConfig | EncoderDecoderConfig | str,
@@ -536,7 +535,7 @@ def summarize(
     *,
     name: str | None = None,
 ) -> Summary:
-    """Summarize a network, a configuration or a named model ("B/16"), without allocating it."""
+    """Summarize a network, a configuration or a named model such as "B/16", without allocating its weights."""
 
 def train(
     data: str | Path | DataSet | Examples | None = None,
@@ -664,12 +663,11 @@ def train(
     transform: Callable[[Any], Any] | None = None,
     sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
-    """Train on `data` and return the run; `options` are fields of `vitral.Run`, and the plan chooses all others."""
+    """Train a network on images and return the run. The plan chooses all options that you leave out."""
 
 def verify(
     run: str | Path | None = None,
     *,
     accept: bool = False,
 ) -> Verification:
-    """Check all files of a run folder with its exports, a weights file, an export or a folder of shards; without `run`,
-    the files in the user's cache."""
+    """Check the digests of all files of a run, an export, a weights file or a folder of shards."""

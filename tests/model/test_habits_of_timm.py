@@ -62,7 +62,7 @@ def test_maps_are_the_tokens_after_blocks(changes):
 
 
 def test_features_of_a_layer_are_embedded():
-    model = vitral.create("mu/4", classes=3, image_size=16).eval()
+    model = vitral.create("mu/4", classes=3, image_size=16, depth=2).eval()
     with torch.no_grad():
         model.blocks[1].mlp.fc2.bias.fill_(3.0)
     predictor = vitral.load(model, device="cpu", precision="fp32")

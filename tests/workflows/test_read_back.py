@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -12,6 +14,12 @@ from vitral.errors import RunError
 from vitral.evaluation.rows import Rows
 
 pytestmark = pytest.mark.python
+
+
+def saved(run: vitral.TrainedRun, folder: Path) -> Path:
+    """Write the weights of a run as a file, which is another network for `vitral.compare`."""
+    used = run.predictor
+    return vitral.save(used.model, folder / "copy.safetensors", classes=used.classes, preprocessing=used.preprocessing)
 
 
 def test_predictions_are_rows_with_labels(trained):
@@ -66,10 +74,10 @@ def test_drawings_are_figures_of_matplotlib(trained):
     assert sorted(map(int, texts)) == sorted(int(n) for n in evaluation.confusion.ravel() if n)
 
 
-def test_other_results_are_a_line_and_a_table(trained):
+def test_other_results_are_a_line_and_a_table(trained, tmp_path):
     data = vitral.load_data(trained.result["data"])
     checked, verified = vitral.check_data(data, lambda *_: None), vitral.verify(trained.folder)
-    compared = vitral.compare([trained.folder, trained.predictor], split="test")
+    compared = vitral.compare([trained.folder, saved(trained, tmp_path)], trained.result["data"], split="test")
     for one, facts in [
         (checked, ["DataCheck(sky", "44 images"]),
         (verified, ["Verification(", "none damaged"]),
@@ -80,10 +88,9 @@ def test_other_results_are_a_line_and_a_table(trained):
         assert one._repr_html_().startswith("<table>")
 
 
-def test_a_comparison_takes_data_in_memory(trained):
+def test_a_comparison_takes_data_in_memory(trained, tmp_path):
     images = np.stack([np.full((8, 12, 3), level, np.uint8) for level in (200, 30, 210)])
-    predictor = vitral.load(trained.folder, engine="plain")
-    found = vitral.compare([trained.folder, predictor], (images, ["day", "night", "day"]))
+    found = vitral.compare([trained.folder, saved(trained, tmp_path)], (images, ["day", "night", "day"]))
     assert len(found.images) == 3
     assert [one.evaluation.accuracy for one in found.contenders] == [1.0, 1.0]
 

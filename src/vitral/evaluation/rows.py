@@ -49,7 +49,7 @@ class Rows(Sequence[dict[str, Any]]):
     def _row(self, i: int) -> dict[str, Any]:
         name, label, names = self._images.names[i], self._images.labels[i], self._output.names
         if np.issubdtype(self._images.labels.dtype, np.floating):
-            true = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
+            true: dict[str, Any] = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
         else:
             true = {"true": targets_of(self._output.task).describe(label, names)}
         cells = self._columns.cells(self._output.prediction(name, self._values[i]))

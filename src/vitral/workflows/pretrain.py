@@ -56,7 +56,7 @@ def pretrain(
         Interrupted: You stopped the run. Its text says how to go on.
 
     Example:
-        run = vitral.pretrain("photos/", "mae", model="Ti/16", epochs=2, out="runs/features")
+        run = vitral.pretrain("photos/", "mae", model="Ti/16", epochs=2, out="pretrained")
         vitral.train("photos/", init=run.folder, epochs=2, out="runs/tuned")
     """
     default = checked_method(method)
