@@ -132,7 +132,7 @@ def draw_reliability(bins: Sequence[CalibrationBin], ece: float) -> Drawing:
 
 
 def draw_confusion(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw the share of each predicted class (column) in each true class (row), with names and numbers for few."""
+    """Draw the fraction of each predicted class (column) in each true class (row), with names and numbers for few."""
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -155,7 +155,7 @@ _WHITE_FROM = 0.4  # share of a cell that is too dark for dark text
 
 
 def heat_map(confusion: np.ndarray) -> EmbeddedImage:
-    """Draw the share of each predicted class (column) in each true class (row), on a square-root scale in cividis.
+    """Draw the fraction of each predicted class (column) in each true class (row), on a square-root scale in cividis.
 
     With more than 250 classes, several share a cell, so that a single error stays visible.
     """

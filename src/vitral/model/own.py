@@ -1,7 +1,7 @@
 """Parts of a run that the user wrote: a loss, an augmentation, a network … An option names each as `MODULE:FUNCTION`.
 
 What no file of Python code defines, such as a lambda or an object, is named `here:NAME` and stays in this process.
-A file alone must not run code: a function is called only if it was named on this machine before (`trusted`).
+A file must not run code by itself, so a function is called only if you typed its name on this machine (`trusted`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def trusted() -> Path:
 
 
 def folder_to_import(name: str) -> str:
-    """Return the folder from which the module of a function is imported: its own if it is imported, else this one."""
+    """Return the folder from which the module of a function is imported: its own if it is imported, otherwise this one."""
     module = name.partition(":")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:

@@ -1,4 +1,4 @@
-"""Which numbers the options of a run may be, and examples of them."""
+"""Ranges of the numbers among the options of a run, and examples of them."""
 
 from __future__ import annotations
 
