@@ -55,7 +55,7 @@ def load(
         beams: Number of texts that beam search keeps, for a network that reads text; 1 is greedy search.
         options: Facts that a file lacks, and adaptations. New values are `image_size`, `patch_size`, `channels`, and
             `classes` with `new_head`. Positions are resized by `scheme`. The format, the number of heads and the
-            architecture are stated by `format`, `heads` and `like` (`timm:NAME`). In a file that holds several networks,
+            architecture are stated by `format`, `heads` and `like` (`timm:NAME`). In a file of several networks,
             `weights_key` is the prefix of one. Classes whose names no file states are in the `class_order` `natural`,
             `text` or of a file of names. Images with more than 8 bits have `levels` of black and white.
 

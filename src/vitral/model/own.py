@@ -112,7 +112,7 @@ def trusted() -> Path:
 
 
 def folder_to_import(name: str) -> str:
-    """Return the folder from which the module of a function is imported: its own if it is imported, otherwise this one."""
+    """Return the folder from which a function's module is imported: its own if it is imported, otherwise this one."""
     module = name.partition(":")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:

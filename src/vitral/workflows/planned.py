@@ -133,7 +133,7 @@ class Planned(Described):
         return objective_of(self.job)
 
     def find_lr(self) -> RangeTest:
-        """Train a copy of the network for 100 steps at growing learning rates, and return the curve with the `suggested` rate.
+        """Train a copy of the network at growing learning rates, and return the curve with the `suggested` rate.
 
         Raises `UsageError` for a recipe that does not train in steps.
         """

@@ -190,7 +190,7 @@ _PIXELS = ("pixel_values", "pixels", "x")
 
 
 def _labels(data: Any, key: Any) -> Sequence[Any]:
-    """Return the labels of all examples: those that the data set lists, if they are its own, otherwise by reading it."""
+    """Return the labels of all examples: as the data set lists them, if they are its own, otherwise by reading it."""
     if isinstance(data, Subset):
         return [_labels(data.dataset, key)[i] for i in data.indices]
     for name in ("targets", "labels"):
