@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from plots import faults
 from vitral.epoch_metrics import of_training
 from vitral.evaluation import figures
-from vitral.evaluation.metrics import CalibrationBin
 from vitral.evaluation.numbers import measure_numbers
+from vitral.evaluation.scores import CalibrationBin
 
 
 @pytest.fixture

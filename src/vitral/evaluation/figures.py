@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -24,10 +24,7 @@ from PIL import Image
 from vitral.data.dataset import spread
 from vitral.drawing import FONT, dress, svg
 from vitral.epoch_metrics import Curve, Metric
-
-if TYPE_CHECKING:
-    from vitral.evaluation.metrics import CalibrationBin
-    from vitral.evaluation.numbers import NumberScore
+from vitral.evaluation.scores import CalibrationBin, NumberScore
 
 # The colors of a light page; in markup `inline` replaces them by CSS variables, which matplotlib does not support.
 INK, MUTED, LINE, FIRST, SECOND = "#1d1f24", "#5a606b", "#e0ddd5", "#0072b2", "#d55e00"
@@ -136,7 +133,7 @@ def draw_reliability(bins: Sequence[CalibrationBin], ece: float) -> Drawing:
 
 
 def draw_confusion(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw the share of each predicted class (column) in each true class (row), with names and numbers for few."""
+    """Draw the fraction of each predicted class (column) in each true class (row), with names and numbers for few."""
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes = figure.subplots()

@@ -22,6 +22,7 @@ from vitral.evaluation.intervals import (
     proportion_interval,
     wilson_interval,
 )
+from vitral.evaluation.scores import CalibrationBin
 from vitral.wording import in_groups
 
 if TYPE_CHECKING:
@@ -53,17 +54,6 @@ class ClassScore:
     """The most frequent wrong prediction for its images; None if all are correct."""
     times: int
     """Number of its images with that prediction."""
-
-
-@dataclass(frozen=True)
-class CalibrationBin:
-    """Images with a confidence in (lower, upper]; `confidence` and `accuracy` are their means (0 if none)."""
-
-    lower: float
-    upper: float
-    images: int
-    confidence: float
-    accuracy: float
 
 
 class Measured(Described):

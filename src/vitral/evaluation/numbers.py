@@ -13,25 +13,7 @@ from vitral.console import table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.intervals import Groups, Interval, count_groups, mean_interval
 from vitral.evaluation.metrics import GROUPED, Measured, plain_text
-
-
-@dataclass(frozen=True)
-class NumberScore:
-    """Scores of one number, in its own units."""
-
-    name: str
-    r2: float | None
-    """Share of the variance that is explained; below 0 is worse than the mean. None if all images have the same."""
-    mae: float
-    """Mean absolute error."""
-    mae_interval: Interval
-    """95% interval of the mean absolute error by Student's t over groups; both ends are `mae` for a single one."""
-    rmse: float
-    """Root of the mean squared error, to which large errors contribute more."""
-    bias: float
-    """Mean of predicted minus true."""
-    mae_of_mean: float
-    """Mean absolute error of always predicting the mean of these images."""
+from vitral.evaluation.scores import NumberScore
 
 
 @dataclass(frozen=True, eq=False, repr=False)

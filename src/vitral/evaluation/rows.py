@@ -29,7 +29,7 @@ class Rows(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, images: Split, values: np.ndarray, output: Output):
-        """`values` (n, K) are those of `Output.values`."""
+        """`values` (n, K) are the result of `Output.values`."""
         self._images, self._values, self._output = images, values, output
         self._columns = output.columns()
 

@@ -47,17 +47,17 @@ def load(
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
         precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
             device has instructions for it and the network is wide enough to gain, otherwise fp32.
-        engine: `auto` is the fastest of vitral's own on this machine, equal to `plain` up to rounding. `plain` is the
-            PyTorch module, bit for bit. `packed` is torch's oneDNN with weights in its own layout, for a ViT on a CPU.
-            `compiled` is torch.compile, which takes up to a minute at the first call. `openvino` is OpenVINO on the CPU
-            (`vitral[openvino]`).
+        engine: The fastest of vitral's engines on this machine (`auto`), which equals `plain` up to rounding. Or the
+            PyTorch module, bit for bit (`plain`), torch's oneDNN with weights in its layout, for a ViT on a CPU
+            (`packed`), torch.compile, which takes up to a minute at the first call (`compiled`), or OpenVINO on the CPU
+            (`openvino`, which needs `vitral[openvino]`).
         tta: Average over views of each image: `none`, `mirror` (2 views), `shifts` (3) or `both` (6).
         beams: Number of texts that beam search keeps, for a network that reads text; 1 is greedy search.
-        options: Facts that a file lacks, and adaptations. `image_size`, `patch_size`, `channels`, and `classes` with
-            `new_head` are new values; `scheme` is the resizing of positions. `format`, `heads` and `like` (`timm:NAME`)
-            state the format, the number of heads and the architecture. `weights_key` is the prefix of the network in a
-            file that holds several. `class_order` is `natural`, `text` or a file of names, for classes whose names no
-            file states. `levels` are black and white of images with more than 8 bits (`vitral.Preprocessing`).
+        options: Facts that a file lacks, and adaptations. New values are `image_size`, `patch_size`, `channels`, and
+            `classes` with `new_head`. Positions are resized by `scheme`. The format, the number of heads and the
+            architecture are stated by `format`, `heads` and `like` (`timm:NAME`). In a file of several networks,
+            `weights_key` is the prefix of one. Classes whose names no file states are in the `class_order` `natural`,
+            `text` or of a file of names. Images with more than 8 bits have `levels` of black and white.
 
     Returns:
         The predictor: images to predictions.

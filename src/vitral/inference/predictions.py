@@ -159,7 +159,7 @@ class Predictions(list[Prediction]):
 
 class Columns:
     """The columns of a table of predictions: class and probability, the top classes, all classes, the covering ones,
-    and with `unknown` 1 for an image of no known class, else 0. With `sure` the first one is the answer.
+    and with `unknown` 1 for an image of no known class, otherwise 0. With `sure` the first one is the answer.
     """
 
     def __init__(

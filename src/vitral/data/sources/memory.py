@@ -190,7 +190,7 @@ _PIXELS = ("pixel_values", "pixels", "x")
 
 
 def _labels(data: Any, key: Any) -> Sequence[Any]:
-    """Return the labels of all examples: those that the data set lists, if they are its own, else by reading it."""
+    """Return the labels of all examples: as the data set lists them, if they are its own, otherwise by reading it."""
     if isinstance(data, Subset):
         return [_labels(data.dataset, key)[i] for i in data.indices]
     for name in ("targets", "labels"):
@@ -249,7 +249,7 @@ def _of_hugging_face(data: Any, where: str) -> _Part:
 
 
 def _column(features: Mapping[str, Any], kind: str, names: Sequence[str]) -> str | None:
-    """Return the first column of this type of feature, else one with a usual name."""
+    """Return the first column of this type of feature, otherwise one with a usual name."""
     typed = [name for name, one in features.items() if type(one).__name__ == kind]
     named = [name for name in features if name.lower() in names]
     return next(iter((*typed, *named)), None)
