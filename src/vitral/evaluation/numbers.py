@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vitral.console import table
 from vitral.errors import DataError, UsageError
-from vitral.evaluation.intervals import Groups, Interval, count_groups, mean_interval
+from vitral.evaluation.intervals import Groups, count_groups, mean_interval
 from vitral.evaluation.metrics import GROUPED, Measured, plain_text
 from vitral.evaluation.scores import NumberScore
 
