@@ -214,7 +214,7 @@ def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     for row in (
         f"| training, bf16 | {again} and {trained} (two measurements) |",
-        f"| training, against their default (fp32) | {default} |",
+        f"| training in bf16, when the other library uses its default (fp32) | {default} |",
         f"| prediction, batches of 32, bf16 | {fewest} and {most} (two measurements) |",
         f"| prediction, batches of 32, int8 | {integers} |",
     ):

@@ -117,6 +117,6 @@ def test_the_worked_example_and_the_reference_lines_are_right():
     grids = ((3, 3), (16, 16)), ((8, 8), (4, 4)), ((14, 14), (16, 16))
     far = [f"{uniform_attention(*one):.1f}" for one in grids]
     near = [f"{local_attention(*one)[0]:.1f}" for one in grids]
-    assert f"{far[0]} pixels for this grid, {far[1]} for 8 × 8 patches of 4" in text
-    assert f"{far[2]} for 14 × 14 of 16" in text
+    assert f"{far[0]} pixels for this grid. For 8 × 8 patches of 4 pixels (CIFAR-10 here) it is {far[1]}" in text
+    assert f"for 14 × 14 patches of 16 pixels {far[2]}" in text
     assert f"{near[0]}, {near[1]} and {near[2]} pixels" in text

@@ -77,7 +77,7 @@ def test_weights_without_thresholds_and_other_tasks_stop_the_start(write_run, tm
     weights = native.read(folder / "model.safetensors")
     labels = dataclasses.replace(weights, output={"task": "labels", "thresholds": [0.5, 0.5]})
     native.save(folder / "model.safetensors", labels)
-    with pytest.raises(UsageError, match="one class an image") as caught:
+    with pytest.raises(UsageError, match="one class per image") as caught:
         app(folder, right=0.9)
     assert "predicts labels" in str(caught.value.why)
 

@@ -6,7 +6,6 @@ per epoch, and `result.json` ends the run. A stop is the signal of Ctrl-C, after
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -126,7 +125,7 @@ def read_epochs(metrics: Path) -> list[dict[str, float]]:
     found = []
     for line in lines:
         try:
-            plain = json.loads(line)
+            plain = bounded.parse(line)
         except ValueError:  # a line that is being written
             continue
         if isinstance(plain, dict):

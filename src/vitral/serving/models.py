@@ -98,19 +98,17 @@ def load_checked(reference: Reference, options: Mapping[str, Any], right: float 
 
 def _sure(predictor: Predictor, right: float) -> Predictor:
     """Return a copy that answers "not sure", so that a share `right` of the other answers is correct."""
-    if not isinstance(predictor.output, Classes):
-        why = f"{predictor.source or 'a model'} predicts {predictor.output.noun}"
-        raise UsageError("--right is for networks of one class an image", why=why, hint="leave it out")
+    output = predictor.output
+    if not isinstance(output, Classes):
+        why = f"{predictor.source or 'a model'} predicts {output.noun}"
+        raise UsageError("--right is for networks of one class per image", why=why, hint="leave it out")
     predictor = copy.copy(predictor)
-    predictor.output = predictor.output.sure(right)
+    predictor.output = output.sure(right)
     return predictor
 
 
 def self_test(predictor: Predictor) -> None:
-    """Compute two images twice. The logits, one per class, or the texts must be finite and equal both times. It also
-    warms
-    the engine.
-    """
+    """Compute two images twice, which warms the engine. The logits or texts must be finite and equal both times."""
     height, width = predictor.preprocessing.image_size
     shape = (2, predictor.preprocessing.channels, height, width)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
