@@ -137,10 +137,9 @@ def _unusual(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[Fo
     """Images that look unlike the others."""
     places, read = list[Place](), list[_Scan]()
     for name, ones in scans.items():
-        split = dataset.splits[name]
         for i, one in enumerate(ones):
             if not one.reason:
-                places.append(Place(name, i, split.names[i], dataset.classes[split.labels[i]]))
+                places.append(_place(dataset, name, i))
                 read.append(one)
     return tuple(unusual(places, [one.look for one in read], [(one.height, one.width) for one in read]))
 
@@ -194,16 +193,21 @@ def _page_notes(scans: Sequence[_Scan]) -> list[str]:
     ]
 
 
+def _place(dataset: DataSet, split: str, index: int) -> Place:
+    """Return the place of an image, with its label as the task describes it: a class, several labels, or numbers."""
+    images = dataset.splits[split]
+    label = dataset.targets.describe(images.labels[index], dataset.classes)
+    return Place(split, index, images.names[index], label)
+
+
 def _duplicates(dataset: DataSet, scans: Mapping[str, Sequence[_Scan]]) -> tuple[tuple[Place, ...], ...]:
     """Groups of images with the same digest, in the order of the splits."""
     repeated = Counter(one.digest for ones in scans.values() for one in ones if one.digest)
     groups: dict[bytes, list[Place]] = {}
     for name, ones in scans.items():
-        split = dataset.splits[name]
         for i, one in enumerate(ones):
             if repeated[one.digest] > 1:
-                place = Place(name, i, split.names[i], dataset.classes[split.labels[i]])
-                groups.setdefault(one.digest, []).append(place)
+                groups.setdefault(one.digest, []).append(_place(dataset, name, i))
     return tuple(map(tuple, groups.values()))
 
 
@@ -213,11 +217,10 @@ def _near(
     """Near-duplicates among images of different pixels, or the reason that they are not searched."""
     places, thumbnails, seen = [], [], set()
     for name, ones in scans.items():
-        split = dataset.splits[name]
         for i, one in enumerate(ones):
             if one.digest and one.digest not in seen:
                 seen.add(one.digest)
-                places.append((name, i, split))
+                places.append((name, i))
                 thumbnails.append(one.thumbnail)
     if note := unsearchable(len(places), min(sizes.height[1], sizes.width[1]) if sizes else LEAST_SIDE):
         return (), note
@@ -225,8 +228,7 @@ def _near(
         return (), ""
 
     def place(number: int) -> Place:
-        name, i, split = places[number]
-        return Place(name, i, split.names[i], dataset.classes[split.labels[i]])
+        return _place(dataset, *places[number])
 
     with _bar(None if progress is None else lambda done, total: None, "comparing images") as report:
         pairs = near_pairs(np.stack(thumbnails), report)
