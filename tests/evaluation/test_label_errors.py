@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vitral.evaluation import label_errors
 from vitral.evaluation.label_errors import LIKELY, estimate
 
 CLASSES = 5
@@ -67,3 +68,13 @@ def test_a_class_without_images_or_a_perfect_set_is_no_error() -> None:
     assert found.precision == 1
     certain = estimate(labels, np.eye(3)[labels])
     assert certain.errors == 0
+
+
+def test_many_classes_are_computed_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, probabilities, *_ = drawn(3, 0.05, 4.0, images=500)
+    whole = label_errors.estimate(labels, probabilities)
+    monkeypatch.setattr(label_errors, "_BLOCK", 7 * probabilities.shape[1])
+    parts = label_errors.estimate(labels, probabilities)
+    assert parts.rate == whole.rate
+    assert (parts.order == whole.order).all()
+    assert (parts.suggested == whole.suggested).all()

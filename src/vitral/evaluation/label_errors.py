@@ -12,6 +12,7 @@ wrong as long as the network is as often wrong about such images.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ LIKELY = 0.5
 """Probability above which a label is called wrong."""
 _TEMPERATURES = np.geomspace(0.5, 4.0, 25)
 _STEPS, _CLOSE = 200, 1e-7  # of expectation-maximization
+_BLOCK = 4_000_000  # probabilities that are computed at once, so that thousands of classes fit into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +60,37 @@ def estimate(labels: np.ndarray, probabilities: np.ndarray) -> Estimate:
     place = np.arange(len(labels))
     fits = [_fit(own, probabilities.shape[1]) for own in _at_temperatures(labels, probabilities)]
     _, rate, doubt = max(fits, key=lambda one: one[0])
-    other = probabilities.copy()
-    other[place, labels] = -1.0
     order = np.lexsort((probabilities[place, labels], -doubt))
-    return Estimate(order, probabilities[place, labels], other.argmax(1), doubt, rate)
+    return Estimate(order, probabilities[place, labels], _suggested(labels, probabilities), doubt, rate)
 
 
-def _at_temperatures(labels: np.ndarray, probabilities: np.ndarray) -> list[np.ndarray]:
-    """Probabilities of the labels (n,), with the logits divided by each temperature."""
-    logits = np.log(np.maximum(probabilities, 1e-12))
-    found = []
-    for temperature in _TEMPERATURES:
-        scaled = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
-        found.append(scaled[np.arange(len(labels)), labels] / scaled.sum(1))
+def _suggested(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Return the most probable class (n,) other than the label."""
+    found = np.empty(len(labels), np.int64)
+    for rows in _blocks(probabilities):
+        other = probabilities[rows].copy()
+        other[np.arange(len(other)), labels[rows]] = -1.0
+        found[rows] = other.argmax(1)
+    return found
+
+
+def _blocks(probabilities: np.ndarray) -> Iterator[slice]:
+    """Yield slices of the rows, with at most `_BLOCK` values each."""
+    rows = max(1, _BLOCK // probabilities.shape[1])
+    for start in range(0, len(probabilities), rows):
+        yield slice(start, start + rows)
+
+
+def _at_temperatures(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Probabilities of the labels (T, n), with the logits divided by each temperature."""
+    found = np.empty((len(_TEMPERATURES), len(labels)))
+    for rows in _blocks(probabilities):
+        own = labels[rows]
+        logits = np.log(np.maximum(probabilities[rows], 1e-12))
+        logits -= logits.max(1, keepdims=True)
+        for t, temperature in enumerate(_TEMPERATURES):
+            scaled = np.exp(logits / temperature)
+            found[t, rows] = scaled[np.arange(len(own)), own] / scaled.sum(1)
     return found
 
 

@@ -43,6 +43,10 @@ from vitral.workflows.tables.features import FeatureCache
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse strengths of the regularization, of which the lowest out-of-fold loss chooses."""
 _MOST_STEPS = 300
+MOST_FITTED = 10_000_000
+"""Images times classes up to which a logistic regression is fitted. Its twenty fits take minutes there, and far longer
+for 5,000 classes; the discriminant analysis has a closed form.
+"""
 DOUBTFUL = 24
 """Labels that are shown, also if none of them is called wrong."""
 LEAST_ALIKE = 12
@@ -81,7 +85,8 @@ class LabelCheck:
     agreement: float
     """Share of images whose most probable class is their label."""
     folds: int
-    strength: float
+    strength: float | None
+    """Inverse strength of the regularization; None without a logistic regression."""
     notes: tuple[str, ...]
     least_alike: tuple[Found, ...]
     """Images that resemble the others least, the farthest first; perhaps of none of the classes."""
@@ -241,10 +246,13 @@ def check_labels(
     found = set_features(dataset, weights, options, skip=skip, sizes=SIZES, cache=cache, progress=progress)
     kept, labels = found.dataset, found.labels
     folded = folds_of(labels, _groups(kept), folds)
-    regressed, strength = out_of_fold(found.values, labels, len(kept.classes), folded)
-    probabilities = mixed(regressed, discriminant(found.values, labels, len(kept.classes), folded))
+    probabilities, strength = _predicted(found.values, labels, len(kept.classes), folded)
     agreement = float((probabilities.argmax(1) == labels).mean())
-    notes = [left_out(kept.left_out), _memorized(weights, kept)]
+    notes = [
+        left_out(kept.left_out),
+        _memorized(weights, kept),
+        _unfitted(len(labels), kept) if strength is None else "",
+    ]
     return LabelCheck(
         kept.source,
         weights,
@@ -258,6 +266,23 @@ def check_labels(
         tuple(filter(None, notes)),
         tuple(least_alike(found, LEAST_ALIKE)),
     )
+
+
+def _predicted(
+    features: np.ndarray, labels: np.ndarray, classes: int, folds: np.ndarray
+) -> tuple[np.ndarray, float | None]:
+    """Predict each image (n, K) by the other folds; return the strength of the logistic regression, None without it."""
+    by_means = discriminant(features, labels, classes, folds)
+    if len(labels) * classes > MOST_FITTED:
+        return by_means, None
+    regressed, strength = out_of_fold(features, labels, classes, folds)
+    return mixed(regressed, by_means), strength
+
+
+def _unfitted(images: int, dataset: DataSet) -> str:
+    """Return a note on a ranking without the logistic regression."""
+    size = f"{images:,} images in {len(dataset.classes):,} classes"
+    return f"a discriminant analysis ranks the labels of {size}; a logistic regression would take too long"
 
 
 def _memorized(weights: str, dataset: DataSet) -> str:
