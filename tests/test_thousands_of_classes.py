@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import functools
 import http.server
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -64,22 +63,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-class Started(ServerProcess):
-    """A running `vitral serve` or `vitral label`; both print the address of their page."""
-
-    def _read(self, descriptor: int) -> None:
-        with open(descriptor, errors="replace") as lines:
-            for line in lines:
-                self.lines.append(line)
-                if found := re.match(r"(?:Page|Serving)  +(http://\S+)", line):
-                    self.url = found[1]
-                    self._started.set()
-        self._started.set()
-
-
 @contextmanager
 def started(*words: str) -> Iterator[str]:
-    server = Started(lambda: main(list(words)))
+    server = ServerProcess(lambda: main(list(words)))
     try:
         yield server.url
     finally:

@@ -8,22 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from browser import PATIENCE
-from serving.serverprocess import ServerProcess
 
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-
-
-class Server(ServerProcess):
-    """A running `vitral label`; `url` holds the token."""
-
-    def _read(self, descriptor: int) -> None:
-        with open(descriptor, errors="replace") as lines:
-            for line in lines:
-                self.lines.append(line)
-                if found := re.match(r"Page     (http://\S+)", line):
-                    self.url = found[1]
-                    self._started.set()
-        self._started.set()
 
 
 class Sheet:

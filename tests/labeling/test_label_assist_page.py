@@ -15,9 +15,9 @@ from PIL import Image
 
 from browser import chromium, require_chromium
 from images import noise
-from labeling.sheet import SCREENS, Server, Sheet, table
+from labeling.sheet import SCREENS, Sheet, table
 from npmpackages import AXE, real
-from serving.serverprocess import eventually
+from serving.serverprocess import ServerProcess, eventually
 from vitral.cli.main import main
 from vitral.export import npm
 
@@ -61,11 +61,11 @@ def serve(where: Path, words: list[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def servers(folders: tuple[Path, Path]) -> Iterator[list[Server]]:
+def servers(folders: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
     found = []
     for folder in folders:
         words = ["label", str(folder), "--no-open", *(["--classes", "blue", "red"] if folder.name == "photos" else [])]
-        found.append(Server(partial(serve, folder.parent, words)))
+        found.append(ServerProcess(partial(serve, folder.parent, words)))
     yield found
     for server in found:
         server.client.close()
@@ -73,7 +73,7 @@ def servers(folders: tuple[Path, Path]) -> Iterator[list[Server]]:
 
 
 @pytest.fixture(scope="module")
-def browser(servers: list[Server]) -> Iterator[Any]:
+def browser(servers: list[ServerProcess]) -> Iterator[Any]:
     with chromium() as found:
         yield found
 
@@ -89,7 +89,7 @@ def accepted(photos: Path) -> dict[str, str]:
     return {file: label for file, (label, checked) in table(photos).items() if checked == "accepted"}
 
 
-def test_suggestions_are_accepted_and_undone(browser: Any, servers: list[Server], folders: tuple[Path, Path]):
+def test_suggestions_are_accepted_and_undone(browser: Any, servers: list[ServerProcess], folders: tuple[Path, Path]):
     sheet = Sheet(browser, servers[0].url)
     page = sheet.page
     assert "Label three images of two classes" in page.locator("#accept-note").inner_text()
@@ -121,7 +121,7 @@ def test_suggestions_are_accepted_and_undone(browser: Any, servers: list[Server]
     sheet.context.close()
 
 
-def test_near_duplicates_are_labeled_together(browser: Any, servers: list[Server], folders: tuple[Path, Path]):
+def test_near_duplicates_are_labeled_together(browser: Any, servers: list[ServerProcess], folders: tuple[Path, Path]):
     sheet = Sheet(browser, servers[0].url)
     page = sheet.page
     page.wait_for_function("() => document.querySelector('.copies')?.textContent === '× 2'")
@@ -143,7 +143,7 @@ def test_near_duplicates_are_labeled_together(browser: Any, servers: list[Server
 
 
 def test_likely_wrong_labels_are_mended_beside_their_neighbors(
-    browser: Any, servers: list[Server], folders: tuple[Path, Path]
+    browser: Any, servers: list[ServerProcess], folders: tuple[Path, Path]
 ):
     sheet = Sheet(browser, servers[1].url)
     page = sheet.page
@@ -170,7 +170,7 @@ def test_likely_wrong_labels_are_mended_beside_their_neighbors(
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_accuracy_on_screens(browser: Any, servers: list[Server], width: int, scheme: str, tmp_path: Path):
+def test_accuracy_on_screens(browser: Any, servers: list[ServerProcess], width: int, scheme: str, tmp_path: Path):
     """The figures, and a cell of the confusions that filters the grid; axe-core finds nothing."""
     size = {"width": width, "height": 800}
     sheet = Sheet(browser, servers[1].url, viewport=size, color_scheme=scheme, bypass_csp=True, has_touch=width < 400)
@@ -198,7 +198,7 @@ def test_accuracy_on_screens(browser: Any, servers: list[Server], width: int, sc
 
 
 def test_a_run_is_trained_from_the_page_and_predicts(
-    browser: Any, servers: list[Server], folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    browser: Any, servers: list[ServerProcess], folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ):
     sheet = Sheet(browser, servers[1].url)
     page = sheet.page
@@ -211,8 +211,8 @@ def test_a_run_is_trained_from_the_page_and_predicts(
     run = folders[1].parent / "runs" / "sorted-1"
     assert str(run) in said
     assert main(["predict", str(run), str(folders[0] / "02.png"), str(folders[0] / "03.png")]) == 0
-    told = capsys.readouterr().out
-    assert "02.png" in told
-    assert "03.png" in told
+    printed = capsys.readouterr().out
+    assert "02.png" in printed
+    assert "03.png" in printed
     assert sheet.complaints == []
     sheet.context.close()

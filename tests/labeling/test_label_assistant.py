@@ -105,11 +105,11 @@ def test_the_page_hears_of_insight_and_accepts_suggestions(opened):
     with TestClient(application, base_url="http://127.0.0.1:8001", headers=headers) as client:
         label(session, assistant, range(8))
         assert eventually(lambda: is_done(assistant) and (assistant.insight.suggested >= 0).sum() > 40)
-        told = client.get("/v1/changes?since=2&insight=0").json()["insight"]
-        assert told["progress"]["done"] == COUNT
-        assert "insight" not in client.get(f"/v1/changes?since=0&insight={told['number']}").json()
-        images = [n for n in range(8, COUNT) if told["suggested"][n] >= 0]
-        labels = [("blue", "red")[told["suggested"][n]] for n in images]
+        news = client.get("/v1/changes?since=2&insight=0").json()["insight"]
+        assert news["progress"]["done"] == COUNT
+        assert "insight" not in client.get(f"/v1/changes?since=0&insight={news['number']}").json()
+        images = [n for n in range(8, COUNT) if news["suggested"][n] >= 0]
+        labels = [("blue", "red")[news["suggested"][n]] for n in images]
         action = {"do": "accept", "images": images, "labels": labels, "version": 2}
         answer = client.post("/v1/actions", json=action).json()
         assert answer["numbers"] == images

@@ -17,9 +17,9 @@ from PIL import Image
 
 from browser import chromium, require_chromium
 from images import scene
-from labeling.sheet import SCREENS, Server, Sheet, table
+from labeling.sheet import SCREENS, Sheet, table
 from npmpackages import AXE, real
-from serving.serverprocess import eventually
+from serving.serverprocess import ServerProcess, eventually
 from vitral.cli.main import main
 from vitral.export import npm
 
@@ -46,22 +46,22 @@ def words(photos: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(photos: Path) -> Iterator[Server]:
-    server = Server(lambda: main(words(photos)))
+def server(photos: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(lambda: main(words(photos)))
     yield server
     server.client.close()
     server.kill()
 
 
 @pytest.fixture(scope="module")
-def browser(server: Server) -> Iterator[Any]:
+def browser(server: ServerProcess) -> Iterator[Any]:
     """The server first: it is a fork of this process, in which the browser's event loop does not run yet."""
     with chromium() as found:
         yield found
 
 
 @pytest.fixture
-def sheet(browser: Any, server: Server) -> Iterator[Sheet]:
+def sheet(browser: Any, server: ServerProcess) -> Iterator[Sheet]:
     sheet = Sheet(browser, server.url)
     yield sheet
     sheet.page.evaluate("document.activeElement.blur()")
@@ -169,7 +169,7 @@ def test_a_large_image_takes_the_same_keys(sheet: Sheet):
     assert not page.locator("#large").is_visible()
 
 
-def test_two_tabs_see_each_other(sheet: Sheet, browser: Any, server: Server):
+def test_two_tabs_see_each_other(sheet: Sheet, browser: Any, server: ServerProcess):
     other = Sheet(browser, server.url)
     other.press("ArrowRight", "1")
     other.said("Label 1 image rose")
@@ -177,7 +177,7 @@ def test_two_tabs_see_each_other(sheet: Sheet, browser: Any, server: Server):
     other.context.close()
 
 
-def test_the_address_keeps_no_token_and_another_token_is_refused(sheet: Sheet, browser: Any, server: Server):
+def test_the_address_keeps_no_token_and_another_token_is_refused(sheet: Sheet, browser: Any, server: ServerProcess):
     assert sheet.page.evaluate("location.href") == server.url.partition("#")[0]
     context = browser.new_context()
     page = context.new_page()
@@ -189,7 +189,7 @@ def test_the_address_keeps_no_token_and_another_token_is_refused(sheet: Sheet, b
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_screens(browser: Any, server: Server, width: int, scheme: str, tmp_path: Path):
+def test_screens(browser: Any, server: ServerProcess, width: int, scheme: str, tmp_path: Path):
     """Nothing is wider than the screen, everything has a name, and axe-core finds nothing."""
     size = {"width": width, "height": 800}
     sheet = Sheet(browser, server.url, viewport=size, color_scheme=scheme, bypass_csp=True, has_touch=width < 400)

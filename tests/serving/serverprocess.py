@@ -46,7 +46,7 @@ class ServerProcess:
         with open(descriptor, errors="replace") as lines:
             for line in lines:
                 self.lines.append(line)
-                if found := re.match(r"Serving  (http://\S+)", line):
+                if found := re.match(r"(?:Serving|Page)  +(http://\S+)", line):
                     self.url = found[1]
                     self._started.set()
         self._started.set()

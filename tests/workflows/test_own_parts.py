@@ -209,18 +209,15 @@ def weights(run: vitral.TrainedRun) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [torch.optim.AdamW, lambda groups: torch.optim.AdamW([p for group in groups for p in group["params"]], lr=5e-3)],
+    [torch.optim.SGD, lambda groups: torch.optim.SGD([p for group in groups for p in group["params"]], lr=5e-3)],
 )
 def test_an_optimizer_of_torch_trains_as_vitrals_own(data, optimizer):
-    """The lambda puts all parameters into one group; without weight decay nothing else differs.
-
-    Both add up gradients in another order, and Adam enlarges what is rounding alone: the gradient of a bias of keys.
-    """
+    """The lambda puts all parameters into one group; without momentum and weight decay nothing else differs."""
     own_run = train(data, optimizer=optimizer, weight_decay=0.0, clip=0)
-    plain = train(data, optimizer="adamw", weight_decay=0.0, clip=0, out="plain", beta2=0.999, momentum=0.9)
+    plain = train(data, optimizer="sgd", weight_decay=0.0, clip=0, out="plain", momentum=0.0)
     assert config(own_run)["run"]["lr"] == OPTIONS["lr"] == 5e-3
     for name, value in weights(plain).items():
-        torch.testing.assert_close(weights(own_run)[name], value, rtol=0, atol=5e-4)  # a step is ten times as large
+        torch.testing.assert_close(weights(own_run)[name], value, rtol=0, atol=1e-6)
 
 
 def test_the_rates_of_an_optimizer_are_its_own_unless_stated(data):

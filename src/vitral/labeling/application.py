@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -35,7 +34,7 @@ from vitral.serving.auth import Access
 from vitral.serving.guard import Guard
 from vitral.serving.limits import Limits
 from vitral.serving.metrics import Metrics
-from vitral.serving.page import CSP, TYPES
+from vitral.serving.page import TYPES, Endpoint, fixed
 from vitral.serving.problems import Problem
 
 T = TypeVar("T")
@@ -146,25 +145,9 @@ def build(labeling: Labeling) -> Starlette:
     return app
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
 def _file(name: str) -> Endpoint:
     """An endpoint that answers with a file of the page: nothing of a request becomes a path on disk."""
-    content = web.text(name).encode()
-    headers = {
-        "Content-Type": TYPES[name.rpartition(".")[2]],
-        "Content-Security-Policy": CSP,
-        "Cache-Control": "no-cache",
-        "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
-    }
-
-    async def endpoint(request: Request) -> Response:
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers)
-
-    return endpoint
+    return fixed(web.text(name).encode(), TYPES[name.rpartition(".")[2]])
 
 
 def _answering(work: Callable[[Labeling, Request], Awaitable[Response]]) -> Endpoint:

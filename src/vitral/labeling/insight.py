@@ -146,9 +146,9 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
     folds = folds_of(labels, own, max(2, min(_FOLDS, len(np.unique(own)))))
     regressed, strength = probe.out_of_fold(rows[known], labels, given.classes, folds, ready=True)
     crossed = probe.mixed(regressed, probe.discriminant(rows[known], labels, given.classes, folds, ready=True))
-    told = _predictable(labels, folds)  # others are predicted as labeled, because nothing is known
+    predictable = _predictable(labels, folds)  # others are predicted as labeled, because nothing is known
     doubts = _doubts(len(features), known, labels, crossed)
-    temperature = _temperature(crossed[told], labels[told], own[told])
+    temperature = _temperature(crossed[predictable], labels[predictable], own[predictable])
     crossed = tempered(crossed, temperature)
     predict = probe.fitted(rows[known], labels, given.classes, strength)
     suggested, probability = found.suggested.copy(), found.probability.copy()
@@ -157,7 +157,7 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
         suggested[numbers], probability[numbers] = values.argmax(1), values.max(1)
     unlike = np.zeros(len(features), bool)
     unlike[waiting] = unlike_all(rows[known], labels, folds, rows[waiting])
-    measured = told & given.checked[known]
+    measured = predictable & given.checked[known]
     right, sure = crossed.argmax(1) == labels, measured & (crossed.max(1) > SURE)
     held = np.flatnonzero(there & given.held & given.checked & (given.labels >= 0))
     return Insight(
@@ -174,11 +174,11 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
 
 def _predictable(labels: np.ndarray, folds: np.ndarray) -> np.ndarray:
     """(n,) True for images whose class has images in other folds."""
-    told = np.zeros(len(labels), bool)
+    predictable = np.zeros(len(labels), bool)
     for fold in np.unique(folds):
         inside = folds == fold
-        told[inside] = np.isin(labels[inside], labels[~inside])
-    return told
+        predictable[inside] = np.isin(labels[inside], labels[~inside])
+    return predictable
 
 
 def _temperature(probabilities: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:

@@ -32,9 +32,9 @@ def changed(session: Session, version: int, assistant: Assistant | None = None, 
     state = session.state
     place = {name: i for i, name in enumerate(state.classes)}
     marks = [state.marks[i] for i in delta.images]
-    told = {} if assistant is None or assistant.number == number else {"insight": assistant.to_json()}
+    news = {} if assistant is None or assistant.number == number else {"insight": assistant.to_json()}
     return {
-        **told,
+        **news,
         "version": delta.version,
         "classes": list(state.classes),
         "numbers": list(delta.images),

@@ -5,7 +5,7 @@ request becomes a path on disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -33,19 +33,30 @@ CSP = web.policy({"frame-ancestors": "'none'", "require-trusted-types-for": "'sc
 """Content security policy of the page: its own files, images in memory, and requests to its own server."""
 
 
-def asset(path: str, example: bytes) -> Callable[[Request], Awaitable[Response]]:
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def asset(path: str, example: bytes) -> Endpoint:
     """An endpoint that answers with the page, or one of its files; `example` is an image to try, if any."""
     if path == EXAMPLE:
         content = example
     else:
         page = web.page(served=True, example=web.EXAMPLE if example else "")
         content = (web.text(ASSETS[path]) if path in ASSETS else page).encode()
+    return fixed(content, TYPES.get(path.rpartition(".")[2], TYPES["html"]), _PERMISSIONS)
+
+
+_PERMISSIONS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
+
+
+def fixed(content: bytes, kind: str, more: Mapping[str, str] | None = None) -> Endpoint:
+    """Make an endpoint that answers with this content of this type, or with 304 if the browser already has it."""
     headers = {
-        "Content-Type": TYPES.get(path.rpartition(".")[2], TYPES["html"]),
+        "Content-Type": kind,
         "Content-Security-Policy": CSP,
-        "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
         "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+        **(more or {}),
     }
 
     async def endpoint(request: Request) -> Response:
