@@ -174,7 +174,10 @@ async def _multipart(request: Request, body: bytes, limits: Limits) -> Parsed:
             why = f"a field is longer than {_LONGEST_FIELD:,} bytes; an image must be a file, with a file name"
             raise Problem("bad-request", f"multipart/form-data: {why}") from None
         raise Problem("bad-request", f"multipart/form-data: {_shown(error.message)}") from None
-    return _parts(form)
+    try:
+        return _parts(form)
+    finally:
+        await form.close()
 
 
 def _parts(form: FormData) -> Parsed:
