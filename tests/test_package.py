@@ -223,7 +223,7 @@ def test_each_file_of_the_command_line_holds_one_family():
     homes = {name: command.__module__.rpartition(".")[2] for name, command in COMMANDS.items()}
     assert {home for name, home in homes.items() if name.startswith("data ")} == {"data"}
     shared = {"__init__", "main", "help", "options", "output", "parsing", "completion", "ranks", "plan_only", "check"}
-    shared |= {"placeholders", "terms"}
+    shared |= {"placeholders", "terms", "examples"}
     files = {path.stem for path in (SOURCE / "cli").glob("*.py")}
     assert files == shared | set(homes.values())
 
