@@ -83,7 +83,7 @@ def test_pandas_reads_the_classes_as_docs_say(tables: tuple[Path, list[str]]) ->
     assert good["class"].tolist() == labels
     assert [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")] == list(CLASSES)
     assert frame[frame["error"] != ""]["path"].str.endswith("broken.png").tolist() == [True]
-    lines = pandas.read_json(place / "t.jsonl", lines=True, dtype=False, convert_dates=False)
+    lines = pandas.read_json(place / "t.jsonl", lines=True, dtype=False)
     assert lines[lines["error"].isna()]["class"].tolist() == labels
     parquet = pandas.read_parquet(place / "t.parquet")
     assert parquet[parquet["error"].isna()]["class"].tolist() == labels
