@@ -16,8 +16,8 @@ from vitral.data.spellings import is_missing, listed
 from vitral.errors import UsageError
 from vitral.wording import count, natural, shown
 
-LONGEST_NAME = 100
-"""Characters of the name of a class."""
+LONGEST_NAME = 255
+"""Characters of the name of a class: as many as the name of a folder may have."""
 MOST_CLASSES = 1000
 
 
