@@ -21,6 +21,7 @@ from vitral.evaluation.intervals import count_groups, proportion_interval
 from vitral.evaluation.label_errors import LIKELY, estimate
 from vitral.evaluation.unknown import threshold_of
 from vitral.inference.unknown import fit_statistics, mahalanobis
+from vitral.labeling.next_images import next_images
 
 FEWEST = 3
 """Images of a class from which it is suggested, if another class has as many."""
@@ -102,6 +103,8 @@ class Insight:
     """Right ones and all of the checked images that cross-validation predicts above `SURE`."""
     curve: tuple[tuple[int, float], ...] = ()
     """(labels, accuracy), ascending."""
+    next: tuple[int, ...] = ()
+    """Numbers of the waiting images whose labels teach most, in order (`vitral.labeling.next_images`)."""
 
     @classmethod
     def nothing(cls, count: int) -> Insight:
@@ -116,6 +119,7 @@ class Insight:
             "percent": np.floor(100 * self.probability).astype(int).tolist(),
             "doubt": np.floor(100 * self.doubt).astype(int).tolist(),
             "unlike": np.flatnonzero(self.unlike).tolist(),
+            "next": list(self.next),
             "sure": list(self.sure),
             "curve": [list(one) for one in self.curve],
             "forecast": forecast(self.curve),
@@ -169,6 +173,7 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
         Accuracy(given.labels[held], predict(rows[held]).argmax(1), groups[held]) if len(held) else None,
         (int(right[sure].sum()), int(sure.sum())),
         curve(rows[known], labels, given.classes, folds, strength, measured) if measured.sum() >= FOR_ADVICE else (),
+        tuple(next_images(rows, known, waiting, probability)),
     )
 
 
