@@ -12,6 +12,7 @@ import { Selection } from "./selection.js";
 import { Store } from "./store.js";
 import { Teach } from "./teach.js";
 import { Thumbs } from "./thumbs.js";
+import { Trial } from "./trial.js";
 
 const byId = (id) => document.getElementById(id);
 const PAUSE = 1000; // milliseconds before a request that failed is tried again
@@ -27,6 +28,7 @@ class Page {
     this.classes = new Classes(this.store, { label, add: (name) => this.addClass(name), edit: (name) => this.edit(name) });
     this.assist = new Assist(this.store, { accept: (images) => this.accept(images) });
     new Teach(this.store);
+    new Trial(this.store);
     new Pointer(this.grid, this.selection, { enlarge: () => this.large.show(), drop: label });
     this.store.addEventListener("view", () => this.view());
     this.store.addEventListener("change", () => this.draw());
