@@ -81,7 +81,7 @@ def answered(page: Any, name: str) -> str:
 
 def open_trial(sheet: Sheet) -> Any:
     """Open the dialog once there are suggestions."""
-    sheet.page.wait_for_function("() => document.querySelectorAll('.suggested').length > 0")
+    sheet.page.wait_for_function("() => !document.getElementById('accept').hidden")
     sheet.page.get_by_role("button", name="Try it").click()
     return sheet.page
 
@@ -109,7 +109,7 @@ def test_a_file_and_a_photo_are_answered(browser: Any, server: ServerProcess, tm
     page.get_by_role("button", name="Take a photo").click()
     answered(page, "the photo")
     page.get_by_role("button", name="Close").click()
-    assert page.evaluate("document.getElementById('trial-view').srcObject") is None, "the camera is off"
+    page.wait_for_function("() => document.getElementById('trial-view').srcObject === null")  # the camera is off
     (tmp_path / "notes.png").write_text("no image")
     page.get_by_role("button", name="Try it").click()
     page.get_by_label("Image", exact=True).set_input_files(str(tmp_path / "notes.png"))
@@ -139,8 +139,11 @@ def test_the_dialogs_on_screens(browser: Any, server: ServerProcess, width: int,
     assert axe(page) == []
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name=re.compile("^Train")).click()
+    minutes = f"{width / 100 + (scheme == 'dark'):g}"  # another plan on each screen
+    page.get_by_role("spinbutton", name="Minutes").fill(minutes)
     page.get_by_role("button", name="Plan").click()
-    page.get_by_role("button", name="Start").wait_for()
+    page.get_by_text(f"The plan for {minutes} minutes").wait_for()
+    assert page.get_by_role("button", name="Start").is_visible()
     page.screenshot(path=str(folder / f"plan-{width}-{scheme}.png"))
     assert axe(page) == []
     assert page.evaluate("document.getElementById('teach').scrollWidth <= document.getElementById('teach').clientWidth")

@@ -1,6 +1,6 @@
 // The camera: a live view, of which a person takes photos. Browsers have it on secure origins only; localhost is one.
 
-import { button, byId, element, video } from "./dom.js";
+import { button, byId, dialog, element, video } from "./dom.js";
 
 export class Camera {
   /**
@@ -23,14 +23,16 @@ export class Camera {
   }
 
   async open() {
+    this.close();
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
     } catch (error) {
       this.failed(`The camera cannot be used: ${error instanceof Error ? error.message : error}. Allow it for this page, or choose a file.`);
       return;
     }
+    if (!dialog("trial").open) this.close(); // while the browser asked for permission
     video("trial-view").srcObject = this.stream;
-    byId("trial-live").hidden = false;
+    byId("trial-live").hidden = !this.stream;
   }
 
   /** Turn it off; the light beside a camera goes out. */

@@ -22,6 +22,7 @@ export class Trial {
     button("trial-open").addEventListener("click", () => this.show());
     button("trial-close").addEventListener("click", () => dialog("trial").close());
     dialog("trial").addEventListener("close", () => this.camera.close());
+    input("trial-file").addEventListener("click", () => (input("trial-file").value = "")); // the same file can come again
     input("trial-file").addEventListener("change", () => this.choose(input("trial-file").files));
     select("trial-by").addEventListener("change", () => this.image && this.ask(this.image, this.name));
     byId("trial-form").addEventListener("submit", (event) => event.preventDefault());
@@ -46,7 +47,6 @@ export class Trial {
   choose(files) {
     const file = files?.[0];
     if (file) this.ask(file, file.name);
-    input("trial-file").value = ""; // so that the same file can be chosen again
   }
 
   /**
