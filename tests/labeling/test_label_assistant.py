@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from images import noise
 from serving.serverprocess import eventually
-from vitral.labeling.application import Labeling, build
+from vitral.labeling.application import build
 from vitral.labeling.assistant import Assistant
+from vitral.labeling.service import Labeling
 from vitral.labeling.session import Session
 from vitral.labeling.state import Action
 

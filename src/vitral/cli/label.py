@@ -34,8 +34,9 @@ def label(
     if not data:
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
-    from vitral.labeling.application import Labeling, build
+    from vitral.labeling.application import build
     from vitral.labeling.assistant import Assistant
+    from vitral.labeling.service import Labeling
     from vitral.labeling.session import Session, default_table
     from vitral.labeling.teach import Teacher
     from vitral.serving.server import address, bind, serve_on

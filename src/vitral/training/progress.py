@@ -168,7 +168,7 @@ SLOW_IMAGES = (
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
     """Print each choice with its reason; unless `whole`, those that depend on the user's images, and warnings."""
-    choices = sorted(plan.choices, key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else len(_FIRST))
+    choices = sorted(plan.choices, key=lambda one: place(one.name))
     if not whole:
         choices = [one for one in choices if one.name not in DETAILS or one.value.startswith("WARNING")]
         choices = [one for one in choices if one.name in _FIRST or one.reason != "requested"]
@@ -184,6 +184,11 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
     console.print(rows)
     if left := len(plan.choices) - len(choices):
         console.print(f"and {count(left, 'choice')} more: --plan-only", style="dim", highlight=False)
+
+
+def place(name: str) -> int:
+    """Return the place of a choice in a printed plan; those of the same place stay in order."""
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 _FIRST = ("model", "init", "epochs", "minutes")
