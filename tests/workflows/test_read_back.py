@@ -56,6 +56,22 @@ def test_predictions_are_a_table(trained):
     assert by_file["class"] == rows[0]["class"]
 
 
+def test_a_run_is_accepted_in_place_of_its_folder(trained, tmp_path):
+    image = np.zeros((8, 12, 1), np.uint8)
+    folder = trained.folder
+    assert vitral.evaluate(trained).accuracy == vitral.evaluate(folder).accuracy
+    assert vitral.load(trained)(image) == vitral.load(folder)(image)
+    assert vitral.explain(trained, image)[0].label == vitral.explain(folder, image)[0].label
+    assert vitral.inspect(trained).facts == vitral.inspect(folder).facts
+    assert not vitral.verify(trained).damaged
+    vitral.convert(trained, tmp_path / "weights.safetensors", "native")
+    compared = vitral.compare([trained, saved(trained, tmp_path)], trained.result["data"], split="test")
+    assert compared.contenders[0].name == folder.name
+    options = {"epochs": 1, "probe": False, "device": "cpu", "quiet": True}
+    again = vitral.train(trained.result["data"], init=trained, out=tmp_path / "again", **options)
+    assert again.config["run"]["init"] == str(folder)
+
+
 def test_epochs_and_runs_are_tables(trained, monkeypatch):
     pandas = pytest.importorskip("pandas")
     frame = trained.history.to_frame()

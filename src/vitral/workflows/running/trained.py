@@ -46,6 +46,8 @@ class Report:
 class TrainedRun(Described):
     """A finished run: its folder, and `result` as in result.json.
 
+    It is accepted wherever the path of its folder is, as in `vitral.evaluate(run)`.
+
     Example:
         run = vitral.runs("runs")["photos"]
         print(run.result["val_accuracy"], run.best, run.history)
@@ -54,6 +56,9 @@ class TrainedRun(Described):
 
     folder: Path
     result: Mapping[str, Any]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @classmethod
     def read(cls, folder: str | Path) -> TrainedRun:
