@@ -128,6 +128,24 @@ def test_a_loss_that_cannot_be_used_says_why(data):
         train(data, loss=F.cross_entropy, label_smoothing=0.1, out="third")
 
 
+class Scaled(nn.Module):
+    """Cross-entropy at a temperature that is a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits, labels):
+        return F.cross_entropy(logits * self.scale, labels)
+
+
+def test_a_loss_with_parameters_to_train_is_refused(data):
+    with pytest.raises(UsageError, match=r"(?s)your loss has parameters to train: scale.*requires_grad_\(False\)"):
+        train(data, loss=Scaled())
+    fixed = Scaled().requires_grad_(False)
+    assert train(data, loss=fixed, epochs=1).result["epochs"] == 1
+
+
 def test_an_augmentation_gets_each_image(data):
     seen = []
 
