@@ -158,6 +158,21 @@ def test_a_data_set_that_augments_is_noted():
     assert "pass the transform as augment=" in note
 
 
+def test_a_data_set_that_flips_is_noted():
+    """A flip leaves about half of the images as they are, among them the first one here."""
+
+    class Flipped(Pairs):
+        reads = 0
+
+        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+            self.reads += 1
+            image, label = super().__getitem__(i)
+            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if i == 3 and self.reads % 2 else image, label
+
+    (note,) = vitral.load_data(Flipped()).notes
+    assert "pass the transform as augment=" in note
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [

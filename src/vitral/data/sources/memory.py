@@ -160,7 +160,7 @@ def _part(data: Any, where: str) -> _Part:
     names = getattr(data.dataset if isinstance(data, Subset) else data, "classes", None)
     classes = tuple(map(str, names)) if isinstance(names, list | tuple) else None
     labels = _checked_labels(_labels(data, label), where)
-    return _Part(labels, fetch, classes if isinstance(labels[0], int) else None, _random(fetch))
+    return _Part(labels, fetch, classes if isinstance(labels[0], int) else None, _random(fetch, len(labels)))
 
 
 def _is_pair_of_arrays(data: Any) -> bool:
@@ -299,12 +299,20 @@ def _raw(image: Any, levels: Levels | None) -> bytes | np.ndarray:
     return read_image(image, levels=levels)
 
 
-def _random(fetch: ItemFetch) -> tuple[str, ...]:
-    """Return a note if the data set changes its images at random."""
+_COMPARED = 16
+"""Images that are read twice, to find random transforms."""
+
+
+def _random(fetch: ItemFetch, images: int) -> tuple[str, ...]:
+    """Return a note if the data set changes its images at random; a flip alone leaves half of them as they are."""
     try:
-        first, again = fetch(0), fetch(0)
+        same = all(_equal(fetch(i), fetch(i)) for i in range(min(images, _COMPARED)))
     except (ImageError, OSError, ValueError):  # reported by name when all images are read
         return ()
-    if np.array_equal(np.asarray(first), np.asarray(again)):
+    if same:
         return ()
     return ("the data set changes its images at random, and vitral keeps them as read: pass the transform as augment=",)
+
+
+def _equal(first: bytes | np.ndarray, second: bytes | np.ndarray) -> bool:
+    return np.array_equal(np.asarray(first), np.asarray(second))
