@@ -26,7 +26,11 @@ def stub() -> str:
     public = {name: getattr(vitral, name) for name in vitral.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     imports = {"from vitral._version import __version__ as __version__", "from typing import Any, Literal"}
-    imports |= {"from collections.abc import Callable, Mapping, Sequence", "from os import PathLike", "from pathlib import Path"}
+    imports |= {
+        "from collections.abc import Callable, Mapping, Sequence",
+        "from os import PathLike",
+        "from pathlib import Path",
+    }
     for name in public.keys() - functions.keys():
         home, _, inner = vitral._HOME[name].partition(":")
         imports.add(f"from {home} import {inner or name} as {name}")

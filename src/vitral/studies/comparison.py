@@ -255,7 +255,7 @@ def compare(
     """
     models = [as_path(one) for one in models]
     if len(models) < 2:
-        raise UsageError("a comparison takes two networks or more", hint="vitral compare runs/a runs/b")
+        raise UsageError("a comparison takes two networks or more", hint="name two runs or weights files")
     names = _names(models)
     held_out, options = DataOptions(data, split, data_root), InferenceOptions(device, precision)
     found = [evaluate_images(one, held_out, options, progress) for one in models]

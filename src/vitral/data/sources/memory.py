@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from vitral import activity
 from vitral.data.dataset import (
@@ -106,7 +106,7 @@ def _of_tables(tables: Mapping[str, Any], where: str, wanted: Labeling) -> DataS
     for split, table in tables.items():
         if columns_of(table) != header:
             raise DataError("the tables of the splits have other columns", where=where, why=some(header))
-        columns = [[_cell(one) for one in table[name]] for name in header]
+        columns = [[_cell(one, where) for one in table[name]] for name in header]
         writer.writerows([*row, *([split] if several else [])] for row in zip(*columns, strict=True))
     files = _InMemory(text.getvalue())
     return replace(Table(files, _TABLE, where, wanted).dataset("data"), source=where)
@@ -126,9 +126,12 @@ class _InMemory(Folder):
         return self.text.encode() if path == _TABLE else super().read(path, limit)
 
 
-def _cell(value: Any) -> Any:
-    """Return a cell of a table as the csv module writes it."""
+def _cell(value: Any, where: str) -> Any:
+    """Return a cell of a table as the csv module writes it. Raises `DataError` for an image."""
     value = value.as_py() if hasattr(value, "as_py") else value
+    if isinstance(value, Image.Image | np.ndarray | Tensor | bytes):
+        hint = "(list(table['image']), table['label']), with the names of your columns"
+        raise DataError("a table has images instead of their paths", where=where, why=type_of(value), hint=hint)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -151,6 +154,10 @@ def _part(data: Any, where: str) -> _Part:
         if len(images) != len(labels):
             raise DataError(f"{len(images):,} images and {len(labels):,} labels", where=where)
         return _Part(_checked_labels(labels, where), ItemFetch(images, None, _levels(images, where)))
+    columns = None if isinstance(data, Dataset) else columns_of(data)
+    if columns is not None and not isinstance(data, Mapping):
+        why = f"its columns are {some(columns, 8)}"
+        raise DataError("no column of image files", where=where, why=why, hint="rename the columns to path and label")
     if not is_examples(data):
         raise UsageError(f"{type_of(data)} is not a data set", why=why_no_examples(data), hint=EXAMPLES)
     if not len(data):
