@@ -82,8 +82,9 @@ def test_epochs_and_runs_are_tables(trained, monkeypatch):
     assert "<th>train_loss</th>" in trained.history._repr_html_()
     runs = vitral.runs(trained.folder.parent)
     pandas.testing.assert_frame_equal(runs.to_frame(), pandas.DataFrame(runs.table()))
+    predictions = vitral.evaluate(trained.folder).predictions
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for rows in (runs, trained.history, vitral.evaluate(trained.folder).predictions):
+    for rows in (runs, trained.history, predictions):
         with pytest.raises(MissingExtraError, match="pandas is not installed"):
             rows.to_frame()
 

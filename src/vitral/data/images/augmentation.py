@@ -139,14 +139,14 @@ def _seeded(function: Callable[..., Any]) -> Iterator[None]:
     seed = int(torch.randint(2**31, ()))
     states = python_random.getstate(), np.random.get_state()
     python_random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the generator that transforms of others use
+    np.random.seed(seed)
     if hasattr(function, "set_random_seed"):  # albumentations have generators of their own
         function.set_random_seed(seed)
     try:
         yield
     finally:
         python_random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        np.random.set_state(states[1])
 
 
 def _changed_by(function: Callable[..., Any], images: Tensor) -> list[Any]:
