@@ -46,7 +46,7 @@ print(losses, vitral.evaluate(run).predictions[0]["true"], vitral.compare([run, 
 print(vitral.runs()["x"].history[1:], vitral.runs().table()[0]["run"], run.config["run"], run.best)
 plan = vitral.plan("p", model="Ti/16", epochs=1)
 for images, labels in plan.loader("train"):
-    plan.loss(plan.model()(images), labels).backward()
+    print(plan.loss(plan.model()(images), labels).item())
 vitral.train("p", optimzer="adam")  # wrong
 vitral.train("p", epoch=3)  # wrong
 vitral.train("p", lr="high")  # wrong

@@ -462,3 +462,34 @@ def test_transform_is_another_word_for_augment(data):
         UsageError, match=r"(?s)your augment fails for an image uint8 \(3, 16, 16\).*torchvision.transforms.v2"
     ):
         train(data, transform=lambda image: image.convert("L"), out="third")
+
+
+class Albumentation:
+    """The interface of a transform of albumentations: arrays (H, W, C) by keyword, and a generator of its own."""
+
+    def __init__(self, change):
+        self.change, self.draw = change, random.Random()
+
+    def set_random_seed(self, seed):
+        self.draw.seed(seed)
+
+    def __call__(self, *, image):
+        assert image.shape == (16, 16, 3)
+        return {"image": self.change(image, self.draw.random())}
+
+
+Albumentation.__module__ = "albumentations.of.a.test"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image, drawn: (image * drawn).astype(np.uint8),
+        lambda image, drawn: torch.from_numpy((image * drawn).astype(np.uint8)).permute(2, 0, 1),
+    ],
+    ids=["array", "tensor"],
+)
+def test_a_transform_of_albumentations_repeats_with_the_seed(data, change):
+    runs = [train(data, augment=Albumentation(change), epochs=1, out=out) for out in ("run", "again")]
+    assert runs[0].history[0]["train_loss"] == runs[1].history[0]["train_loss"]
+    assert runs[0].history[0]["train_loss"] != train(data, epochs=1, out="plain").history[0]["train_loss"]

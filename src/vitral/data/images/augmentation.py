@@ -153,8 +153,11 @@ def _changed_by(function: Callable[..., Any], images: Tensor) -> list[Any]:
     if type(function).__module__.partition(".")[0] != "albumentations":
         return [function(one) for one in images]
     arrays = images.permute(0, 2, 3, 1).cpu().numpy()
-    changed = [torch.from_numpy(np.ascontiguousarray(function(image=one)["image"])) for one in arrays]
-    return [one.permute(2, 0, 1) for one in changed]
+    changed = [function(image=one)["image"] for one in arrays]
+    return [  # ToTensorV2 makes a tensor (C, H, W)
+        one if isinstance(one, Tensor) else torch.from_numpy(np.ascontiguousarray(one)).permute(2, 0, 1)
+        for one in changed
+    ]
 
 
 def random_mirror(images: Tensor) -> Tensor:
