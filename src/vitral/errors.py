@@ -180,9 +180,7 @@ def check_positive(**options: tuple[int, int]) -> None:
 
 
 def type_of(value: object) -> str:
-    """Return the name of a value's type with its article: "an int"; "None" for None."""
-    if value is None:
-        return "None"
+    """Return the name of a value's type with its article: "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
