@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
 from vitral.data.images.augmentation import Augment, Augmentation, Crop
@@ -387,7 +390,9 @@ def _check_types(run: Run) -> None:
         if name in OWN_PARTS and is_own(value):
             continue
         if choices and value not in choices:
-            raise unknown(f"choice for {flag(name)}:", value, choices)
+            shown = value if isinstance(value, str) else f"{value!r:.60}"
+            hint = "choose one of these, or pass a function of yours" if name in OWN_PARTS else None
+            raise unknown(f"choice for {flag(name)}:", shown, choices, hint)
         if not choices and not matches(value, kind):
             raise wrong_kind(flag(name), value, Run.__annotations__[name])
 
@@ -413,6 +418,15 @@ def _plain(name: str, value: Any) -> Any:
         return names_of(value)
     if name in OWN_PARTS and (callable(value) or isinstance(value, Sampler)):
         return name_of(name, value)
+    if isinstance(value, Optimizer):
+        why = "a run makes its network, and then the optimizer of its parameters"
+        hint = "optimizer=torch.optim.SGD, or lambda groups: torch.optim.SGD(groups, lr=0.1)"
+        raise UsageError(f"{flag(name)} is made already", why=why, hint=hint)
+    if isinstance(value, np.ndarray | Tensor):
+        return _plain(name, value.tolist())
     if isinstance(value, list):
+        if any(map(callable, value)):
+            hint = "combine them: torchvision.transforms.v2.Compose([…])" if name == "augment" else "pass one"
+            raise UsageError(f"{flag(name)} cannot be a list of functions", hint=hint)
         return tuple(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -345,7 +345,12 @@ class Table:
             verb = "does" if len(problems.missing) == 1 else "do"
             what = f"{count(len(problems.missing), 'file')} of the table {verb} not exist"
             why = some(problems.missing)
-            raise DataError(what, where=self.where, why=why, hint="paths are relative to the table's own folder")
+            raise DataError(
+                what,
+                where=self.where,
+                why=why,
+                hint="paths are relative to the folder of the table, or to the current one if it is in memory",
+            )
 
 
 def _cell_at(row: Sequence[str], column: int) -> str:
