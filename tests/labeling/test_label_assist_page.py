@@ -117,6 +117,12 @@ def test_suggestions_are_accepted_and_undone(browser: Any, servers: list[ServerP
     assert page.locator(".cell").count() > 3
     assert page.locator(".suggested").count() == 0, "a person who sees the answer agrees with it"
     page.get_by_role("button", name="All images").click()
+    page.locator("#order").select_option("useful")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('.cell')]
+        .sort((a, b) => a.dataset.position - b.dataset.position).slice(0, 3)
+        .every((cell) => cell.classList.contains('suggested') || cell.querySelector('.suggested'))"""
+    )
     assert sheet.complaints == []
     sheet.context.close()
 

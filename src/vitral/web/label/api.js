@@ -18,6 +18,7 @@
  * @property {number[]} percent
  * @property {number[]} doubt
  * @property {number[]} unlike
+ * @property {number[]} next
  * @property {[number, number]} sure
  * @property {[number, number][]} curve
  * @property {number | null} forecast

@@ -3,7 +3,7 @@
 /** Orders of the grid: key → name. */
 export const ORDERS = {
   given: "as in the data",
-  doubtful: "most doubtful first",
+  useful: "most useful first",
   certain: "most certain first",
   wrong: "likely wrong first",
   similar: "most similar first",
@@ -15,13 +15,15 @@ export class Insight {
 
   /** @param {Partial<import("./api.js").Insight>} plain */
   constructor(plain = {}) {
-    const { suggested = [], percent = [], doubt = [], groups = [], unlike = [], held = [] } = plain;
+    const { suggested = [], percent = [], doubt = [], groups = [], unlike = [], held = [], next = [] } = plain;
     this.suggested = suggested;
     this.percent = percent;
     this.doubt = doubt;
     this.groups = groups;
     this.unlike = new Set(unlike);
     this.held = new Set(held);
+    /** @type {Map<number, number>} Place of each image whose label teaches most. */
+    this.next = new Map(next.map((i, place) => [i, place]));
     this.number = plain.number ?? 0;
     this.progress = plain.progress;
     this.crossed = plain.crossed;
@@ -36,6 +38,7 @@ export class Insight {
   /** Forget what names classes: new insight follows within a moment. */
   forget() {
     this.suggested = this.percent = this.doubt = [];
+    this.next = new Map();
     this.confusion = this.crossed = this.heldOut = this.forecast = undefined;
   }
 
@@ -58,6 +61,14 @@ export class Insight {
   }
 
   /**
+   * Percent of the suggestion, and more for an image that has none.
+   * @param {number} i
+   */
+  certainty(i) {
+    return this.suggested[i] >= 0 ? this.percent[i] : 101;
+  }
+
+  /**
    * Images in an order; near-duplicates stand together where they lie.
    * @param {number[]} images
    * @param {string} order a key of ORDERS
@@ -65,7 +76,7 @@ export class Insight {
   ordered(images, order) {
     const { places } = Insight;
     if (order === "similar" && places) return sorted(images, (i) => places[i] ?? Infinity);
-    if (order === "doubtful") return sorted(images, (i) => (this.suggested[i] >= 0 ? this.percent[i] : 101));
+    if (order === "useful") return sorted(images, (i) => this.next.get(i) ?? this.next.size + this.certainty(i));
     if (order === "certain") return sorted(images, (i) => (this.suggested[i] >= 0 ? -this.percent[i] : 1));
     if (order === "wrong") return sorted(images, (i) => -(this.doubt[i] ?? 0));
     if (!this.members.size) return images;
