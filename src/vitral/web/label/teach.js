@@ -15,15 +15,18 @@ export class Teach {
   /** @param {import("./store.js").Store} store */
   constructor(store) {
     this.store = store;
+    this.asked = 0; // number of the last request: an older answer that comes late is not drawn
+    this.planned = 0; // minutes of the plan that is shown
     this.home = new Home((asked) => this.follow(asked));
     button("teach-open").addEventListener("click", () => this.show());
     button("teach-close").addEventListener("click", () => dialog("teach").close());
     byId("teach-form").addEventListener("submit", (event) => {
       event.preventDefault();
+      this.drawPlan(undefined);
       this.follow(api.plan(this.minutes));
     });
     input("teach-minutes").addEventListener("input", () => this.drawPlan(undefined)); // it is of other minutes
-    button("teach-start").addEventListener("click", () => this.follow(api.train(this.minutes)));
+    button("teach-start").addEventListener("click", () => this.follow(api.train(this.planned)));
     button("teach-stop").addEventListener("click", () => this.follow(api.stopTraining()));
   }
 
@@ -42,12 +45,13 @@ export class Teach {
    */
   async follow(asked) {
     clearTimeout(this.timer);
+    const number = ++this.asked;
     try {
       const run = await asked;
+      if (number !== this.asked) return;
       this.draw(run);
       const made = Object.values(run.home).some((one) => one.state === "running");
       const busy = made || ["planning", "running", "stopping"].includes(run.state);
-      clearTimeout(this.timer);
       if (busy) this.timer = setTimeout(() => this.follow(api.training()), PAUSE);
     } catch (error) {
       byId("teach-text").textContent = api.wordsOf(error);
@@ -57,7 +61,9 @@ export class Teach {
   /** @param {Training} run */
   draw(run) {
     const busy = run.state === "running" || run.state === "stopping";
-    if (run.state === "planned") input("teach-minutes").value = String(run.minutes);
+    this.planned = run.minutes ?? 0;
+    const typing = document.activeElement === input("teach-minutes");
+    if (run.state === "planned" && !typing) input("teach-minutes").value = String(run.minutes);
     byId("teach-form").hidden = busy;
     button("teach-make-plan").disabled = run.state === "planning";
     byId("teach-stop").hidden = !busy;
