@@ -391,8 +391,8 @@ def _check_types(run: Run) -> None:
             continue
         if choices and value not in choices:
             shown = value if isinstance(value, str) else f"{value!r:.60}"
-            hint = "choose one of these, or pass a function of yours" if name in OWN_PARTS else None
-            raise unknown(f"choice for {flag(name)}:", shown, choices, hint)
+            own = "choose one of these, or pass a function of yours" if name in OWN_PARTS else None
+            raise unknown(f"choice for {flag(name)}:", shown, choices, own)
         if not choices and not matches(value, kind):
             raise wrong_kind(flag(name), value, Run.__annotations__[name])
 

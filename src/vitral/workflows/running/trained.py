@@ -161,7 +161,7 @@ class Runs(Sequence[TrainedRun]):
     def table(self) -> Rows[dict[str, Any]]:
         """Return one row per run: its name, and the numbers and texts in its result.json, such as `val_accuracy`."""
         return Rows(
-            {"run": run.folder.name}
+            dict[str, Any](run=run.folder.name)
             | {name: value for name, value in run.result.items() if isinstance(value, str | int | float)}
             for run in self
         )
