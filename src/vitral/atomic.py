@@ -94,7 +94,7 @@ def is_temporary(name: str) -> bool:
 def remove_left(folder: Path) -> None:
     """Remove the temporary files in a folder and those below it that nobody is writing, whatever their age.
 
-    For the process that trains a run. `predict --out` and others write into a run at the same time, with their own locks.
+    For the process that trains a run. Other commands may write into it at the same time, with locks of their own.
     """
     for left in [one for one in folder.rglob(".*") if is_temporary(one.name) and not one.is_dir()]:
         if not is_locked(_lock_of(left)):
