@@ -134,13 +134,25 @@ def _temporary(target: Path) -> Iterator[Path]:
     _remove_stale(target)
     temporary = _temporary_path(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    with locked(_lock_of(temporary)):
+    with _locked(temporary):
         os.close(os.open(temporary, flags, 0o600))
         try:
             yield temporary
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(temporary: Path) -> Iterator[None]:
+    """Hold the lock of a temporary file, which leaves nothing: Windows removes a file only after it is closed."""
+    lock = _lock_of(temporary)
+    try:
+        with locked(lock):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
 
 
 def _finish(temporary: Path, target: Path) -> None:
