@@ -81,7 +81,7 @@ async def answer(labeling: Labeling, request: Request) -> Response:
 
 async def _minutes(labeling: Labeling, request: Request) -> float:
     minutes = (await json_body(labeling, request)).get("minutes")
-    if type(minutes) not in (int, float):
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
         raise Problem("bad-request", "'minutes' must be a number")
     return float(minutes)
 
