@@ -1,4 +1,4 @@
-"""Which images to label next: those that many unlabeled, doubtful images resemble, and no labeled image does.
+"""The images to label next: those that many unlabeled, doubtful images resemble, and no labeled image does.
 
 The order is facility location, maximized greedily (Nemhauser, Wolsey and Fisher, 1978): with labeled images L, the next
 image j maximizes Σᵢ wᵢ · max(sᵢⱼ − maxₗ sᵢₗ, 0). Here sᵢⱼ is the squared cosine of two feature vectors, 0 if it is
