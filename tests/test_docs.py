@@ -3,9 +3,9 @@
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
 two classes, `other/` and `unknown/` with none, `cat.jpg`, `labels.csv`, `tags.csv`, `ages.csv`, and weights with the
 names of published ones and as many tensors, but narrow and random. The hub is a folder of these too, and the runtime
-of a web page a stand-in: nothing is fetched. Training is cut to one epoch, of a network of width 8 unless it starts from
-weights, and the generated set to a few images, of which two measure the attribution methods; a server takes a free port
-and ends when it listens. Nothing else is changed. The output of `vitral convert` must be as the page shows it.
+of a web page a stand-in: nothing is fetched. Training is cut to one epoch, of a network of width 8 unless it starts
+from weights, and the generated set to a few images, of which two measure the attribution methods; a server takes a free
+port and ends when it listens. Nothing else is changed. The output of `vitral convert` must be as the page shows it.
 """
 
 from __future__ import annotations
