@@ -183,7 +183,7 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
         rows.add_row(choice.name, choice.value, choice.reason)
     console.print(rows)
     if left := len(plan.choices) - len(choices):
-        console.print(f"and {count(left, 'choice')} more: --plan-only", style="dim", highlight=False)
+        console.print(f"{left} more {'setting' if left == 1 else 'settings'}: --plan-only", style="dim", highlight=False)
 
 
 _FIRST = ("model", "init", "epochs", "minutes")
@@ -192,6 +192,7 @@ DETAILS = frozenset(
     {
         "accumulate",
         "augmentation",
+        "averaging",
         "batch",
         "batch size",
         "channels",
@@ -216,7 +217,7 @@ DETAILS = frozenset(
         "pre logits",
         "precision",
         "prototypes",
-        "smoothing",
+        "label smoothing",
         "teacher momentum",
         "teacher views",
         "threads",

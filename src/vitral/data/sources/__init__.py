@@ -65,8 +65,9 @@ def load(
 ) -> DataSet:
     """Load labeled images; no image is decoded yet.
 
-    A table may also have several labels per image (`labels`) or numbers (`numbers`): its columns say so, or `wanted`.
-    Texts are read if `wanted` names the task, because their files look like others (`vitral.data.sources.lines`).
+    A table may also have several labels per image (`labels`) or numbers (`numbers`). vitral infers the task from the
+    columns, or you state it as `wanted`. For texts, you must state it, because their files look like others
+    (`vitral.data.sources.lines`).
 
     Args:
         data: A folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`

@@ -212,9 +212,9 @@ class Table:
             f"no {kind} column in the table",
             where=self.where,
             why=f"columns found: {some(self.header, 8) or 'none'}",
-            hint="--task text, to read the text in images; or name a column label"
+            hint="--task text, to read the text in images; or call the column of the classes label"
             if texts
-            else f"name one of them {', '.join(COLUMNS.get(kind, TEXT_COLUMNS)[:5])} (first line of the file)",
+            else f"in the first line of the table, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
         )
 
     def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:

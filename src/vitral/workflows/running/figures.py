@@ -112,9 +112,9 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
         drawn = [(one.label, one.probability, np.asarray(one.overlay(_SIDE))) for one in maps]
         seen = np.asarray(enlarged(maps[0].image, _SIDE))
         explained.append(ExplainedMistake(seen, drawn, mistake.name, mistake.label, mistake.predicted))
-    colors = "Red is evidence for the class, blue against it." if signed else "Brighter means more."
+    colors = "Red supports the class, blue contradicts it." if signed else "Brighter parts matter more."
     routing = " It shows where information was routed, not why this class was predicted." if method.routing else ""
-    note = f"Attributions for the most confident errors, by {method.title}.{routing} {colors}"
+    note = f"Heat maps of the most confident errors, computed with {method.title}.{routing} {colors}"
     return explained, note
 
 
