@@ -34,7 +34,10 @@ def predict(
     ] = None,
     unknown: Annotated[
         bool,
-        Help('answer "unknown" for images of no known class (default: on, if vitral evaluate --unknown has saved a threshold)'),
+        Help(
+            'answer "unknown" for images of no known class (default: on, if vitral evaluate --unknown has saved a '
+            "threshold)"
+        ),
     ] = True,
     all: Annotated[bool, Help("with --out: add a column with the probability of each class")] = False,
     resume: Annotated[bool, Help("with --out: continue the same command after it was stopped or killed")] = False,

@@ -69,8 +69,8 @@ def load(
     Raises:
         RunError: The folder is not a run, or its run has no weights.
         WeightsError: The weights are missing, damaged, of an unknown format, or do not fit.
-        UsageError: An option is unknown, `classes` is not the number of the head without `new_head`, or the device, precision or
-            engine is not available for this network.
+        UsageError: An option is unknown, `classes` is not the number of the head without `new_head`, or the device,
+            precision or engine is not available for this network.
         MissingExtraError: The engine, or a package that reads the weights, is not installed.
 
     Example:

@@ -85,7 +85,8 @@ class Predictor(Described):
         torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default,
         preprocessing and classes are read from the network, or assumed if it does not define them, and `output` is a
         classifier's. The numbers of `output` must have been fitted to this network and single views; those that are not
-        valid for `tta` or in int8 are left out. `ranges` (`int8.observe`) quantize the dense layers. `engine` and `tta` are those of `load`.
+        valid for `tta` or in int8 are left out. `ranges` (`int8.observe`) quantize the dense layers. `load` describes
+        `engine` and `tta`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.

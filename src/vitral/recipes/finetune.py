@@ -54,8 +54,14 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
                 "passes over the training images: about 120,000 images in all (2,400,000 on a GPU), at most 50 passes",
             ),
             Choice("batch", str(run.batch_size), steps(stats, run.batch_size)),
-            Choice("optimizer", "adamw, 0.001", "0.001 is the learning rate of the head; earlier layers have lower ones"),
-            Choice("layer decay", "0.75", "factor on the learning rate from each block to the one before it: early layers need little change"),
+            Choice(
+                "optimizer", "adamw, 0.001", "0.001 is the learning rate of the head; earlier layers have lower ones"
+            ),
+            Choice(
+                "layer decay",
+                "0.75",
+                "factor on the learning rate from each block to the one before it: early layers need little change",
+            ),
             Choice("geometry", *geometry(run.crop)),
             Choice("mirror", "yes" if color else "no", MIRRORED if color else NOT_MIRRORED),
             SMOOTHING,

@@ -81,9 +81,17 @@ def linear_probe(stats: DatasetStats, machine: Machine) -> Plan:
         run,
         (
             Choice("init", "none", "random weights, as a baseline; --init WEIGHTS starts from a trained network"),
-            Choice("optimizer", "L-BFGS", "only the last layer, the head, is fitted; L-BFGS finds its best weights exactly"),
-            Choice("weight decay", f"C {first} to {last}", f"{len(STRENGTHS)} strengths of regularization are tried; the best on the validation images is kept"),
-            Choice("augmentation", "none", "the features of each image are computed only once, from the unchanged image"),
+            Choice(
+                "optimizer", "L-BFGS", "only the last layer, the head, is fitted; L-BFGS finds its best weights exactly"
+            ),
+            Choice(
+                "weight decay",
+                f"C {first} to {last}",
+                f"{len(STRENGTHS)} strengths of regularization are tried; the best on the validation images is kept",
+            ),
+            Choice(
+                "augmentation", "none", "the features of each image are computed only once, from the unchanged image"
+            ),
         ),
     )
 

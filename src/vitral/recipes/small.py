@@ -74,7 +74,11 @@ def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
         Choice("image size", "×".join(map(str, shape.image_size)), f"your images have {pixels_of(stats)}"),
         Choice("channels", str(stats.channels), color),
         Choice("model", shape.model, shape.why),
-        Choice("pooling", "mean", "the head reads the mean of all patches, which learns faster from few images than a class token"),
+        Choice(
+            "pooling",
+            "mean",
+            "the head reads the mean of all patches, which learns faster from few images than a class token",
+        ),
     )
 
 

@@ -84,8 +84,8 @@ class Run:
     data_root: str = option("data", "folder of the data sets that have a name; missing ones are downloaded to it")
     val_fraction: float | None = option(
         None,
-        "fraction of the training images to set aside for validation, if the data have no val folder; 0 validates on the "
-        "test images",
+        "fraction of the training images to set aside for validation, if there is no val split; 0 validates on "
+        "the test images",
     )
     train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
@@ -113,7 +113,9 @@ class Run:
         "this is unclear (default: auto)",
     )
     class_order: str | None = option(
-        None, "how to order the classes of --init if the weights lack their names: natural (2 before 10), text, or a file of names"
+        None,
+        "how to order the classes of --init if the weights lack their names: natural (2 before 10), text, or a file of "
+        "names",
     )
     targets: tuple[str, ...] = option((), "columns of a table to predict: numbers, or 0 and 1 for each label")
     loss: Literal["mse", "huber"] = option(
@@ -125,9 +127,9 @@ class Run:
     # Network
     model: str = option(
         "Pico/2",
-        "network that starts from random weights, such as Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a "
-        "convolutional stem), a name from `vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION (default: the "
-        "network of --init, or chosen by the recipe)",
+        "network: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
+        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION; it starts from random weights, unless --init "
+        "or the built-in model has trained ones (default: the network of --init, or chosen by the recipe)",
     )
     init: str | None = option(
         None,
@@ -314,7 +316,7 @@ class Run:
     recipe: str = option(
         "small",
         "set of defaults: backbone (for the built-in model), small (from random weights), finetune (for other "
-        "weights), linear-probe, paper, … (default: chosen for your images)",
+        "weights), linear-probe, paper, …",
     )
     log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
     out: str | None = option(None, "folder of the run")

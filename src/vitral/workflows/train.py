@@ -76,8 +76,8 @@ def train(
         quiet: Print nothing.
         callbacks: Objects that follow the run, after the trackers of `log`. A run does not store them: pass them again
             to resume.
-        began: Start of the time limit `minutes`, as a value of `time.monotonic()`; the limit then covers planning and the
-            report, too. By default, it covers training and validation.
+        began: Start of the time limit `minutes`, as a value of `time.monotonic()`; the limit then covers planning and
+            the report, too. By default, it covers training and validation.
         options: Fields of `vitral.Run`, which are listed below. The folder `out` is by default runs/NAME.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -169,13 +170,12 @@ def _refusal(data: str) -> VitralError:
         inside = _data_in(parent)
         missing = Path(data).relative_to(parent).parts[0]
         near = nearest(missing, inside) or inside
-        why = f"'{parent}' contains {some(near, 6)}" if inside else f"there are no data in '{parent}'"
-        return DataError(
-            "no such file or folder",
-            where=data,
-            why=why,
-            hint="check the path, or use a data set by its name, such as digits",
-        )
+        place = "the current folder" if parent == Path() else f"'{parent}'"
+        why = f"{place} contains {some(near, 6)}" if inside else f"{place} contains no data"
+        hint = "correct the path, or name a known data set, such as digits"
+        if len(near) == 1:
+            hint = f"use {shlex.quote(str(parent / near[0]))}, or name a known data set, such as digits"
+        return DataError("no such file or folder", where=data, why=why, hint=hint)
     names = ("digits", "planted", *named.NAMED)
     near = nearest(data, (*names, *_data_in(Path())))
     why = (

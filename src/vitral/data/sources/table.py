@@ -26,7 +26,7 @@ from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.data.targets.target import LabelReader
 from vitral.data.targets.text import TEXT_COLUMNS, TEXTS
 from vitral.errors import DataError
-from vitral.wording import count, shown, some
+from vitral.wording import count, either, shown, some
 
 COLUMNS = {
     "file": FILE_COLUMNS,
@@ -214,7 +214,7 @@ class Table:
             why=f"columns found: {some(self.header, 8) or 'none'}",
             hint="--task text, to read the text in images; or call the column of the classes label"
             if texts
-            else f"in the first line of the table, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
+            else f"in the first line, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
         )
 
     def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:

@@ -212,9 +212,9 @@ def _filters(found: PatchFilters) -> Panel | None:
     verdict = ", so the filters have learned a structure" if found.explained[0] > 1.5 * random else ""
     caption = (
         f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}. The first"
-        f" component explains {found.explained[0]:.0%}, against about {random:.0%} for random kernels{verdict}. Mid-gray"
-        " is zero; each component is scaled separately. Trained patches have smooth shapes, from brightness and color"
-        " to stripes."
+        f" component explains {found.explained[0]:.0%}, against {random:.0%} for random kernels{verdict}. Mid-gray is"
+        " zero; each component is scaled separately. Trained patches have smooth shapes, from brightness and color to"
+        " stripes."
     )
     title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
     return Panel("filters", title, caption, lambda t: drawing.filters(found, t))
@@ -260,7 +260,7 @@ def _positions(found: PositionSimilarity) -> Panel | None:
     if found.kind == "learned" and min(found.values.shape[2:]) > 1:
         more = found.of_neighbors
         learned = "so the network has learned" if more > 0.1 else "so the network has hardly learned yet"
-        caption += f" Neighbors are {more:.2f} more similar than other positions, {learned} which patches are neighbors."
+        caption += f" Neighbors are {more:.2f} more similar than others, {learned} which patches are neighbors."
     return Panel("positions", "Similarity of positions", caption, lambda t: drawing.positions(found, t))
 
 

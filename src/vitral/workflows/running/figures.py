@@ -126,7 +126,7 @@ def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot]
         parameter = next(network.parameters())
         images = predictor.preprocessing.standardize(images.to(parameter.device)).to(parameter.dtype)
         attention = attention_distance(network, images)
-        note = f"Attention distance is averaged over {len(images)} of these images."
+        note = f"Attention distance is averaged over {len(images)} of the images that the report measures."
     inspection = Inspection("", {}, patch_filters(network), position_similarity(network, 32), attention)
     panels = [panel for panel in inspection.panels() if panel.name in _PANELS]
     drawn = [(one, figures.inline(one.draw(_ON_PAGE), f"inside-{one.name}")) for one in panels]
