@@ -136,7 +136,7 @@ def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):
         "file,age\n" + "".join(f"{one.name},{n}.5\n" for n, one in enumerate(sorted(folder.glob("*.png"))))
     )
     _, why = reasons(plan_run({"data": str(table), **TINY}))["validation"]
-    assert why.startswith("set aside to measure accuracy: about the same fraction of low and high values")
+    assert why.startswith("set aside to measure accuracy, about the same fraction of low and high values")
 
 
 def test_validation_is_reported(make_images: MakeImages):
@@ -147,13 +147,13 @@ def test_validation_is_reported(make_images: MakeImages):
     count, why = reasons(job)["validation"]
     assert (count, why.partition(";")[0]) == (
         "2 images",
-        "set aside to measure accuracy: about the same fraction of each class",
+        "set aside to measure accuracy, about the same fraction of each class",
     )
     assert "--val-fraction 0.3" in why, "two images tell nothing"
     wider = plan_run({"data": str(plain), "val_fraction": 0.3, **TINY})
     assert reasons(wider)["validation"] == (
         "6 images",
-        "set aside to measure accuracy: about the same fraction of each class",
+        "set aside to measure accuracy, about the same fraction of each class",
     )
     assert "the images of the val split" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
     assert (

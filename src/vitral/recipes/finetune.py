@@ -72,8 +72,11 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
 def geometry(crop: str, shift: float = 1 / 8) -> tuple[str, str]:
     """Return what random crops or shifts do to training images, and the reason."""
     if crop == "random-resized":
-        return "random crops of 30% to 100% of the area", "so that the object is recognized anywhere in a photograph"
-    return f"shifts by up to 1/{1 / shift:.0f}", "only small ones, because the object fills a small image"
+        return (
+            "random crops of 30% to 100% of the area",
+            "teach the network to recognize an object anywhere in a photograph",
+        )
+    return f"shifts by up to 1/{1 / shift:.0f}", "small shifts suit small images, which the object fills"
 
 
 def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:

@@ -87,7 +87,7 @@ def linear_probe(stats: DatasetStats, machine: Machine) -> Plan:
             Choice(
                 "weight decay",
                 f"C {first} to {last}",
-                f"{len(STRENGTHS)} strengths of regularization are tried; the best on the validation images is kept",
+                f"{len(STRENGTHS)} strengths of regularization (C) are tried; validation images decide",
             ),
             Choice(
                 "augmentation", "none", "the features of each image are computed only once, from the unchanged image"

@@ -69,9 +69,11 @@ def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dic
 
 def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
     """Explain the choices about the network and its input."""
+    same = stats.uniform and shape.image_size == stats.size
+    why_size = "the size of your images" if same else f"your images ({pixels_of(stats)}) are resized"
     color = "your images have color" if stats.channels == 3 else "all sampled images are grayscale"
     return (
-        Choice("image size", "×".join(map(str, shape.image_size)), f"your images have {pixels_of(stats)}"),
+        Choice("image size", "×".join(map(str, shape.image_size)), why_size),
         Choice("channels", str(stats.channels), color),
         Choice("model", shape.model, shape.why),
         Choice(
@@ -132,17 +134,17 @@ def shape_of(stats: DatasetStats, gpu: bool) -> Shape:
     else:
         size = "Micro" if stats.channels == 3 else "Femto"
     machine = "a GPU" if gpu else "a CPU"
-    convolutions = "convolutions, which train faster than plain patches"
+    convolutions = "C+ adds convolutions, which train faster than plain patches"
     largest = max(stats.size)
     for limit, patch in ((16, 2), (40, 4), (96, 8 if gpu else 16)):
         if largest <= limit:
             if patch == 4 and stats.channels == 3 and not gpu and all(n % 8 == 0 for n in stats.size):
                 patch = 8  # one more halving in the deep stem
             image_size = tuple(max(patch, round(n / patch) * patch) for n in stats.size)
-            why = f"patches of {patch} pixels suit small images; made by {convolutions}; the size suits {machine}"
+            why = f"size {size} suits {machine}, and patches of {patch} pixels suit small images; {convolutions}"
             return Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
     side = 224 if gpu else 128
-    why = f"patches of 16 pixels suit photographs; made by {convolutions}; the size suits {machine}"
+    why = f"size {size} suits {machine}, and patches of 16 pixels suit photographs; {convolutions}"
     return Shape((side, side), f"C+{size}/16", "random-resized", why)
 
 

@@ -259,8 +259,8 @@ def _positions(found: PositionSimilarity) -> Panel | None:
     )
     if found.kind == "learned" and min(found.values.shape[2:]) > 1:
         more = found.of_neighbors
-        learned = "so the network has learned" if more > 0.1 else "so the network has hardly learned yet"
-        caption += f" Neighbors are {more:.2f} more similar than others, {learned} which patches are neighbors."
+        learned = "so it has learned" if more > 0.1 else "so it has hardly learned yet"
+        caption += f" Neighbors are {more:.2f} more similar than others to the network, {learned} them."
     return Panel("positions", "Similarity of positions", caption, lambda t: drawing.positions(found, t))
 
 

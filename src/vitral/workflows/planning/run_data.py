@@ -64,7 +64,7 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
     if "val" in original:
         reasons.append(Choice("validation", _counted(dataset["val"]), "the images of the val split"))
     elif "val" in counts:
-        why = f"set aside to measure accuracy: about the same fraction of {dataset.targets.strata_noun}"
+        why = f"set aside to measure accuracy, about the same fraction of {dataset.targets.strata_noun}"
         if "test" in counts:
             why += "; the test images are used once, at the end"
         if groups := groups_of_several(dataset["train"]) + groups_of_several(dataset["val"]):
