@@ -128,7 +128,7 @@ class Run:
     model: str = option(
         "Pico/2",
         "network: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
-        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION; it starts from random weights, unless --init "
+        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. It starts from random weights, unless --init "
         "or the built-in model has trained ones (default: the network of --init, or chosen by the recipe)",
     )
     init: str | None = option(
@@ -315,8 +315,8 @@ class Run:
     seed: int = option(0, "seed of the split, the initial weights, the order, and the augmentation")
     recipe: str = option(
         "small",
-        "set of defaults: backbone (for the built-in model), small (from random weights), finetune (for other "
-        "weights), linear-probe, paper, …",
+        "set of defaults, such as backbone (for the built-in model), small (from random weights), finetune (for other "
+        "weights), linear-probe, or paper",
     )
     log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
     out: str | None = option(None, "folder of the run")

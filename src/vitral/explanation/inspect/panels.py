@@ -254,13 +254,13 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         " keeps at that position.",
     }
     caption = (
-        "Each small map belongs to one patch of the image, and is drawn at its place. Colors show the similarity of that"
-        f" patch's position to all others ({found.measure}; 1 is equal). {kinds[found.kind]}"
+        "Each small map belongs to one patch of the image, and is drawn at its place. Colors show the similarity of"
+        f" that patch's position to all others ({found.measure}; 1 is equal). {kinds[found.kind]}"
     )
     if found.kind == "learned" and min(found.values.shape[2:]) > 1:
         more = found.of_neighbors
-        learned = "so it has learned" if more > 0.1 else "so it has hardly learned yet"
-        caption += f" Neighbors are {more:.2f} more similar than others to the network, {learned} them."
+        learned = "so the network has learned" if more > 0.1 else "so it has hardly learned yet"
+        caption += f" Neighbors are {more:.2f} more similar than others, {learned} which are neighbors."
     return Panel("positions", "Similarity of positions", caption, lambda t: drawing.positions(found, t))
 
 
