@@ -42,7 +42,7 @@ def label(
     from vitral.serving.server import address, bind, serve_on
 
     if not 0 <= port <= 65535:
-        raise UsageError(f"there is no port {port}", hint="--port 8001; 0 takes a free one")
+        raise UsageError(f"--port is from 0 to 65535, not {port}", hint="--port 8001, or --port 0 for any free port")
     table = Path(out) if out else default_table(data)
     if table.suffix.lower() != ".csv":
         raise UsageError("--out must name a .csv", where=table, hint="--out labels.csv")

@@ -163,7 +163,7 @@ class Evaluation(Measured):
             return ""
         low, high = expected_right(self.accuracy, self.groups)
         right = f"{low} to {high}" if low < high else f"{low}"
-        return f"Expect {right} of 10 new photographs to be correct (80% interval)"
+        return f"Of 10 new photographs, expect {right} correct predictions (80% interval)"
 
     def figures(self) -> dict[str, Figure]:
         """Return figures of matplotlib by title: "Confusion" and "Reliability"."""
@@ -393,7 +393,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
     few = f"; unreliable with only {evaluation.counted()}" if evaluation.groups < FOR_RATES else ""
-    rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean gap of confidence and accuracy, bin by bin (ECE){few}")
+    rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean difference of confidence and accuracy (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")
     return rows

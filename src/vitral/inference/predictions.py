@@ -62,8 +62,8 @@ class Prediction(ByValue):
     unknown: bool | None = None
     """True for an image of no known class; None for weights without a threshold for such images."""
     sure: bool | None = None
-    """True if the predicted class has the probability that the wanted share of correct answers needs; None if no share
-    is wanted.
+    """True if the prediction is confident enough for the requested fraction of correct answers; None if none is
+    requested.
     """
 
     @property

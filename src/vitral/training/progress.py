@@ -18,7 +18,7 @@ from vitral.console import draws, table
 from vitral.epoch_metrics import TaskMetric, printed
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.plan import Plan
-from vitral.wording import count, duration
+from vitral.wording import duration
 
 _EVERY = 0.25  # seconds between two reads of the loss, each of which synchronizes with a GPU
 
@@ -183,7 +183,9 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
         rows.add_row(choice.name, choice.value, choice.reason)
     console.print(rows)
     if left := len(plan.choices) - len(choices):
-        console.print(f"and {count(left, 'choice')} more: --plan-only", style="dim", highlight=False)
+        console.print(
+            f"{left} more {'setting' if left == 1 else 'settings'}: --plan-only", style="dim", highlight=False
+        )
 
 
 def place(name: str) -> int:
@@ -197,6 +199,7 @@ DETAILS = frozenset(
     {
         "accumulate",
         "augmentation",
+        "averaging",
         "batch",
         "batch size",
         "channels",
@@ -221,7 +224,7 @@ DETAILS = frozenset(
         "pre logits",
         "precision",
         "prototypes",
-        "smoothing",
+        "label smoothing",
         "teacher momentum",
         "teacher views",
         "threads",

@@ -162,7 +162,7 @@ def evaluate(
 ) -> Evaluation:
     """Measure a network on labeled images.
 
-    By default the PyTorch module computes, as at the end of its run, and the metrics are the same to the last image.
+    By default, the plain PyTorch module computes the predictions, so the metrics equal those at the end of its run.
     Classes are matched by name: the data may have fewer classes than the network, but no others. Under torchrun each
     process computes some of the batches, and all processes return the same metrics. Only the first process has
     `predictions`.

@@ -62,8 +62,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
 
     Duplicates are found by a hash of the decoded pixels, so copies with another name, format or metadata count.
     Resized, recompressed, mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred
-    images, images of one color, text among photographs, and unusual sizes are judged by the set itself. Defects never
-    raise.
+    images, images of one color, text among photographs, and unusual sizes are judged relative to the other images of
+    the data set. Defects never raise.
 
     Args:
         dataset: The images, from `vitral.load_data`.
