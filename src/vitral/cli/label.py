@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +29,20 @@ def label(
     init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
+    export: Annotated[
+        str | None,
+        Help("write a web page to this new folder, on which visitors teach classes in their own browser", "FOLDER"),
+    ] = None,
+    runtime: Annotated[str | None, Help("ONNX Runtime Web for --export, an npm package (default: fetched)")] = None,
 ) -> int:
     """Label images in the browser, on your own machine. Every action is saved in a table at once."""
     from vitral.serving.extra import check_installed
 
+    if export is not None:
+        unused = {"images": data, "--out": out, "--no-labels": not labels, "--port": port, "--no-open": not open_}
+        return _export(export, init, classes, runtime, unused)
+    if runtime is not None:
+        raise UsageError("--runtime is for --export", why="this machine runs the network itself", hint="leave it out")
     if not data:
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
@@ -64,6 +76,28 @@ def label(
     if session.is_kept:
         say(f"\nSaved    {labeled:,} of {count(len(session.state.images), 'image')} labeled, in {table}")
         say(f"next: {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
+    return 0
+
+
+def _export(
+    folder: str, init: str, classes: tuple[str, ...], runtime: str | None, unused: Mapping[str, object]
+) -> int:
+    """Write the page on which visitors teach."""
+    from vitral.export.teach import export_teaching
+    from vitral.export.web import publishing
+    from vitral.labeling.state import check_class
+
+    if given := [name for name, value in unused.items() if value]:
+        why = "the page is the same for all images, which visitors choose themselves"
+        raise UsageError(f"--export takes no {given[0]}", why=why, hint="vitral label --export FOLDER")
+    for name in classes:
+        check_class(name)
+    difference = export_teaching(folder, init, classes=tuple(dict.fromkeys(classes)), runtime=runtime)
+    say(f"Parity   features differ from the model's by at most {difference:.1g} of the largest one")
+    say(f"Page     {folder}")
+    say(f"\nNext:\n  python -m http.server --directory {shlex.quote(folder)}")
+    for line in publishing(Path(folder)):
+        say(line)
     return 0
 
 
