@@ -73,7 +73,7 @@ def export_teaching(
         write_runtime(archive, made / "runtime")
         for path, asset in web.TEACH.items():
             write_text(made / path, web.text(asset))
-        write_text(made / "index.html", web.teaching_page(CSP))
+        write_text(made / "index.html", web.teaching_page(CSP, __version__))
         write_text(made / "model.json", json.dumps(_described(job, model, classes), separators=(",", ":")) + "\n")
     return difference
 

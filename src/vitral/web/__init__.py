@@ -66,9 +66,9 @@ def page(*, title: str = "vitral", served: bool, csp: str = "", example: str = "
     return _rendered("page.html.jinja", title=title, served=served, csp=csp, example=example)
 
 
-def teaching_page(csp: str) -> str:
-    """The page of `vitral label --export` as HTML; `csp` is its policy."""
-    return _rendered("teach/page.html.jinja", csp=csp)
+def teaching_page(csp: str, version: str) -> str:
+    """The page of `vitral label --export` as HTML; `csp` is its policy, and `version` that of vitral."""
+    return _rendered("teach/page.html.jinja", csp=csp, version=version)
 
 
 def _rendered(name: str, **values: object) -> str:

@@ -35,7 +35,7 @@ from vitral.weights.native import Weights
 from vitral.weights.read.references import BUILT_IN
 from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Line, LoadReport
-from vitral.wording import some
+from vitral.wording import shown, some
 
 KEY = "vitral_project"
 """Name of the project's JSON in the metadata."""
@@ -166,8 +166,8 @@ def _classes(names: Any) -> tuple[str, ...]:
         raise ValueError("its classes are not a list of names")
     if len(names) > MOST_CLASSES:
         raise ValueError(f"{len(names):,} classes; at most {MOST_CLASSES:,} are read")
-    if bad := [one for one in names if not (0 < len(one) <= LONGEST_NAME and one.isprintable() and one.strip() == one)]:
-        raise ValueError(f"'{some([bad[0][:40]])}' cannot be the name of a class")
+    if bad := [one for one in names if not (0 < len(one) <= LONGEST_NAME and shown(one) == one.strip())]:
+        raise ValueError(f"'{shown(bad[0][:40])}' cannot be the name of a class")
     if len(set(names)) < len(names):
         raise ValueError(f"two classes have the name '{next(one for one in names if names.count(one) > 1)}'")
     return tuple(names)

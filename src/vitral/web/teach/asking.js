@@ -1,0 +1,30 @@
+// Questions to a worker, answered in any order.
+
+/** A function `(question, tell, transfer) → promise` of the answers of a module worker. */
+export function asking(file) {
+  const worker = new Worker(file, { type: "module" });
+  const waiting = new Map(); // number of a question → { resolve, reject, tell }
+  let questions = 0;
+  worker.onmessage = ({ data: { id, doing, answer, problem } }) => {
+    const { resolve, reject, tell } = waiting.get(id);
+    if (doing !== undefined) {
+      tell(doing);
+      return;
+    }
+    waiting.delete(id);
+    if (problem) reject(Object.assign(new Error(problem.detail), { problem }));
+    else resolve(answer);
+  };
+  worker.onerror = (event) => {
+    for (const { reject } of waiting.values()) reject(new Error(event.message || "the worker did not start"));
+    waiting.clear();
+  };
+  return (question, tell = () => {}, transfer = []) => {
+    questions += 1;
+    const id = questions;
+    return new Promise((resolve, reject) => {
+      waiting.set(id, { resolve, reject, tell });
+      worker.postMessage({ id, question }, transfer);
+    });
+  };
+}

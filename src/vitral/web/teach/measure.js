@@ -1,0 +1,33 @@
+// The accuracy, as `vitral label` measures it: each image is predicted by a fit to the others.
+
+import { at, counted, element, percent } from "./elements.js";
+
+/** The sentence on the accuracy. */
+export function sentence(crossed) {
+  const { images, groups, right, accuracy, interval } = crossed;
+  if (!images) return "Nothing is measured yet: each class needs several images.";
+  const copies = groups < images ? `, ${groups.toLocaleString("en")} of them different` : "";
+  const found = `${right.toLocaleString("en")} of ${counted(images, "image")}${copies}`;
+  if (accuracy === undefined) return `${found} are predicted correctly from the others: too few to say how accurate it is. Add more images: 30 are the least.`;
+  const [low, high] = interval;
+  return `${percent(accuracy)} correct: ${found}, each predicted from the others (cross-validation). The accuracy on new images of this kind is probably from ${percent(low)} to ${percent(high)}.`;
+}
+
+export function drawMeasure(head, classes) {
+  const known = head && head.bias.length === classes.length;
+  at("measure-text").textContent = known ? sentence(head.crossed) : "Nothing is measured yet.";
+  at("measure-table").hidden = !known || !head.crossed.images;
+  if (!known) return;
+  const caption = element("caption", { textContent: "Images by class, and the class that is predicted for them" });
+  const top = element("tr", {}, cell("th", "Class", "col"), ...classes.map((name) => cell("th", name, "col")), cell("th", "Correct", "col"));
+  const rows = head.confusion.map((row, k) => {
+    const total = row.reduce((a, b) => a + b, 0);
+    const cells = row.map((count, j) => cell("td", count ? count.toLocaleString("en") : "", "", count && j !== k ? "confused" : ""));
+    return element("tr", {}, cell("th", classes[k], "row"), ...cells, cell("td", total ? percent(row[k] / total) : ""));
+  });
+  at("measure-table").replaceChildren(caption, element("thead", {}, top), element("tbody", {}, ...rows));
+}
+
+function cell(kind, text, scope = "", className = "") {
+  return element(kind, { textContent: text, className, ...(scope ? { scope } : {}) });
+}

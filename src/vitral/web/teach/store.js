@@ -1,0 +1,88 @@
+// The state of the page as plain data: classes and their images. A state is never modified; actions return a new one.
+//
+// A state is `{ classes, images }`: names, and for each image `{ id, name, label, group, features, thumbnail }`. The label
+// is the number of a class. Images with equal features are copies, and have the same group. A thumbnail is the bytes of a
+// JPEG, or null.
+
+export const LONGEST_NAME = 255;
+export const MOST_CLASSES = 1000;
+export const MOST_IMAGES = 10_000;
+const MOST_UNDONE = 50;
+const UNSHOWN = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\p{Cs}]/u; // as vitral.wording.shown
+
+export const EMPTY = { classes: [], images: [] };
+
+/** The name as it is kept; throws an Error with the reason if it cannot be the name of a class. */
+export function className(text, others) {
+  const name = text.normalize("NFC").trim();
+  if (!name) throw new Error("Give the class a name.");
+  if (name.length > LONGEST_NAME) throw new Error(`A name has at most ${LONGEST_NAME} characters.`);
+  if (UNSHOWN.test(name)) throw new Error("A name has only characters that can be seen.");
+  if (others.includes(name)) throw new Error(`There is a class ${name} already.`);
+  return name;
+}
+
+export function withClass(state, text) {
+  if (state.classes.length >= MOST_CLASSES) throw new Error(`A page has at most ${MOST_CLASSES} classes.`);
+  return { ...state, classes: [...state.classes, className(text, state.classes)] };
+}
+
+export function renamed(state, label, text) {
+  const others = state.classes.filter((_, i) => i !== label);
+  const name = className(text, others);
+  return { ...state, classes: state.classes.map((one, i) => (i === label ? name : one)) };
+}
+
+export function withoutClass(state, label) {
+  const images = state.images.filter((one) => one.label !== label);
+  return {
+    classes: state.classes.filter((_, i) => i !== label),
+    images: images.map((one) => (one.label > label ? { ...one, label: one.label - 1 } : one)),
+  };
+}
+
+export function withImage(state, { name, label, features, thumbnail }) {
+  const copy = state.images.find((one) => equal(one.features, features));
+  if (copy?.label === label) return state; // it is there already
+  if (state.images.length >= MOST_IMAGES) throw new Error(`A page has at most ${MOST_IMAGES.toLocaleString("en")} images.`);
+  const id = 1 + state.images.reduce((most, one) => Math.max(most, one.id), 0);
+  return { ...state, images: [...state.images, { id, name, label, features, thumbnail, group: copy?.group ?? id }] };
+}
+
+export function moved(state, id, label) {
+  return { ...state, images: state.images.map((one) => (one.id === id ? { ...one, label } : one)) };
+}
+
+export function withoutImage(state, id) {
+  return { ...state, images: state.images.filter((one) => one.id !== id) };
+}
+
+function equal(a, b) {
+  if (a.length !== b.length) return false;
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+  return true;
+}
+
+/** The current state, with the ones before it to go back to. `listener` is called after each change. */
+export class Store {
+  constructor(listener) {
+    this.listener = listener;
+    this.state = EMPTY;
+    this.past = [];
+  }
+
+  /** Replace the state; `undoable` keeps the one before. */
+  set(state, undoable = true) {
+    if (state === this.state) return;
+    this.past = undoable ? [...this.past, this.state].slice(-MOST_UNDONE) : [];
+    this.state = state;
+    this.listener(state);
+  }
+
+  undo() {
+    if (!this.past.length) return;
+    this.state = this.past.at(-1);
+    this.past = this.past.slice(0, -1);
+    this.listener(this.state);
+  }
+}
