@@ -24,13 +24,12 @@ from vitral import __version__, web
 from vitral.atomic import replacing_folder, write_text
 from vitral.device import plain_modes
 from vitral.errors import ExportError, RunError, UsageError
-from vitral.export import npm
 from vitral.export.exporting import EXACT
 from vitral.export.graph import check_exact
 from vitral.export.onnx import FILE, converted, packages, session_for
 from vitral.export.sample import LEAST, drawings
 from vitral.export.target import Job, exportable, traced
-from vitral.export.web import CSP, PACKAGE, check_image, write_runtime
+from vitral.export.web import CSP, check_image, runtime_archive, write_runtime
 from vitral.inference.predictor import Predictor
 from vitral.weights.project import built_in_weights, hash_of
 from vitral.weights.read.references import BACKBONE, BUILT_IN, is_included
@@ -60,7 +59,7 @@ def export_teaching(
     packages()
     job = _job(EXACT.load(model), model)
     check_exact(job.preprocessing, hint="leave out --init")
-    archive = npm.archive(PACKAGE, runtime)
+    archive = runtime_archive(runtime)
     with replacing_folder(folder) as made:
         program = traced(job, exportable(job.network))
         converted(job, program, [job.input_name], ["features"], axes=("batch",)).save(made / FILE)

@@ -70,7 +70,7 @@ class WebTarget:
     def write(self, job: Job, folder: Path) -> dict[str, str]:
         """Write the page, the graph and the runtime."""
         check_exact(job.preprocessing, hint=_SERVE)
-        archive = npm.archive(PACKAGE, job.runtime)
+        archive = runtime_archive(job.runtime)
         versions = write_graph(job, folder)
         write_runtime(archive, folder / "runtime")
         for path, asset in web.BROWSER.items():
@@ -92,6 +92,11 @@ class WebTarget:
             return np.concatenate([run(one[None], PREDICTED)[0] for one in images])
 
         return Runtime(name, logits)
+
+
+def runtime_archive(file: str | Path | None) -> Path:
+    """The archive of ONNX Runtime Web: `file`, otherwise from the cache or the registry; errors as `npm.archive`."""
+    return npm.archive(PACKAGE, file)
 
 
 def write_runtime(archive: Path, folder: Path) -> None:

@@ -66,7 +66,7 @@ function row(name, share) {
   return element(
     "li", {},
     element("span", { className: "name", textContent: name }),
-    element("span", { className: "share", textContent: percent(share) }),
+    element("data", { className: "share", value: String(share), textContent: percent(share) }),
     element("span", { className: "bar", ariaHidden: "true" }, fill),
   );
 }

@@ -83,6 +83,7 @@ class Page {
     this.stale = true;
     if (this.fitting) return;
     this.fitting = true;
+    document.body.dataset.fitting = "true";
     while (this.stale) {
       this.stale = false;
       const { state } = this;
@@ -98,7 +99,7 @@ class Page {
       }
     }
     this.fitting = false;
-    document.body.dataset.fits = String(1 + Number(document.body.dataset.fits ?? 0));
+    document.body.dataset.fitting = "false";
     drawMeasure(this.head, this.state.classes);
     this.answer.draw();
     if (!this.head && this.live.close) this.live.end();
