@@ -223,6 +223,24 @@ class TestTaught:
         assert groups[-1] == groups[0]
 
 
+    def test_near_duplicates_have_one_group(self, visit, tmp_path):
+        add_class(visit, "red")
+        whole = Image.open(io.BytesIO(png("red", 1, 0.1))).resize((320, 240))
+        other = Image.open(io.BytesIO(png("red", 2, 0.1))).resize((320, 240))
+        images = {
+            "whole.png": encoded(whole, "PNG"),
+            "other.png": encoded(other, "PNG"),
+            "small.png": encoded(whole.resize((200, 150)), "PNG"),
+            "mirrored.png": encoded(whole.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "PNG"),
+            "cropped.png": encoded(whole.crop((10, 8, 310, 232)), "PNG"),
+        }
+        add_images(visit, "red", images)
+        add_class(visit, "blue")
+        groups = open_source(saved(visit, tmp_path)).tensors["groups"].tolist()
+        assert len(set(groups)) == 2
+        assert [one == groups[0] for one in groups] == [True, False, True, True, True]
+
+
 class TestKept:
     def test_a_closed_tab_loses_nothing(self, visit):
         teach(visit, count=4)

@@ -88,9 +88,14 @@ def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return lambda header, tensors: tensors.update({name: change(tensors[name])})
 
 
-def _thumbnails(ends: list[int], count: int = 10) -> Change:
+def _thumbnails(ends: list[int], count: int = 10, looks: int = 6 * 1026) -> Change:
     more = {"thumbnails": np.zeros(count, np.uint8), "thumbnail_ends": np.array(ends, np.int32)}
+    more["looks"] = np.zeros(looks, np.uint8)
     return lambda header, tensors: tensors.update(more)
+
+
+def _zeros(count: int) -> np.ndarray:
+    return np.zeros(count, np.int32)
 
 
 def _nan(values: np.ndarray) -> np.ndarray:
@@ -131,6 +136,8 @@ REFUSED: dict[str, Change] = {
     "2 names for 6 images": _set("names", ["a", "b"]),
     "its names of images are not a list of texts": _set("names", [1] * 6),
     "its thumbnails do not fill their bytes": _thumbnails([2, 4, 6, 8, 10, 12]),
+    "it lacks looks": lambda header, tensors: tensors.update(thumbnails=np.zeros(0, np.uint8), thumbnail_ends=_zeros(6)),
+    "6,155 bytes of looks for 6 images": _thumbnails([2, 4, 6, 8, 9, 10], looks=6155),
     "5 thumbnail_ends for 6 images": _thumbnails([2, 4, 6, 8, 10]),
     "it has a tensor 'more', which no project has": lambda header, tensors: tensors.update(more=np.zeros(3)),
 }

@@ -23,7 +23,7 @@ TEACH: Mapping[str, str] = {
     **{name: name for name in ("page.css", "resize.js", "runtime.js", "decode.js", "upright.js")},
     **{name: f"teach/{name}" for name in ("teach.css", "main.js", "store.js", "classes.js", "camera.js", "answer.js")},
     **{name: f"teach/{name}" for name in ("measure.js", "project.js", "kept.js", "asking.js", "eyes.js", "tutor.js")},
-    **{name: f"teach/{name}" for name in ("probe.js", "lbfgs.js", "figures.js", "elements.js")},
+    **{name: f"teach/{name}" for name in ("probe.js", "lbfgs.js", "figures.js", "near.js", "elements.js")},
 }
 """File beside the page of `vitral label --export` → its asset."""
 

@@ -11,7 +11,8 @@ hash it states. Metadata `vitral_project`, as JSON:
     names            n names of images
 
 Tensors: `head.weight` (K, D) and `head.bias` (K,) in fp32, absent before the first fit; `features` (n, D) in fp32;
-`labels` and `groups` (n,) in int32. `thumbnails` (bytes,) in uint8, with `thumbnail_ends` (n,) in int32, are optional.
+`labels` and `groups` (n,) in int32. `thumbnails` (bytes,) in uint8, with `thumbnail_ends` (n,) in int32, and `looks` (n × 1026,) in uint8, which find
+near-duplicates, are optional.
 
 Features, labels and thumbnails are for the page, which opens the file again. The network needs the head only.
 """
@@ -46,7 +47,8 @@ LONGEST_NAME = 255
 """Characters of the name of a class."""
 _HEAD = ("head.weight", "head.bias")
 _PAGE = {"features": torch.float32, "labels": torch.int32, "groups": torch.int32}
-_THUMBNAILS = {"thumbnails": torch.uint8, "thumbnail_ends": torch.int32}
+_THUMBNAILS = {"thumbnails": torch.uint8, "thumbnail_ends": torch.int32, "looks": torch.uint8}
+_LOOK = 1026  # bytes: 32 × 32 pixels and two mean colors, as of `vitral.data.checks.near.thumbnail`
 _KEPT = ("model", "positions", "license")  # of the origin of the built-in model
 _WHAT = "damaged project file"
 
@@ -218,6 +220,8 @@ def _check_images(header: Mapping[str, Any], tensors: Mapping[str, Tensor], clas
         raise ValueError("features that are not finite")
     if thumbnails:
         _check_ends(tensors["thumbnail_ends"].long(), len(tensors["thumbnails"]))
+        if len(tensors["looks"]) != _LOOK * count:
+            raise ValueError(f"{len(tensors['looks']):,} bytes of looks for {count:,} images")
     return count
 
 

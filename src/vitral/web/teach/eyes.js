@@ -1,10 +1,12 @@
 // A worker that turns an image into features and a thumbnail.
 
 import { opened, pixelsOf, standardized, testPixels } from "./decode.js";
+import { lookOf } from "./near.js";
 import { start } from "./runtime.js";
 
 const CLOSE = 1e-3; // largest difference of the check's features, relative to the largest one
 const SIDE = 160; // pixels of a thumbnail, along its longer side
+const LEAST_SIDE = 32; // pixels; a smaller image has too little detail to be compared
 let ready = null; // promise of { session }
 
 self.onmessage = async ({ data: { id, question } }) => {
@@ -24,8 +26,12 @@ async function answer({ image, model, small }, tell) {
   if (!image) return {}; // only to be ready
   const file = await opened(image);
   try {
-    const features = await featuresOf(session, model, pixelsOf(file, model.preprocessing));
-    return { features, thumbnail: small ? await thumbnailOf(file) : null };
+    const pixels = pixelsOf(file, model.preprocessing);
+    const features = await featuresOf(session, model, pixels);
+    if (!small) return { features };
+    const { channels, image_size: size } = model.preprocessing;
+    const look = Math.min(file.width, file.height) < LEAST_SIDE ? null : lookOf(pixels, channels, size);
+    return { features, look, thumbnail: await thumbnailOf(file) };
   } finally {
     file.close();
   }

@@ -135,10 +135,10 @@ class Page {
     if (image.size > MOST_BYTES) return "the file is too large";
     try {
       const transfer = image instanceof ImageBitmap ? [image] : [];
-      const { features, thumbnail } = await this.eyes({ image, model: this.model, small: true }, () => {}, transfer);
+      const { features, thumbnail, look } = await this.eyes({ image, model: this.model, small: true }, () => {}, transfer);
       const label = this.state.classes.indexOf(className);
       if (label < 0) return "the class was removed";
-      this.store.set(withImage(this.state, { name, label, features, thumbnail }));
+      this.store.set(withImage(this.state, { name, label, features, thumbnail, look }));
       return "";
     } catch (error) {
       return error.message;

@@ -6,7 +6,7 @@ import { at, counted, element, percent } from "./elements.js";
 export function sentence(crossed) {
   const { images, groups, right, accuracy, interval } = crossed;
   if (!images) return "Nothing is measured yet: each class needs several images.";
-  const copies = groups < images ? `, ${groups.toLocaleString("en")} of them different` : "";
+  const copies = groups < images ? ` (${groups.toLocaleString("en")} without near-duplicates)` : "";
   const found = `${right.toLocaleString("en")} of ${counted(images, "image")}${copies}`;
   if (accuracy === undefined) return `${found} are predicted correctly from the others: too few to say how accurate it is. Add more images: 30 are the least.`;
   const [low, high] = interval;

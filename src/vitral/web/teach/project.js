@@ -1,5 +1,6 @@
 // Project files: safetensors, which src/vitral/weights/project.py reads, too. Nothing in a file is trusted.
 
+import { LENGTH } from "./near.js";
 import { className, MOST_CLASSES, MOST_IMAGES } from "./store.js";
 
 const FORMAT = 1;
@@ -36,6 +37,8 @@ export function written(state, head, model, { thumbnails = true } = {}) {
     const bytes = new Uint8Array(end);
     images.forEach((one, i) => one.thumbnail && bytes.set(one.thumbnail, tensors.thumbnail_ends.data[i] - one.thumbnail.length));
     tensors.thumbnails = vector(bytes);
+    tensors.looks = vector(new Uint8Array(images.length * LENGTH)); // zeros are like no image
+    images.forEach((one, i) => one.look && tensors.looks.data.set(one.look, i * LENGTH));
   }
   return packed(description, tensors);
 }
@@ -68,7 +71,7 @@ export function read(bytes, model) {
     throw new Error(`it was taught with another model: ${String(description.model).slice(0, 40)} of vitral ${String(description.vitral).slice(0, 20)}`);
   }
   const classes = classesOf(description.classes);
-  const { features, labels, groups, thumbnails, thumbnail_ends: ends } = tensors;
+  const { features, labels, groups, thumbnails, looks, thumbnail_ends: ends } = tensors;
   if (!(features?.data instanceof Float32Array) || features.shape.length !== 2) throw new Error("it has no features");
   const [count, width] = features.shape;
   if (width !== model.width) throw new Error(`it has ${width} features for each image, and the model ${model.width}`);
@@ -79,6 +82,7 @@ export function read(bytes, model) {
   if (!lists.every((one) => one instanceof Int32Array && one.length === count)) throw new Error("it does not have a label and a group for each image");
   if (!Array.isArray(names) || names.length !== count || !names.every((one) => typeof one === "string")) throw new Error("it does not have a name for each image");
   if (!labels.data.every((label) => label >= 0 && label < classes.length)) throw new Error("it has labels of no class");
+  if (looks && !(looks.data instanceof Uint8Array && looks.data.length === count * LENGTH)) throw new Error("it does not have a look for each image");
   const small = ends ? slices(thumbnails?.data, ends.data) : [];
   const images = names.map((name, i) => ({
     id: i + 1,
@@ -87,6 +91,7 @@ export function read(bytes, model) {
     group: groups.data[i],
     features: features.data.slice(i * width, (i + 1) * width),
     thumbnail: small[i]?.length ? small[i] : null,
+    look: looks ? looks.data.slice(i * LENGTH, (i + 1) * LENGTH) : null,
   }));
   return { classes, images: renumbered(images) };
 }

@@ -1,8 +1,10 @@
 // The state of the page as plain data: classes and their images. A state is never modified; actions return a new one.
 //
-// A state is `{ classes, images }`: names, and for each image `{ id, name, label, group, features, thumbnail }`. The label
-// is the number of a class. Images with equal features are copies, and have the same group. A thumbnail is the bytes of a
-// JPEG, or null.
+// A state is `{ classes, images }`: names, and for each image `{ id, name, label, group, features, thumbnail, look }`. The
+// label is the number of a class. Near-duplicates have the same group. A thumbnail is the bytes of a JPEG, or null; a look
+// is what near.js compares, or null.
+
+import { near } from "./near.js";
 
 export const LONGEST_NAME = 255;
 export const MOST_CLASSES = 1000;
@@ -41,12 +43,16 @@ export function withoutClass(state, label) {
   };
 }
 
-export function withImage(state, { name, label, features, thumbnail }) {
-  const copy = state.images.find((one) => equal(one.features, features));
-  if (copy?.label === label) return state; // it is there already
+export function withImage(state, { name, label, features, thumbnail, look = null }) {
+  const copies = state.images.filter((one) => equal(one.features, features));
+  if (copies.some((one) => one.label === label)) return state; // it is there already
   if (state.images.length >= MOST_IMAGES) throw new Error(`A page has at most ${MOST_IMAGES.toLocaleString("en")} images.`);
   const id = 1 + state.images.reduce((most, one) => Math.max(most, one.id), 0);
-  return { ...state, images: [...state.images, { id, name, label, features, thumbnail, group: copy?.group ?? id }] };
+  const alike = state.images.filter((one) => look && one.look && near(look, one.look));
+  const groups = new Set([...copies, ...alike].map((one) => one.group));
+  const group = groups.size ? Math.min(...groups) : id;
+  const images = groups.size > 1 ? state.images.map((one) => (groups.has(one.group) ? { ...one, group } : one)) : state.images;
+  return { ...state, images: [...images, { id, name, label, features, thumbnail, look, group }] };
 }
 
 export function moved(state, id, label) {
