@@ -41,9 +41,10 @@ def load(
 
     Args:
         source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `demo` (a
-            built-in model), a network in memory of vitral, timm, torchvision or transformers, or a predictor, which is
-            returned as it is. A network in memory is left unchanged. If it and the predictor are both in fp32 on the
-            CPU, they share their tensors: training one changes the other.
+            built-in model), a project that was taught on a page of `vitral label --export`, a network in memory of
+            vitral, timm, torchvision or transformers, or a predictor, which is returned as it is. A network in memory
+            is left unchanged. If it and the predictor are both in fp32 on the CPU, they share their tensors: training
+            one changes the other.
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
         precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
             device has instructions for it and the network is wide enough to gain, otherwise fp32.
