@@ -64,7 +64,7 @@ def export_teaching(
         program = traced(job, exportable(job.network))
         converted(job, program, [job.input_name], ["features"], axes=("batch",)).save(made / FILE)
         difference = _difference(job, made / FILE)
-        if difference > CLOSE:
+        if not difference <= CLOSE:
             why = f"features differ by {difference:.2g} of the largest one"
             hint = "please report it, with your version of onnxruntime"
             what = "the page does not compute what the model does"

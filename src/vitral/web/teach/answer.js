@@ -37,11 +37,12 @@ export class Answer {
     this.draw();
   }
 
-  /** Answer an image of the camera. */
+  /** Answer an image of the camera; false if that is not possible. */
   async takeView(bitmap) {
     at("try-image").hidden = true;
     this.features = await this.page.look(bitmap);
     this.draw();
+    return Boolean(this.features);
   }
 
   draw() {

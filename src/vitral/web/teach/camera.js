@@ -62,7 +62,9 @@ export class LiveView {
     this.close = close;
     this.show(true);
     await new Promise((resolve) => view.addEventListener("playing", resolve, { once: true }));
-    while (this.close === close) await answer(await createImageBitmap(view));
+    let seen = true;
+    while (seen && this.close === close) seen = await answer(await createImageBitmap(view));
+    if (this.close === close) this.end();
   }
 
   end() {

@@ -1,7 +1,7 @@
 // Project files: safetensors, which src/vitral/weights/project.py reads, too. Nothing in a file is trusted.
 
 import { LENGTH } from "./near.js";
-import { className, MOST_CLASSES, MOST_IMAGES } from "./store.js";
+import { className, LONGEST_NAME, MOST_CLASSES, MOST_IMAGES } from "./store.js";
 
 const FORMAT = 1;
 const MOST_BYTES = 256 * 2 ** 20;
@@ -19,7 +19,7 @@ export function written(state, head, model, { thumbnails = true } = {}) {
     weights: model.weights,
     classes,
     temperature: head?.temperature ?? 1,
-    names: images.map((one) => one.name),
+    names: images.map((one) => one.name.slice(0, LONGEST_NAME).toWellFormed()),
   };
   const tensors = {};
   if (head) {
