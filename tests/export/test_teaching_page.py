@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -193,7 +194,7 @@ class TestTaught:
         ends = [0, *tensors["thumbnail_ends"].tolist()]
         sizes = [
             Image.open(io.BytesIO(bytes(tensors["thumbnails"][first:last].tolist()))).size
-            for first, last in zip(ends[:-1], ends[1:], strict=True)
+            for first, last in itertools.pairwise(ends)
         ]
         assert sizes == [(96, 72)] * 8
 
@@ -222,7 +223,6 @@ class TestTaught:
         assert len(groups) == 9
         assert groups[-1] == groups[0]
 
-
     def test_near_duplicates_have_one_group(self, visit, tmp_path):
         add_class(visit, "red")
         whole = Image.open(io.BytesIO(png("red", 1, 0.1))).resize((320, 240))
@@ -246,7 +246,9 @@ class TestKept:
         teach(visit, count=4)
         visit.page.wait_for_timeout(1500)
         visit.page.reload()
-        visit.page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Your last project')")
+        visit.page.wait_for_function(
+            "() => document.getElementById('status').textContent.startsWith('Your last project')"
+        )
         assert visit.page.locator(".card .count").all_inner_texts() == ["4 images", "4 images"]
         fitted(visit)
         assert "of 8 images" in visit.text("measure-text")
@@ -365,7 +367,9 @@ class TestPage:
         page.get_by_role("button", name="Camera for red").click()
         for number in (1, 2):
             page.get_by_role("button", name="Take photo").click()
-            page.wait_for_function(f"() => document.getElementById('camera-note').textContent.startsWith('{number} photo')")
+            page.wait_for_function(
+                f"() => document.getElementById('camera-note').textContent.startsWith('{number} photo')"
+            )
         page.get_by_role("button", name="Done").click()
         assert page.evaluate("document.getElementById('camera-view').srcObject") is None, "the camera is off"
         assert page.locator(".card .count").first.inner_text() in ("4 images", "5 images"), "equal photos count once"
@@ -428,7 +432,8 @@ async ([data, width, labels, folds, classes, strength]) => {
   const one = regression(rows, labels, classes, strength);
   const other = discriminant(rows, labels, classes);
   const list = (linear) => [...logitsOf(rows, linear)];
-  return { regressed: list(one), other: list(other), both: list(mixed(one, other)), crossed: [...found.logits], strength: found.strength };
+  const both = list(mixed(one, other));
+  return { regressed: list(one), both, crossed: [...found.logits], strength: found.strength };
 }
 """
 
@@ -485,7 +490,8 @@ def test_a_class_without_images_is_never_predicted(visit):
 MEASURE = """
 async ([right, groups, logits, labels, classes, numbers]) => {
   const { proportionInterval, temperatureOf } = await import("./figures.js");
-  return [proportionInterval(right, groups), temperatureOf(Float64Array.from(logits), labels, groups, classes, numbers)];
+  const temperature = temperatureOf(Float64Array.from(logits), labels, groups, classes, numbers);
+  return [proportionInterval(right, groups), temperature];
 }
 """
 

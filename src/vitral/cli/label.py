@@ -79,9 +79,7 @@ def label(
     return 0
 
 
-def _export(
-    folder: str, init: str, classes: tuple[str, ...], runtime: str | None, unused: Mapping[str, object]
-) -> int:
+def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, unused: Mapping[str, object]) -> int:
     """Write the page on which visitors teach."""
     from vitral.export.teach import export_teaching
     from vitral.export.web import publishing

@@ -11,8 +11,8 @@ hash it states. Metadata `vitral_project`, as JSON:
     names            n names of images
 
 Tensors: `head.weight` (K, D) and `head.bias` (K,) in fp32, absent before the first fit; `features` (n, D) in fp32;
-`labels` and `groups` (n,) in int32. `thumbnails` (bytes,) in uint8, with `thumbnail_ends` (n,) in int32, and `looks` (n × 1026,) in uint8, which find
-near-duplicates, are optional.
+`labels` and `groups` (n,) in int32. Optional are `thumbnails` (bytes,) in uint8, with `thumbnail_ends` (n,) in int32,
+and `looks` (n × 1026,) in uint8, which find near-duplicates.
 
 Features, labels and thumbnails are for the page, which opens the file again. The network needs the head only.
 """
