@@ -105,7 +105,7 @@ def _nan(values: np.ndarray) -> np.ndarray:
 
 REFUSED: dict[str, Change] = {
     "version 2 of the form; this vitral reads 1": _set("format", 2),
-    "version [[1]] of the form": _set("format", [1]),
+    "version [1] of the form": _set("format", [1]),
     "it names the model 'hf:someone/else'; built in are backbone, demo": _set("model", "hf:someone/else"),
     "it names the model '../secret'": _set("model", "../secret"),
     "its 'model' is not a short text": _set("model", 3),
@@ -120,7 +120,10 @@ REFUSED: dict[str, Change] = {
     "a temperature of 0": _set("temperature", 0),
     "a temperature of 'warm'": _set("temperature", "warm"),
     "its head has shapes (2, 128) and (2,), for 3 classes": _set("classes", ["a", "b", "c"]),
-    "a head for 1 classes": _set("classes", ["a"]),
+    "a head for 1 classes": lambda header, tensors: (
+        header.update(classes=["a"]),
+        tensors.update(labels=0 * tensors["labels"]),
+    ),
     "its head has shapes (128,) and (2,)": _tensor("head.weight", lambda one: one[0]),
     "its head is float64 and float32, not fp32": _tensor("head.weight", lambda one: one.astype(np.float64)),
     "it lacks head.bias": lambda header, tensors: tensors.pop("head.bias"),

@@ -203,7 +203,8 @@ def _check_images(header: Mapping[str, Any], tensors: Mapping[str, Tensor], clas
         if name not in tensors:
             raise ValueError(f"it lacks {name}")
         if tensors[name].dtype != dtype or tensors[name].ndim != (2 if name == "features" else 1):
-            raise ValueError(f"its {name} are {tensors[name].dtype} {tuple(tensors[name].shape)}")
+            kind = str(tensors[name].dtype).removeprefix("torch.")
+            raise ValueError(f"its {name} are {kind} {tuple(tensors[name].shape)}")
     count, names = len(tensors["features"]), header.get("names")
     if count > MOST_IMAGES:
         raise ValueError(f"{count:,} images; at most {MOST_IMAGES:,} are read")
