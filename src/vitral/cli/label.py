@@ -30,8 +30,7 @@ def label(
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
     export: Annotated[
-        str | None,
-        Help("write a web page to this new folder, on which visitors teach classes in their own browser", "FOLDER"),
+        str | None, Help("write a page into this new folder, on which visitors teach classes only in their browser")
     ] = None,
     runtime: Annotated[str | None, Help("ONNX Runtime Web for --export, an npm package (default: fetched)")] = None,
 ) -> int:
