@@ -448,12 +448,13 @@ def converged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let scikit-learn find the optimum: by default it stops where a gradient is below 1e-4."""
     from sklearn.linear_model import LogisticRegression
 
-    original = LogisticRegression.__init__
+    original = LogisticRegression.fit
 
-    def exact(self: Any, **options: Any) -> None:
-        original(self, **{**options, "tol": 1e-9, "max_iter": 20_000})
+    def exact(self: Any, x: Any, y: Any) -> Any:
+        self.tol, self.max_iter = 1e-9, 20_000
+        return original(self, x, y)
 
-    monkeypatch.setattr(LogisticRegression, "__init__", exact)
+    monkeypatch.setattr(LogisticRegression, "fit", exact)
 
 
 @pytest.mark.parametrize(("count", "classes", "width"), [(40, 2, 32), (60, 3, 128), (300, 5, 128)])
