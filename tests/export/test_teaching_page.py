@@ -371,7 +371,7 @@ class TestPage:
                 f"() => document.getElementById('camera-note').textContent.startsWith('{number} photo')"
             )
         page.get_by_role("button", name="Done").click()
-        assert page.evaluate("document.getElementById('camera-view').srcObject") is None, "the camera is off"
+        page.wait_for_function("() => document.getElementById('camera-view').srcObject === null")
         assert page.locator(".card .count").first.inner_text() in ("4 images", "5 images"), "equal photos count once"
         page.get_by_role("button", name="Use the camera").click()
         page.wait_for_function("() => /^(red|blue) \\d+%$/.test(document.getElementById('try-label').textContent)")

@@ -38,6 +38,8 @@ from vitral.weights.read.source import Source, non_finite, open_source
 from vitral.weights.report import Line, LoadReport
 from vitral.wording import shown, some
 
+NAME = "project"
+"""Format of a network that is loaded from a project."""
 KEY = "vitral_project"
 """Name of the project's JSON in the metadata."""
 FORMAT = 1
@@ -115,7 +117,7 @@ def load(source: Source, reference: str) -> Loaded:
         {"task": "class", "temperature": project.temperature} if project.temperature != 1 else {},
     )
     scheme = base.trained.get("positions", Loaded.scheme)
-    return Loaded(weights, _report(source, project, base), "project", reference, scheme)
+    return Loaded(weights, _report(source, project, base), NAME, reference, scheme)
 
 
 def _report(source: Source, project: Project, base: Weights) -> LoadReport:
@@ -124,7 +126,7 @@ def _report(source: Source, project: Project, base: Weights) -> LoadReport:
     rest = {name: one for name, one in source.tensors.items() if name not in _HEAD}
     lines += [Line(name, tuple(one.shape), "left out", None, "for the page") for name, one in rest.items()]
     note = f"a head for the built-in model '{project.model}', taught in a browser"
-    return LoadReport(source.where, "project", tuple(lines), notes=(note,))
+    return LoadReport(source.where, NAME, tuple(lines), notes=(note,))
 
 
 def read(source: Source) -> Project:
