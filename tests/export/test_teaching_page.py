@@ -178,13 +178,14 @@ class TestTaught:
         heads = [one.state["head.weight"].numpy() for one in (before, after)]
         np.testing.assert_array_equal(heads[1][rows], heads[0])
 
-    def test_jpegs_and_other_formats_differ_little(self, visit, tmp_path):
-        """A browser may decode a JPEG to other bytes than Pillow."""
+    def test_other_formats_are_answered_alike(self, visit, tmp_path):
+        """A browser may round the colors of an image with a profile differently."""
         teach(visit)
         predictor = vitral.load(saved(visit, tmp_path), device="cpu", precision="fp32")
         for name, data in variants().items():
             if name.endswith((".jpg", ".webp", ".gif")):
-                assert largest(asked(visit, name, data), predictor(data)) < 1e-3, name
+                close = 1e-3 if name == "profile.jpg" else 1e-4
+                assert largest(asked(visit, name, data), predictor(data)) < close, name
 
     def test_the_saved_features_are_those_of_python(self, visit, tmp_path):
         teach(visit, count=4)
