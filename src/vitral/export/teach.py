@@ -31,6 +31,7 @@ from vitral.export.sample import LEAST, drawings
 from vitral.export.target import Job, exportable, traced
 from vitral.export.web import CSP, check_image, runtime_archive, write_runtime
 from vitral.inference.predictor import Predictor
+from vitral.model import ViT
 from vitral.weights.project import built_in_weights, hash_of
 from vitral.weights.read.references import BACKBONE, BUILT_IN, is_included
 from vitral.wording import either
@@ -80,6 +81,7 @@ def export_teaching(
 def _job(predictor: Predictor, model: str) -> Job:
     """Return the network without its head, which then ends in the features."""
     network = copy.deepcopy(predictor.network)
+    assert isinstance(network, ViT), "built-in models are ViTs"
     network.reset_classifier(0)
     metadata = {
         "vitral.version": __version__,

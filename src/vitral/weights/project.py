@@ -30,6 +30,7 @@ from torch import Tensor
 
 from vitral import bounded
 from vitral.errors import WeightsError
+from vitral.model import ViTConfig
 from vitral.weights import native
 from vitral.weights.loaded import Loaded
 from vitral.weights.native import Weights
@@ -108,6 +109,7 @@ def load(source: Source, reference: str) -> Loaded:
     if project.head["head.weight"].shape[1] != width:
         why = f"its head reads {project.head['head.weight'].shape[1]:,} features, and the model has {width:,}"
         raise WeightsError(_WHAT, where=source.where, why=why)
+    assert isinstance(base.config, ViTConfig), "built-in models are ViTs"
     weights = Weights(
         dataclasses.replace(base.config, classes=len(project.classes)),
         {**base.state, **project.head},
