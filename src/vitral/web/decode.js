@@ -3,25 +3,31 @@
 import { prepare } from "./resize.js";
 import { orientation, upright } from "./upright.js";
 
+/** @typedef {OffscreenCanvasRenderingContext2D} Context */
+/** @typedef {{ width: number, height: number, draw: (context: Context, top?: number, scale?: number) => void, close: () => void }} Opened */
+
 /** Open an image, a file or an ImageBitmap: its upright size and `draw(context, top, scale)`, which draws it from the
- * row `top` on, in the colors of sRGB, with white for transparent pixels. Call `close` at the end. */
+ * row `top` on, in the colors of sRGB, with white for transparent pixels. Call `close` at the end.
+ * @param {Blob | ImageBitmap} image @returns {Promise<Opened>} */
 export async function opened(image) {
-  const isFile = image instanceof Blob;
-  const turn = isFile ? orientation(new Uint8Array(await image.arrayBuffer())) : 1;
-  const bitmap = isFile ? await bitmapOf(image, turn) : image;
+  const file = image instanceof Blob ? image : null;
+  const turn = file ? orientation(new Uint8Array(await file.arrayBuffer())) : 1;
+  const bitmap = image instanceof Blob ? await bitmapOf(image, turn) : image;
   const { width, height, matrix } = upright(turn, bitmap.width, bitmap.height);
+  /** @param {Context} context */
   const draw = (context, top = 0, scale = 1) => {
     context.resetTransform();
     context.fillStyle = "#fff";
     context.fillRect(0, 0, context.canvas.width, context.canvas.height);
     context.imageSmoothingEnabled = scale !== 1;
-    const scaled = matrix.map((one) => one * scale);
-    context.setTransform(...scaled.slice(0, 5), scaled[5] - top);
+    const [a, b, c, d, e, f] = matrix.map((/** @type {number} */ one) => one * scale);
+    context.setTransform(a, b, c, d, e, f - top);
     context.drawImage(bitmap, 0, 0);
   };
   return { width, height, draw, close: () => bitmap.close() };
 }
 
+/** @param {Blob} file @param {number} turn */
 async function bitmapOf(file, turn) {
   try {
     return await createImageBitmap(file, {
@@ -36,19 +42,22 @@ async function bitmapOf(file, turn) {
   }
 }
 
-/** The bytes (channels, height, width) that the network expects of an opened image. */
+/** The bytes (channels, height, width) that the network expects of an opened image.
+ * @param {Opened} image @param {any} preprocessing @returns {Uint8Array} */
 export function pixelsOf({ width, height, draw }, preprocessing) {
-  let canvas;
+  let canvas = new OffscreenCanvas(1, 1);
+  /** @param {number} top @param {number} count */
   const strip = (top, count) => {
-    if (canvas?.height !== count) canvas = new OffscreenCanvas(width, count);
-    const context = canvas.getContext("2d", { willReadFrequently: true });
+    if (canvas.width !== width || canvas.height !== count) canvas = new OffscreenCanvas(width, count);
+    const context = /** @type {Context} */ (canvas.getContext("2d", { willReadFrequently: true }));
     draw(context, top);
     return context.getImageData(0, 0, width, count).data;
   };
   return prepare(width, height, strip, preprocessing);
 }
 
-/** The input of the network, as Preprocessing.standardize. */
+/** The input of the network, as Preprocessing.standardize.
+ * @param {Uint8Array} pixels @param {any} preprocessing */
 export function standardized(pixels, { mean, std, channels }) {
   const input = new Float32Array(pixels.length);
   const plane = pixels.length / channels;
@@ -60,7 +69,8 @@ export function standardized(pixels, { mean, std, channels }) {
   return input;
 }
 
-/** The bytes of an image whose answer is in model.json, to test a runtime with. */
+/** The bytes of an image whose answer is in model.json, to test a runtime with.
+ * @param {any} preprocessing */
 export function testPixels({ channels, image_size: [height, width] }) {
   return Uint8Array.from({ length: channels * height * width }, (_, i) => (i * i + 7 * i) % 251);
 }

@@ -3,7 +3,8 @@
 import { at, droppable, element, percent } from "./elements.js";
 import { logitsOf, logSum } from "./probe.js";
 
-/** Probabilities of features by a head `{ weight, bias, temperature }`. */
+/** Probabilities of features by a head.
+ * @param {Float32Array} features @param {import("./project.js").Head} head */
 export function probabilitiesOf(features, { weight, bias, temperature }) {
   const rows = { data: Float64Array.from(features), count: 1, width: features.length };
   const logits = logitsOf(rows, { weight, bias }).map((one) => one / temperature);
@@ -11,19 +12,22 @@ export function probabilitiesOf(features, { weight, bias, temperature }) {
   return Array.from(logits, (one) => Math.exp(one - total));
 }
 
-/** `page` has `head`, `state` and `look(image)`, which returns the features. */
 export class Answer {
+  /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
-    this.features = null; // of the image that is shown
-    this.address = null;
-    at("try-file").addEventListener("change", (event) => {
+    /** Features of the image that is shown.
+     * @type {Float32Array | null} */
+    this.features = null;
+    this.address = "";
+    at("try-file").addEventListener("change", (/** @type {any} */ event) => {
       this.takeFile(event.target.files[0]);
       event.target.value = ""; // so that the same file can be chosen again
     });
     droppable(at("try-drop"), ([file]) => this.takeFile(file));
   }
 
+  /** @param {File | undefined} file */
   async takeFile(file) {
     if (!file) return;
     const features = await this.page.look(file);
@@ -37,7 +41,8 @@ export class Answer {
     this.draw();
   }
 
-  /** Answer an image of the camera; false if that is not possible. */
+  /** Answer an image of the camera; false if that is not possible.
+   * @param {ImageBitmap} bitmap */
   async takeView(bitmap) {
     at("try-image").hidden = true;
     this.features = await this.page.look(bitmap);
@@ -61,6 +66,7 @@ export class Answer {
   }
 }
 
+/** @param {string} name @param {number} share */
 function row(name, share) {
   const fill = element("i");
   fill.style.setProperty("width", percent(share));

@@ -1,9 +1,12 @@
 // Questions to a worker, answered in any order.
 
-/** A function `(question, tell, transfer) → promise` of the answers of a module worker. */
+/** A function `(question, tell, transfer) → promise` of the answers of a module worker.
+ * @param {string} file */
 export function asking(file) {
   const worker = new Worker(file, { type: "module" });
-  const waiting = new Map(); // number of a question → { resolve, reject, tell }
+  /** Number of a question → what waits for its answer.
+   * @type {Map<number, any>} */
+  const waiting = new Map();
   let questions = 0;
   worker.onmessage = ({ data: { id, doing, answer, problem } }) => {
     const { resolve, reject, tell } = waiting.get(id);
@@ -19,7 +22,8 @@ export function asking(file) {
     for (const { reject } of waiting.values()) reject(new Error(event.message || "the worker did not start"));
     waiting.clear();
   };
-  return (question, tell = () => {}, transfer = []) => {
+  /** @param {any} question @param {(text: string) => void} tell @param {Transferable[]} transfer @returns {Promise<any>} */
+  const ask = (question, tell = () => {}, transfer = []) => {
     questions += 1;
     const id = questions;
     return new Promise((resolve, reject) => {
@@ -27,4 +31,5 @@ export function asking(file) {
       worker.postMessage({ id, question }, transfer);
     });
   };
+  return ask;
 }

@@ -2,16 +2,17 @@
 
 import { at, counted, problem, showProblem } from "./elements.js";
 
-/** Open the camera in a video element; returns a function that closes it, or null if it cannot be used. */
+/** Open the camera in a video element; returns a function that closes it, or null if it cannot be used.
+ * @param {HTMLVideoElement} view */
 async function openedIn(view) {
   try {
     view.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
   } catch (error) {
-    showProblem(problem("The camera cannot be used", error.message, "allow it for this page, or choose files"));
+    showProblem(problem("The camera cannot be used", String(error), "allow it for this page, or choose files"));
     return null;
   }
   return () => {
-    for (const track of view.srcObject?.getTracks() ?? []) track.stop();
+    for (const track of /** @type {MediaStream} */ (view.srcObject)?.getTracks() ?? []) track.stop();
     view.srcObject = null;
   };
 }
@@ -19,7 +20,11 @@ async function openedIn(view) {
 /** The dialog that takes photos. `take(image)` is called with each as an ImageBitmap. */
 export class Camera {
   constructor() {
+    /** @type {(() => void) | null} */
     this.close = null;
+    /** @type {(image: ImageBitmap) => Promise<void>} */
+    this.take = async () => {};
+    this.count = 0;
     const view = at("camera-view");
     view.addEventListener("playing", () => {
       at("camera-take").disabled = false;
@@ -36,6 +41,7 @@ export class Camera {
     });
   }
 
+  /** @param {string} title @param {(image: ImageBitmap) => Promise<void>} take */
   async open(title, take) {
     this.take = take;
     this.count = 0;
@@ -48,13 +54,16 @@ export class Camera {
 
 /** Answer the view of the camera, one image after the other, until it is closed. */
 export class LiveView {
+  /** @param {(image: ImageBitmap) => Promise<boolean>} answer */
   constructor(answer) {
+    /** @type {(() => void) | null} */
     this.close = null;
     const button = at("try-camera");
     button.hidden = !navigator.mediaDevices?.getUserMedia;
     button.addEventListener("click", () => (this.close ? this.end() : this.begin(answer)));
   }
 
+  /** @param {(image: ImageBitmap) => Promise<boolean>} answer */
   async begin(answer) {
     const view = at("try-view");
     const close = await openedIn(view);
@@ -73,6 +82,7 @@ export class LiveView {
     this.show(false);
   }
 
+  /** @param {boolean} on */
   show(on) {
     at("try-view").hidden = !on;
     at("try-camera").setAttribute("aria-pressed", String(on));

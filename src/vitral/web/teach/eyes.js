@@ -7,18 +7,24 @@ import { start } from "./runtime.js";
 const CLOSE = 1e-3; // largest difference of the check's features, relative to the largest one
 const SIDE = 160; // pixels of a thumbnail, along its longer side
 const LEAST_SIDE = 32; // pixels; a smaller image has too little detail to be compared
-let ready = null; // promise of { session }
+/** A promise of the session.
+ * @type {Promise<{ session: any }> | null} */
+let ready = null;
+
+/** @typedef {import("./store.js").Model} Model */
 
 self.onmessage = async ({ data: { id, question } }) => {
   try {
-    self.postMessage({ id, answer: await answer(question, (text) => self.postMessage({ id, doing: text })) });
+    self.postMessage({ id, answer: await answer(question, (/** @type {string} */ text) => self.postMessage({ id, doing: text })) });
   } catch (error) {
-    self.postMessage({ id, problem: error.problem || { title: "The network failed", detail: String(error), try: "load the page again" } });
+    const { problem } = /** @type {any} */ (error);
+    self.postMessage({ id, problem: problem || { title: "The network failed", detail: String(error), try: "load the page again" } });
   }
 };
 
+/** @param {{ image?: Blob | ImageBitmap, model: Model, small?: boolean }} question @param {(text: string) => void} tell */
 async function answer({ image, model, small }, tell) {
-  ready ||= start((session) => check(session, model), tell).catch((error) => {
+  ready ||= start((/** @type {any} */ session) => check(session, model), tell).catch((/** @type {unknown} */ error) => {
     ready = null; // the next question tries again
     throw error;
   });
@@ -37,13 +43,15 @@ async function answer({ image, model, small }, tell) {
   }
 }
 
+/** @param {any} session @param {Model} model @param {Uint8Array} pixels @returns {Promise<Float32Array>} */
 async function featuresOf(session, { preprocessing }, pixels) {
   const { channels, image_size: size } = preprocessing;
   const images = new session.ort.Tensor("float32", standardized(pixels, preprocessing), [1, channels, ...size]);
   return Float32Array.from((await session.run({ images })).features.data);
 }
 
-/** Compute an image whose features are known: a driver that computes something else is not used. */
+/** Compute an image whose features are known: a driver that computes something else is not used.
+ * @param {any} session @param {Model} model */
 async function check(session, model) {
   const found = await featuresOf(session, model, testPixels(model.preprocessing));
   const largest = model.check.reduce((most, one) => Math.max(most, Math.abs(one)), 0);
@@ -51,11 +59,12 @@ async function check(session, model) {
   if (!(difference <= CLOSE * largest)) throw new Error("it computes something else than the network that was exported");
 }
 
-/** The bytes of a small JPEG. */
+/** The bytes of a small JPEG.
+ * @param {import("./decode.js").Opened} image */
 async function thumbnailOf({ width, height, draw }) {
   const scale = Math.min(1, SIDE / Math.max(width, height));
   const canvas = new OffscreenCanvas(Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale)));
-  draw(canvas.getContext("2d"), 0, scale);
+  draw(/** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d")), 0, scale);
   const blob = await canvas.convertToBlob({ type: "image/jpeg", quality: 0.85 });
   return new Uint8Array(await blob.arrayBuffer());
 }

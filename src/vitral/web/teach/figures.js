@@ -11,7 +11,8 @@ const Z = 1.959963984540054; // of a 95% interval
 const HOTTEST = 50; // highest temperature
 const LIMITS = [0.05, 20]; // of a fitted temperature
 
-/** The fold of each image, with about the same share of every class; the images of a group are in one. */
+/** The fold of each image, with about the same share of every class; the images of a group are in one.
+ * @param {number[]} labels @param {number[]} groups @returns {number[]} */
 export function foldsOf(labels, groups) {
   const random = generator(0);
   const first = new Map(); // group → label of its first image
@@ -20,10 +21,11 @@ export function foldsOf(labels, groups) {
   order.sort((a, b) => a.label - b.label || a.place - b.place);
   const count = Math.max(2, Math.min(FOLDS, order.length));
   const folds = new Map(order.map(({ group }, rank) => [group, rank % count]));
-  return groups.map((group) => folds.get(group));
+  return groups.map((group) => folds.get(group) ?? 0);
 }
 
-/** Numbers from 0 to 1, always the same ones for a seed (mulberry32). */
+/** Numbers from 0 to 1, always the same ones for a seed (mulberry32).
+ * @param {number} seed */
 function generator(seed) {
   let state = seed;
   return () => {
@@ -34,7 +36,8 @@ function generator(seed) {
   };
 }
 
-/** The 95% interval of the share of `right` (booleans), of images in groups. */
+/** The 95% interval of the share of `right` of images in groups.
+ * @param {boolean[]} right @param {number[]} groups @returns {number[]} */
 export function proportionInterval(right, groups) {
   const count = right.length;
   const hits = right.filter(Boolean).length;
@@ -46,7 +49,8 @@ export function proportionInterval(right, groups) {
   return wilson((hits / count) * trials, trials);
 }
 
-/** Wilson's interval (1927) of so many independent trials. */
+/** Wilson's interval (1927) of so many independent trials.
+ * @param {number} successes @param {number} trials */
 function wilson(successes, trials) {
   const rate = successes / trials;
   const z2 = Z ** 2;
@@ -55,9 +59,11 @@ function wilson(successes, trials) {
   return [successes === 0 ? 0 : Math.max(0, center - half), successes === trials ? 1 : Math.min(1, center + half)];
 }
 
-/** By how much groups multiply the variance of a mean; `variance` is that of a value. */
+/** By how much groups multiply the variance of a mean; `variance` is that of a value.
+ * @param {number[]} values @param {number[]} groups @param {number} variance */
 function designEffect(values, groups, variance) {
   const count = values.length;
+  /** @type {Map<number, number[]>} */
   const members = new Map();
   values.forEach((value, i) => members.set(groups[i], [...(members.get(groups[i]) ?? []), value]));
   const all = [...members.values()];
@@ -72,11 +78,14 @@ function designEffect(values, groups, variance) {
   return Math.min(Math.max(1, 1 + alike * (most - 1), linearized), most);
 }
 
+/** @param {number[]} values */
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 /** The temperature of the lowest loss, or one that makes the predictions less sure if few labels say so: their mean
- * probability is at most the accuracy by Laplace's rule, (right + 1) / (all + 2). `logits` are those of the images in
- * `numbers`. */
+ * probability is at most the accuracy by Laplace's rule, (right + 1) / (all + 2). `numbers` are the images that
+ * count.
+ * @param {Float64Array} logits @param {number[]} labels @param {number[]} groups @param {number} classes
+ * @param {number[]} numbers */
 export function temperatureOf(logits, labels, groups, classes, numbers) {
   if (!numbers.length) return HOTTEST;
   const count = new Set(numbers.map((i) => groups[i])).size;
@@ -93,27 +102,33 @@ export function temperatureOf(logits, labels, groups, classes, numbers) {
   return high;
 }
 
-/** The predicted class of an image. */
+/** The predicted class of an image.
+ * @param {Float64Array} logits @param {number} image @param {number} classes */
 export function predicted(logits, image, classes) {
   let best = 0;
   for (let k = 1; k < classes; k++) if (logits[image * classes + k] > logits[image * classes + best]) best = k;
   return best;
 }
 
-/** The mean of the largest probabilities at a temperature. */
+/** The mean of the largest probabilities at a temperature.
+ * @param {Float64Array} logits @param {number} classes @param {number[]} numbers @param {number} temperature */
 function meanMost(logits, classes, numbers, temperature) {
   return sum(numbers.map((i) => Math.exp(scaled(logits, i, classes, 1 / temperature, predicted(logits, i, classes))))) / numbers.length;
 }
 
-/** The logarithm of a probability, with logits times `inverse`. */
+/** The logarithm of a probability, with logits times `inverse`.
+ * @param {Float64Array} logits @param {number} image @param {number} classes @param {number} inverse @param {number} label */
 function scaled(logits, image, classes, inverse, label) {
   const own = logits.subarray(image * classes, (image + 1) * classes).map((one) => one * inverse);
   return own[label] - logSum(own, 0, classes);
 }
 
-/** The temperature of the lowest loss, which is convex in 1 / temperature: golden-section search. */
+/** The temperature of the lowest loss, which is convex in 1 / temperature: golden-section search.
+ * @param {Float64Array} logits @param {number[]} labels @param {number} classes @param {number[]} numbers
+ * @param {number} count @param {number} rate */
 function fitTemperature(logits, labels, classes, numbers, count, rate) {
   if (count < FOR_A_FIT || rate === 0 || rate === 1) return 1;
+  /** @param {number} inverse */
   const loss = (inverse) => -sum(numbers.map((i) => scaled(logits, i, classes, inverse, labels[i])));
   const golden = (Math.sqrt(5) - 1) / 2;
   let [low, high] = [1 / LIMITS[1], 1 / LIMITS[0]];
@@ -133,7 +148,10 @@ function fitTemperature(logits, labels, classes, numbers, count, rate) {
   return 2 / (low + high);
 }
 
-/** Counts, accuracy and interval of the images in `numbers`; no accuracy for fewer than 30 images or groups. */
+/** @typedef {{ images: number, groups: number, right: number, accuracy?: number, interval?: number[] }} Accuracy */
+
+/** Counts, accuracy and interval; no accuracy for fewer than 30 images or groups.
+ * @param {boolean[]} right @param {number[]} groups @returns {Accuracy} */
 export function accuracyOf(right, groups) {
   const found = { images: right.length, groups: new Set(groups).size, right: right.filter(Boolean).length };
   if (found.groups < FOR_ADVICE) return found;

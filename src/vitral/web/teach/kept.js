@@ -11,7 +11,8 @@ export async function recalled() {
   }
 }
 
-/** Keep these bytes; false if this browser keeps nothing. */
+/** Keep these bytes; false if this browser keeps nothing.
+ * @param {Uint8Array} bytes */
 export async function keep(bytes) {
   try {
     await request("readwrite", (store) => store.put(bytes, KEY));
@@ -26,6 +27,7 @@ export function forget() {
   return request("readwrite", (store) => store.delete(KEY)).catch(() => {});
 }
 
+/** @param {IDBTransactionMode} mode @param {(store: IDBObjectStore) => IDBRequest} ask */
 async function request(mode, ask) {
   const database = await settled(opening());
   try {
@@ -41,6 +43,7 @@ function opening() {
   return found;
 }
 
+/** @param {IDBRequest} asked @returns {Promise<any>} */
 function settled(asked) {
   return new Promise((resolve, reject) => {
     asked.onsuccess = () => resolve(asked.result);

@@ -4,11 +4,16 @@ const MEMORY = 10; // pairs of changes
 const SUFFICIENT = 1e-4; // share of the decrease that the slope promises (Armijo)
 const SHORTEST = 1e-12; // of a step: below it, rounding hides any decrease
 
-/** The minimum of `evaluate(x)`, which returns `{ value, gradient }`, from the point `start` on. The search ends where no
- * component of the gradient is above `tolerance`. */
+/** @typedef {Float64Array} Point */
+/** @typedef {{ change: Point, turned: Point, inverse: number }} Pair */
+
+/** The minimum of `evaluate(x)` from the point `start` on. The search ends where no component of the gradient is above
+ * `tolerance`.
+ * @param {(x: Point) => { value: number, gradient: Point }} evaluate @param {Point} start @returns {Point} */
 export function minimized(evaluate, start, { tolerance = 1e-7, most = 500 } = {}) {
   let x = start;
   let { value, gradient } = evaluate(x);
+  /** @type {Pair[]} */
   const pairs = [];
   for (let step = 0; step < most && largest(gradient) > tolerance; step++) {
     const direction = descent(gradient, pairs);
@@ -33,9 +38,11 @@ export function minimized(evaluate, start, { tolerance = 1e-7, most = 500 } = {}
   return x;
 }
 
-/** The direction of the next step: the gradient times the inverse of the Hessian that the pairs describe. */
+/** The direction of the next step: the gradient times the inverse of the Hessian that the pairs describe.
+ * @param {Point} gradient @param {Pair[]} pairs */
 function descent(gradient, pairs) {
   let direction = gradient.map((one) => -one);
+  /** @type {number[]} */
   const shares = [];
   for (const { change, turned, inverse } of pairs.toReversed()) {
     const share = inverse * dot(change, direction);
@@ -53,16 +60,19 @@ function descent(gradient, pairs) {
   return direction;
 }
 
+/** @param {Point} x @param {number} rate @param {Point} direction */
 function along(x, rate, direction) {
   const found = new Float64Array(x.length);
   for (let i = 0; i < x.length; i++) found[i] = x[i] + rate * direction[i];
   return found;
 }
 
+/** @param {Point} a @param {Point} b */
 function dot(a, b) {
   let sum = 0;
   for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
   return sum;
 }
 
+/** @param {Point} values */
 const largest = (values) => values.reduce((most, one) => Math.max(most, Math.abs(one)), 0);

@@ -13,10 +13,16 @@ import { EMPTY, Store, withClass, withImage } from "./store.js";
 const MOST_BYTES = 256 * 2 ** 20; // of an image file
 const KEPT_AFTER = 800; // milliseconds without a change
 
-class Page {
+/** @typedef {import("./store.js").State} State */
+/** @typedef {import("./project.js").Head & { confusion: number[][], crossed: import("./figures.js").Accuracy }} Measured */
+
+export class Page {
+  /** @param {import("./store.js").Model} model */
   constructor(model) {
     this.model = model;
-    this.head = null; // of the last fit: { weight, bias, temperature, confusion, crossed }
+    /** The last fit.
+     * @type {Measured | null} */
+    this.head = null;
     this.eyes = asking("eyes.js");
     this.tutor = asking("tutor.js");
     this.store = new Store((state) => this.changed(state));
@@ -25,11 +31,12 @@ class Page {
     this.camera = new Camera();
     this.live = new LiveView((image) => this.answer.takeView(image));
     this.fitting = false;
+    this.stale = false;
     this.timer = 0;
     at("undo").addEventListener("click", () => this.store.undo());
     at("save").addEventListener("click", () => this.save());
     at("restart").addEventListener("click", () => this.restart());
-    at("open").addEventListener("change", (event) => this.open(event.target.files[0]).finally(() => (at("open").value = "")));
+    at("open").addEventListener("change", (/** @type {any} */ event) => this.open(event.target.files[0]).finally(() => (at("open").value = "")));
   }
 
   get state() {
@@ -44,25 +51,27 @@ class Page {
     try {
       if (bytes) state = read(bytes, this.model);
     } catch (error) {
-      say(`The last project could not be opened again: ${error.message}.`);
+      say(`The last project could not be opened again: ${reason(error)}.`);
     }
     this.store.set(state, false);
     this.classes.draw(state);
     await this.eyes({ model: this.model }, say).then(() => say(bytes && state.images.length ? "Your last project is open again." : "Ready."), showProblem);
   }
 
-  /** Apply a change to the state; false, with the reason shown, if it is not possible. */
+  /** Apply a change to the state; false, with the reason shown, if it is not possible.
+   * @param {(state: State) => State} change */
   act(change) {
     try {
       this.store.set(change(this.state));
       showProblem(null);
       return true;
     } catch (error) {
-      showProblem(problem("This is not possible", error.message));
+      showProblem(problem("This is not possible", reason(error)));
       return false;
     }
   }
 
+  /** @param {State} state */
   changed(state) {
     at("undo").disabled = !this.store.past.length;
     at("restart").disabled = !state.classes.length;
@@ -105,7 +114,8 @@ class Page {
     if (!this.head && this.live.close) this.live.end();
   }
 
-  /** The features of a file or an ImageBitmap; null, with the reason shown, if it cannot be read. */
+  /** The features of a file or an ImageBitmap; null, with the reason shown, if it cannot be read.
+   * @param {File | ImageBitmap} image @returns {Promise<Float32Array | null>} */
   async look(image) {
     try {
       const { features } = await this.eyes({ image, model: this.model }, () => {}, image instanceof ImageBitmap ? [image] : []);
@@ -116,13 +126,14 @@ class Page {
     }
   }
 
+  /** @param {string} name @param {File[]} files */
   async addFiles(name, files) {
     showProblem(null);
     let done = 0;
     const failed = [];
     for (const file of files) {
-      const reason = await this.add(name, file, file.name);
-      if (reason) failed.push(`${file.name}: ${reason}`);
+      const why = await this.add(name, file, file.name);
+      if (why) failed.push(`${file.name}: ${why}`);
       done += 1;
       say(`${done} of ${counted(files.length, "image")} added to ${name} …`);
     }
@@ -130,9 +141,10 @@ class Page {
     if (failed.length) showProblem(problem(`${counted(failed.length, "file")} could not be added`, failed.slice(0, 3).join("; "), "JPEG, PNG or WebP images"));
   }
 
-  /** Add an image, a file or an ImageBitmap, to a class; returns the reason if that is not possible. */
+  /** Add an image, a file or an ImageBitmap, to a class; returns the reason if that is not possible.
+   * @param {string} className @param {File | ImageBitmap} image @param {string} name */
   async add(className, image, name) {
-    if (image.size > MOST_BYTES) return "the file is too large";
+    if (image instanceof File && image.size > MOST_BYTES) return "the file is too large";
     try {
       const transfer = image instanceof ImageBitmap ? [image] : [];
       const { features, thumbnail, look } = await this.eyes({ image, model: this.model, small: true }, () => {}, transfer);
@@ -141,15 +153,16 @@ class Page {
       this.store.set(withImage(this.state, { name, label, features, thumbnail, look }));
       return "";
     } catch (error) {
-      return error.message;
+      return reason(error);
     }
   }
 
+  /** @param {string} name */
   openCamera(name) {
     this.live.end();
     return this.camera.open(name, async (image) => {
-      const reason = await this.add(name, image, `photo ${new Date().toLocaleTimeString()}`);
-      if (reason) showProblem(problem("The photo could not be added", reason));
+      const why = await this.add(name, image, `photo ${new Date().toLocaleTimeString()}`);
+      if (why) showProblem(problem("The photo could not be added", why));
     });
   }
 
@@ -158,12 +171,13 @@ class Page {
   async save() {
     while (this.fitting) await new Promise((resolve) => setTimeout(resolve, 50));
     const bytes = written(this.state, this.head, this.model, { thumbnails: at("with-thumbnails").checked });
-    const address = URL.createObjectURL(new Blob([bytes], { type: "application/octet-stream" }));
+    const address = URL.createObjectURL(new Blob([/** @type {any} */ (bytes)], { type: "application/octet-stream" }));
     element("a", { href: address, download: "project.safetensors" }).click();
     setTimeout(() => URL.revokeObjectURL(address), 60_000);
     say(this.head ? "The project is saved." : "The project is saved. It has no classifier yet: two classes need three images each.");
   }
 
+  /** @param {File | undefined} file */
   async open(file) {
     if (!file) return;
     try {
@@ -172,7 +186,7 @@ class Page {
       showProblem(null);
       say(`${file.name} is open: ${counted(state.images.length, "image")} of ${counted(state.classes.length, "class")}.`.replace("classs", "classes"));
     } catch (error) {
-      showProblem(problem("This project cannot be opened", error.message, "a file that this page saved"));
+      showProblem(problem("This project cannot be opened", reason(error), "a file that this page saved"));
     }
   }
 
@@ -183,6 +197,10 @@ class Page {
   }
 }
 
+/** @param {unknown} error */
+const reason = (error) => (error instanceof Error ? error.message : String(error));
+
+/** @param {string} text */
 function say(text) {
   at("status").textContent = text ?? "";
 }

@@ -9,19 +9,25 @@ const FLAT = 3; // standard deviation of gray below which an image has nothing t
 const CHROMA = 12; // largest difference of the mean colors
 const WHOLE = [1, 0.5, 0.5];
 const QUARTERS = [0, 0.25, 0.5, 0.75, 1];
+/** @typedef {{ size: number, power: number, least: number, crops: number[][] }} Filter */
+
+/** @param {number} share @param {number[]} places */
 const crops = (share, places) => places.flatMap((top) => places.map((left) => [share, top, left]));
 
 /** Lowest frequencies of each axis, exponent of the frequency in a weight, least similarity to pass, and the crops of one
- * image, (share of the side, vertical and horizontal place), that are compared with the whole other one. */
+ * image, (share of the side, vertical and horizontal place), that are compared with the whole other one.
+ * @type {Filter[]} */
 const FILTERS = [
   { size: 6, power: 0.5, least: 0.66, crops: [[0.9, 0.5, 0.5]] },
   { size: 8, power: 1, least: 0.9, crops: [WHOLE, [0.95, 0.5, 0.5], ...crops(0.9, [0.2, 0.8])] },
   { size: 12, power: 0.5, least: 0.92, crops: [WHOLE, ...crops(0.95, [0, 0.5, 1]), ...crops(0.9, QUARTERS)] },
 ];
 
-/** The look of the bytes (channels, height, width) that the network sees. */
+/** The look of the bytes (channels, height, width) that the network sees.
+ * @param {Uint8Array} pixels @param {number} channels @param {number[]} size */
 export function lookOf(pixels, channels, [height, width]) {
   const plane = height * width;
+  /** @param {number} c @param {number} i */
   const at = (c, i) => pixels[(channels === 1 ? 0 : c * plane) + i];
   const sums = new Float64Array(SIDE * SIDE);
   const counts = new Float64Array(SIDE * SIDE);
@@ -43,13 +49,15 @@ export function lookOf(pixels, channels, [height, width]) {
   return found;
 }
 
-/** True if two looks are those of near-duplicates. */
+/** True if two looks are those of near-duplicates.
+ * @param {Uint8Array} one @param {Uint8Array} other */
 export function near(one, other) {
   for (const end of [1, 2]) if (Math.abs(one[LENGTH - end] - other[LENGTH - end]) > CHROMA) return false;
   return FILTERS.every((_, stage) => Math.max(similarity(one, other, stage), similarity(other, one, stage)) >= FILTERS[stage].least);
 }
 
-/** The largest similarity of a crop of one look with the whole other one. */
+/** The largest similarity of a crop of one look with the whole other one.
+ * @param {Uint8Array} one @param {Uint8Array} other @param {number} stage */
 function similarity(one, other, stage) {
   const { size } = FILTERS[stage];
   const whole = hashes(other, stage).whole;
@@ -63,11 +71,14 @@ function similarity(one, other, stage) {
   }, -1);
 }
 
-const known = new WeakMap(); // look → hashes of each stage
+/** Look → hashes of each stage.
+ * @type {WeakMap<Uint8Array, { whole: Float32Array, crops: Float32Array[] }[]>} */
+const known = new WeakMap();
 
+/** @param {Uint8Array} look @param {number} stage */
 function hashes(look, stage) {
-  if (!known.has(look)) known.set(look, []);
-  const stages = known.get(look);
+  const stages = known.get(look) ?? [];
+  known.set(look, stages);
   stages[stage] ??= {
     whole: hash(look, FILTERS[stage], WHOLE),
     crops: FILTERS[stage].crops.map((crop) => hash(look, FILTERS[stage], crop)),
@@ -75,7 +86,8 @@ function hashes(look, stage) {
   return stages[stage];
 }
 
-/** The lowest coefficients of the DCT of a crop, weighted by their frequency and of unit length; zeros for a flat image. */
+/** The lowest coefficients of the DCT of a crop, weighted by their frequency and of unit length; zeros for a flat image.
+ * @param {Uint8Array} look @param {Filter} filter @param {number[]} crop */
 function hash(look, { size, power }, [share, top, left]) {
   const gray = look.subarray(0, SIDE * SIDE);
   const mean = gray.reduce((sum, one) => sum + one, 0) / gray.length;
@@ -101,12 +113,15 @@ function hash(look, { size, power }, [share, top, left]) {
   return found.map((one) => one / Math.max(length, 1e-6));
 }
 
+/** @type {Map<string, Float64Array>} */
 const projections = new Map();
 
-/** The matrix (size × 32) from a row to the lowest vectors of the DCT of a window of it, stretched to a whole row. */
+/** The matrix (size × 32) from a row to the lowest vectors of the DCT of a window of it, stretched to a whole row.
+ * @param {number} size @param {number} share @param {number} place */
 function projection(size, share, place) {
   const key = `${size} ${share} ${place}`;
-  if (projections.has(key)) return projections.get(key);
+  const made = projections.get(key);
+  if (made) return made;
   const found = new Float64Array(size * SIDE);
   for (let i = 0; i < SIDE; i++) {
     const [first, last] = [i, i + 1].map((edge) => SIDE * (place * (1 - share) + (share * edge) / SIDE));

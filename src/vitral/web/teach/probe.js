@@ -1,9 +1,13 @@
 // Linear classifiers on features: the same as src/vitral/evaluation/probe.py fits, with the same names.
 //
-// Rows are `{ data, count, width }`: count × width numbers in a Float64Array, row after row. A classifier is
-// `{ weight, bias }`: classes × width, and classes.
+// Rows are count × width numbers, row after row. A classifier has classes × width weights, and a bias of each class.
 
 import { minimized } from "./lbfgs.js";
+
+/** @typedef {{ data: Float64Array, count: number, width: number }} Rows */
+/** @typedef {{ weight: ArrayLike<number>, bias: ArrayLike<number> }} Linear */
+/** @typedef {{ weight: Float64Array, bias: Float64Array }} Fit */
+/** @typedef {{ mean: Float64Array, deviation: Float64Array }} Scale */
 
 /** Inverse strengths of the regularization, of which the lowest out-of-fold loss chooses. */
 export const STRENGTHS = [0.001, 0.01, 0.1, 1];
@@ -11,7 +15,8 @@ const SHRINKAGE = 0.5; // share of a multiple of the identity in the covariance
 const LEAST_DEVIATION = 1e-5; // a feature that hardly varies is not scaled up
 const ABSENT = 1e4; // logit below all others of a class without images
 
-/** Rows with a mean of 0 and a standard deviation of 1 in each column, and both. */
+/** Rows with a mean of 0 and a standard deviation of 1 in each column, and both.
+ * @param {Rows} given @returns {{ rows: Rows } & Scale} */
 export function standardized({ data, count, width }) {
   const mean = new Float64Array(width);
   const deviation = new Float64Array(width);
@@ -22,7 +27,8 @@ export function standardized({ data, count, width }) {
   return { rows, mean, deviation };
 }
 
-/** A classifier of standardized rows as one of the features themselves. */
+/** A classifier of standardized rows as one of the features themselves.
+ * @param {Fit} linear @param {Scale} scale @returns {Fit} */
 export function folded({ weight, bias }, { mean, deviation }) {
   const width = mean.length;
   const scaled = weight.map((one, i) => one / deviation[i % width]);
@@ -33,7 +39,8 @@ export function folded({ weight, bias }, { mean, deviation }) {
   return { weight: scaled, bias: shifted };
 }
 
-/** Logits (count × classes) of rows. */
+/** Logits (count × classes) of rows.
+ * @param {Rows} rows @param {Linear} linear */
 export function logitsOf({ data, count, width }, { weight, bias }) {
   const classes = bias.length;
   const found = new Float64Array(count * classes);
@@ -47,7 +54,8 @@ export function logitsOf({ data, count, width }, { weight, bias }) {
   return found;
 }
 
-/** log Σ exp of `classes` logits from `start` on. */
+/** log Σ exp of `classes` logits from `start` on.
+ * @param {ArrayLike<number>} logits @param {number} start @param {number} classes */
 export function logSum(logits, start, classes) {
   let most = -Infinity;
   for (let k = 0; k < classes; k++) most = Math.max(most, logits[start + k]);
@@ -56,7 +64,8 @@ export function logSum(logits, start, classes) {
   return most + Math.log(sum);
 }
 
-/** The images of some numbers. */
+/** The images of some numbers.
+ * @param {Rows} rows @param {number[]} numbers @returns {Rows} */
 export function chosen({ data, width }, numbers) {
   const found = new Float64Array(numbers.length * width);
   numbers.forEach((number, i) => found.set(data.subarray(number * width, (number + 1) * width), i * width));
@@ -64,13 +73,16 @@ export function chosen({ data, width }, numbers) {
 }
 
 /** Fit a logistic regression to standardized rows, by C × the sum of the losses + ½ ‖weights‖². `start` is an earlier
- * solution. */
+ * solution.
+ * @param {Rows} rows @param {number[]} labels @param {number} classes @param {number} strength
+ * @param {{ parameters?: Float64Array } | null} start @returns {Fit & { parameters?: Float64Array }} */
 export function regression(rows, labels, classes, strength, start = null) {
   const present = [...new Set(labels)].sort((a, b) => a - b);
   if (present.length < 2) return spread({ weight: new Float64Array(rows.width), bias: new Float64Array(1) }, present, classes, rows.width);
   const own = labels.map((label) => present.indexOf(label));
   // scikit-learn fits two classes by one row w. As rows −w/2 and w/2 of a softmax, they carry half of its penalty.
   const penalty = (present.length === 2 ? 2 : 1) / (strength * rows.count);
+  /** @param {Float64Array} x */
   const evaluate = (x) => loss(x, rows, own, present.length, penalty);
   const size = present.length * rows.width;
   const found = minimized(evaluate, start?.parameters ?? new Float64Array(size + present.length));
@@ -78,7 +90,8 @@ export function regression(rows, labels, classes, strength, start = null) {
   return { ...spread(linear, present, classes, rows.width), parameters: found };
 }
 
-/** Mean loss and its gradient of the parameters: weights (classes × width), then biases. */
+/** Mean loss and its gradient of the parameters: weights (classes × width), then biases.
+ * @param {Float64Array} x @param {Rows} rows @param {number[]} labels @param {number} classes @param {number} penalty */
 function loss(x, rows, labels, classes, penalty) {
   const { data, count, width } = rows;
   const size = classes * width;
@@ -102,7 +115,8 @@ function loss(x, rows, labels, classes, penalty) {
   return { value, gradient };
 }
 
-/** A classifier of the classes that have images, as one of all classes: it never predicts the others. */
+/** A classifier of the classes that have images, as one of all classes: it never predicts the others.
+ * @param {Fit} linear @param {number[]} present @param {number} classes @param {number} width @returns {Fit} */
 function spread({ weight, bias }, present, classes, width) {
   const all = { weight: new Float64Array(classes * width), bias: new Float64Array(classes).fill(Math.min(...bias) - ABSENT) };
   present.forEach((label, k) => {
@@ -112,7 +126,8 @@ function spread({ weight, bias }, present, classes, width) {
   return all;
 }
 
-/** Fit linear discriminant analysis to standardized rows, in closed form. */
+/** Fit linear discriminant analysis to standardized rows, in closed form.
+ * @param {Rows} rows @param {number[]} labels @param {number} classes @returns {Fit} */
 export function discriminant(rows, labels, classes) {
   const { data, count, width } = rows;
   const present = [...new Set(labels)].sort((a, b) => a - b);
@@ -131,7 +146,8 @@ export function discriminant(rows, labels, classes) {
   return spread({ weight: solved, bias }, present, classes, width);
 }
 
-/** The covariance (width × width) within the classes, shrunk toward a multiple of the identity; only its lower half. */
+/** The covariance (width × width) within the classes, shrunk toward a multiple of the identity; only its lower half.
+ * @param {Rows} rows @param {number[]} place @param {Float64Array} means */
 function covarianceOf({ data, count, width }, place, means) {
   const covariance = new Float64Array(width * width);
   const rest = new Float64Array(width);
@@ -151,7 +167,8 @@ function covarianceOf({ data, count, width }, place, means) {
   return covariance;
 }
 
-/** Solve `matrix` x = row for each row, by Cholesky's decomposition, which replaces the matrix. */
+/** Solve `matrix` x = row for each row, by Cholesky's decomposition, which replaces the matrix.
+ * @param {Float64Array} matrix @param {Float64Array} rows @param {number} width */
 function solve(matrix, rows, width) {
   for (let a = 0; a < width; a++) {
     for (let b = 0; b <= a; b++) {
@@ -175,14 +192,17 @@ function solve(matrix, rows, width) {
   return found;
 }
 
-/** The classifier whose probabilities are the geometric mean of two: its logits are their mean. */
+/** The classifier whose probabilities are the geometric mean of two: its logits are their mean.
+ * @param {Fit} one @param {Fit} other @returns {Fit} */
 export function mixed(one, other) {
+  /** @param {Float64Array} a @param {Float64Array} b */
   const mean = (a, b) => a.map((value, i) => (value + b[i]) / 2);
   return { weight: mean(one.weight, other.weight), bias: mean(one.bias, other.bias) };
 }
 
 /** Predict each image by both classifiers, fitted to the other folds: logits (count × classes) of their mixture, the
- * strength of the lowest loss, and for each image whether its class has images in other folds. */
+ * strength of the lowest loss, and for each image whether its class has images in other folds.
+ * @param {Rows} rows @param {number[]} labels @param {number} classes @param {number[]} folds */
 export function outOfFold(rows, labels, classes, folds) {
   const logits = new Float64Array(rows.count * classes);
   const known = new Array(rows.count).fill(false);
@@ -193,6 +213,7 @@ export function outOfFold(rows, labels, classes, folds) {
     const [own, rest] = [chosen(rows, inside), chosen(rows, others)];
     const taught = others.map((i) => labels[i]);
     for (const i of inside) known[i] = taught.includes(labels[i]);
+    /** @type {(Fit & { parameters?: Float64Array }) | null} */
     let fit = null;
     const regressed = STRENGTHS.map((strength, s) => {
       fit = regression(rest, taught, classes, strength, fit);
@@ -213,7 +234,8 @@ export function outOfFold(rows, labels, classes, folds) {
   return { logits, strength: STRENGTHS[best], known };
 }
 
-/** Fit both classifiers to standardized rows, and return their mixture. */
+/** Fit both classifiers to standardized rows, and return their mixture.
+ * @param {Rows} rows @param {number[]} labels @param {number} classes @param {number} strength */
 export function fitted(rows, labels, classes, strength) {
   return mixed(regression(rows, labels, classes, strength), discriminant(rows, labels, classes));
 }

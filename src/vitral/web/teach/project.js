@@ -3,13 +3,20 @@
 import { LENGTH } from "./near.js";
 import { className, LONGEST_NAME, MOST_CLASSES, MOST_IMAGES } from "./store.js";
 
+/** @typedef {import("./store.js").State} State */
+/** @typedef {import("./store.js").Model} Model */
+/** @typedef {{ weight: Float32Array, bias: Float32Array, temperature: number }} Head */
+/** @typedef {Float32Array | Int32Array | Uint8Array} Values */
+/** @typedef {{ data: Values, shape: number[] }} Tensor */
+
 const FORMAT = 1;
 const MOST_BYTES = 256 * 2 ** 20;
 const LONGEST_HEADER = 16 * 2 ** 20;
+/** @type {Record<string, any>} */
 const KINDS = { F32: Float32Array, I32: Int32Array, U8: Uint8Array };
 
-/** The bytes of a project. `head` is `{ weight, bias, temperature }`, or null before the first fit; `model` is the content
- * of model.json. */
+/** The bytes of a project. `head` is null before the first fit; `model` is the content of model.json.
+ * @param {State} state @param {Head | null} head @param {Model} model */
 export function written(state, head, model, { thumbnails = true } = {}) {
   const { images, classes } = state;
   const description = {
@@ -19,8 +26,9 @@ export function written(state, head, model, { thumbnails = true } = {}) {
     weights: model.weights,
     classes,
     temperature: head?.temperature ?? 1,
-    names: images.map((one) => one.name.slice(0, LONGEST_NAME).toWellFormed()),
+    names: images.map((one) => one.name.slice(0, LONGEST_NAME).replace(/\p{Cs}/gu, "\ufffd")),
   };
+  /** @type {Record<string, Tensor>} */
   const tensors = {};
   if (head) {
     tensors["head.weight"] = { data: head.weight, shape: [classes.length, model.width] };
@@ -33,19 +41,24 @@ export function written(state, head, model, { thumbnails = true } = {}) {
   tensors.groups = vector(Int32Array.from(images, (one) => one.group));
   if (thumbnails) {
     let end = 0;
-    tensors.thumbnail_ends = vector(Int32Array.from(images, (one) => (end += one.thumbnail?.length ?? 0)));
+    const ends = Int32Array.from(images, (one) => (end += one.thumbnail?.length ?? 0));
     const bytes = new Uint8Array(end);
-    images.forEach((one, i) => one.thumbnail && bytes.set(one.thumbnail, tensors.thumbnail_ends.data[i] - one.thumbnail.length));
-    tensors.thumbnails = vector(bytes);
-    tensors.looks = vector(new Uint8Array(images.length * LENGTH)); // zeros are like no image
-    images.forEach((one, i) => one.look && tensors.looks.data.set(one.look, i * LENGTH));
+    const looks = new Uint8Array(images.length * LENGTH); // zeros are like no image
+    images.forEach(({ thumbnail, look }, i) => {
+      if (thumbnail) bytes.set(thumbnail, ends[i] - thumbnail.length);
+      if (look) looks.set(look, i * LENGTH);
+    });
+    Object.assign(tensors, { thumbnail_ends: vector(ends), thumbnails: vector(bytes), looks: vector(looks) });
   }
   return packed(description, tensors);
 }
 
+/** @param {Values} data @returns {Tensor} */
 const vector = (data) => ({ data, shape: [data.length] });
 
+/** @param {any} description @param {Record<string, Tensor>} tensors */
 function packed(description, tensors) {
+  /** @type {Record<string, any>} */
   const header = { __metadata__: { vitral_project: JSON.stringify(description) } };
   let end = 0;
   for (const [name, { data, shape }] of Object.entries(tensors)) {
@@ -63,7 +76,8 @@ function packed(description, tensors) {
   return bytes;
 }
 
-/** The state that a project file holds; throws an Error with the reason for any other file. */
+/** The state that a project file holds; throws an Error with the reason for any other file.
+ * @param {Uint8Array} bytes @param {Model} model @returns {State} */
 export function read(bytes, model) {
   const { description, tensors } = unpacked(bytes);
   if (description.format !== FORMAT) throw new Error("it was saved by another version of this page");
@@ -81,10 +95,10 @@ export function read(bytes, model) {
   const lists = [labels?.data, groups?.data, ...(ends ? [ends.data] : [])];
   if (!lists.every((one) => one instanceof Int32Array && one.length === count)) throw new Error("it does not have a label and a group for each image");
   if (!Array.isArray(names) || names.length !== count || !names.every((one) => typeof one === "string")) throw new Error("it does not have a name for each image");
-  if (!labels.data.every((label) => label >= 0 && label < classes.length)) throw new Error("it has labels of no class");
+  if (!labels.data.every((/** @type {number} */ label) => label >= 0 && label < classes.length)) throw new Error("it has labels of no class");
   if (looks && !(looks.data instanceof Uint8Array && looks.data.length === count * LENGTH)) throw new Error("it does not have a look for each image");
   const small = ends ? slices(thumbnails?.data, ends.data) : [];
-  const images = names.map((name, i) => ({
+  const images = names.map((/** @type {string} */ name, /** @type {number} */ i) => ({
     id: i + 1,
     name,
     label: labels.data[i],
@@ -96,15 +110,18 @@ export function read(bytes, model) {
   return { classes, images: renumbered(images) };
 }
 
-/** New images have groups by their id, so groups of a file become those of the first image in them. */
+/** New images have groups by their id, so groups of a file become those of the first image in them.
+ * @param {import("./store.js").Taught[]} images */
 function renumbered(images) {
   const first = new Map();
   for (const one of images) if (!first.has(one.group)) first.set(one.group, one.id);
-  return images.map((one) => ({ ...one, group: first.get(one.group) }));
+  return images.map((one) => ({ ...one, group: first.get(one.group) ?? one.id }));
 }
 
+/** @param {any} names @returns {string[]} */
 function classesOf(names) {
   if (!Array.isArray(names) || names.length > MOST_CLASSES) throw new Error("it has no list of classes");
+  /** @type {string[]} */
   const found = [];
   for (const name of names) {
     if (typeof name !== "string" || className(name, found) !== name) throw new Error("it has a class without a proper name");
@@ -113,6 +130,7 @@ function classesOf(names) {
   return found;
 }
 
+/** @param {any} bytes @param {Int32Array} ends @returns {Uint8Array[]} */
 function slices(bytes, ends) {
   let before = 0;
   const rises = ends.every((end) => end >= before && ((before = end), true));
@@ -120,6 +138,7 @@ function slices(bytes, ends) {
   return Array.from(ends, (end, i) => bytes.slice(i ? ends[i - 1] : 0, end));
 }
 
+/** @param {Uint8Array} bytes @returns {{ description: any, tensors: Record<string, any> }} */
 function unpacked(bytes) {
   if (bytes.length > MOST_BYTES) throw new Error(`it has more than ${MOST_BYTES / 2 ** 20} MiB`);
   if (bytes.length < 8) throw new Error("it is no project of this page");
@@ -139,10 +158,11 @@ function unpacked(bytes) {
   return { description, tensors };
 }
 
+/** @param {Uint8Array} bytes @param {number} begin @param {any} entry */
 function tensor(bytes, begin, entry) {
   const kind = KINDS[entry?.dtype];
   const { shape, data_offsets: offsets } = entry ?? {};
-  const whole = (one) => Number.isSafeInteger(one) && one >= 0;
+  const whole = (/** @type {unknown} */ one) => Number.isSafeInteger(one) && Number(one) >= 0;
   if (!kind || !Array.isArray(shape) || !shape.every(whole) || !Array.isArray(offsets) || !offsets.every(whole)) throw new Error("its header is damaged");
   const [first, last] = offsets;
   const size = shape.reduce((product, one) => product * one, kind.BYTES_PER_ELEMENT);

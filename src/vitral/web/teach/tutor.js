@@ -13,7 +13,8 @@ self.onmessage = ({ data: { id, question } }) => {
   }
 };
 
-/** The head of the features (Float32Array, images × width) and labels, with its measure; null for too few images. */
+/** The head of the features (Float32Array, images × width) and labels, with its measure; null for too few images.
+ * @param {{ features: Float32Array, width: number, labels: number[], groups: number[], classes: number }} question */
 export function taught({ features, width, labels, groups, classes }) {
   const sizes = Array.from({ length: classes }, (_, k) => labels.filter((label) => label === k).length);
   if (sizes.filter((size) => size >= FEWEST).length < 2) return null;
