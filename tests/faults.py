@@ -12,6 +12,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from images import scene
 
 SIZE = (144, 192)
+HEIC = Path(__file__).with_name("data") / "kind.heic"
+"""`drawn(0, 9999)`, in the format of phones: written once by pillow-heif 1.8.1, quality 55."""
 _COLORS = ((200, 60, 50), (60, 150, 60), (60, 90, 200), (210, 180, 60), (150, 70, 170))
 
 
@@ -69,9 +71,10 @@ def write_faulty(
     seed: int = 0,
     size: tuple[int, int] = SIZE,
     strength: float = 1.0,
+    heic: bool = False,
 ) -> Faults:
     """Write a folder with a folder per class, and plant wrong labels, 5 copies, 3 blurred images, 2 strangers, 2 images
-    rotated by EXIF, one PDF and one empty file.
+    rotated by EXIF, one PDF and one empty file; with `heic` also `IMG_0002.HEIC`, a good image of the first class.
 
     An image is called `KIND-NUMBER.jpg`, whichever folder it is in. Each seed has images of its own.
     """
@@ -100,6 +103,8 @@ def write_faulty(
         shutil.copy(path, path.with_name(f"copy {number}.jpg"))
     for number in range(2):
         stranger(number).save(folder / f"kind {number}" / f"stranger {number}.jpg")
+    if heic:
+        shutil.copy(HEIC, folder / "kind 0" / "IMG_0002.HEIC")
     (folder / "kind 0" / "empty.jpg").touch()
     (folder / "kind 0" / "IMG_0001.pdf").write_bytes(b"%PDF-1.4")
     return Faults(

@@ -21,6 +21,13 @@ AXE = npm.Package(
     708405,
 )
 """Checks of accessibility (MPL-2.0), for tests alone."""
+TYPESCRIPT = npm.Package(
+    "typescript",
+    "5.9.3",
+    "sha512-jl1vZzPDinLr9eUt3J/t7V6FgNEw9QjvBPdysz9KfQDD41fQrC2Y4vKQdiaUpFT4bXlb1RHhLpp8wtm6M5TgSw==",
+    4377468,
+)
+"""The compiler that checks types (Apache-2.0), for tests alone."""
 
 
 def packed(name: str, files: Mapping[str, bytes]) -> tuple[npm.Package, bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from running import in_child
-from vitral.atomic import is_temporary, replacing, replacing_folder, write_text
+from vitral.atomic import is_temporary, remove_left, replacing, replacing_folder, write_text
 from vitral.errors import WriteError
 
 
@@ -99,12 +99,13 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path):
     assert (tmp_path / "real" / "made.html").read_text() == "made"
 
 
-def test_a_planted_temporary_name_is_not_followed(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("kind", ["tmp", "lock"])
+def test_a_planted_temporary_name_is_not_followed(tmp_path: Path, monkeypatch, kind):
     """Even if guessed: the name is random, and an existing file is never opened."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     monkeypatch.setattr("secrets.token_hex", lambda n: "0" * 2 * n)
-    for planted in (".page.html.tmp", f".page.html.{'0' * 16}.tmp"):
+    for planted in (".page.html.tmp", f".page.html.{'0' * 16}.{kind}"):
         (tmp_path / planted).symlink_to(victim)
     with pytest.raises(WriteError):
         write_text(tmp_path / "page.html", "text")
@@ -141,12 +142,60 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path):
             os._exit(7)
 
     assert in_child(write) == 7
-    (left,) = litter(tmp_path)
+    left = litter(tmp_path)
+    assert sorted(name.rpartition(".")[2] for name in left) == ["lock", "tmp"]
     write_text(tmp_path / "page.html", "first")
-    assert litter(tmp_path) == [left]  # it may be at work yet
-    os.utime(tmp_path / left, (0, 0))
+    assert litter(tmp_path) == left, "on a disk without locks it may be at work yet"
+    for name in left:
+        os.utime(tmp_path / name, (0, 0))
     write_text(tmp_path / "page.html", "second")
     assert not litter(tmp_path)
+
+
+def seem_old(folder: Path) -> None:
+    """Give the temporary files the age that they have for a process whose clock has jumped."""
+    for name in litter(folder):
+        os.utime(folder / name, (0, 0))
+
+
+@pytest.mark.real
+def test_a_clock_that_jumps_takes_nothing_from_another_process(tmp_path: Path):
+    path = tmp_path / "answers.csv"
+
+    def others() -> int:
+        write_text(path, "theirs")
+        remove_left(tmp_path)
+        return 0
+
+    with replacing(path) as temporary:
+        temporary.write_text("ours")
+        seem_old(tmp_path)
+        assert in_child(others) == 0
+        assert path.read_text() == "theirs"
+    assert path.read_text() == "ours"
+    assert not litter(tmp_path)
+
+
+def test_a_writer_that_replaces_its_temporary_file_keeps_it(tmp_path: Path):
+    """As safetensors does: the lock is none of the file that it began with."""
+    path = tmp_path / "model.safetensors"
+    with replacing(path) as temporary:
+        (tmp_path / "other").write_text("ours")
+        (tmp_path / "other").replace(temporary)
+        seem_old(tmp_path)
+        write_text(path, "theirs")
+    assert path.read_text() == "ours"
+
+
+def test_what_killed_processes_left_in_a_run_goes_and_folders_stay(tmp_path: Path):
+    (tmp_path / "maps").mkdir()
+    for name in (".page.html.0123456789abcdef.tmp", "maps/.a.png.0123456789abcdef.lock"):
+        (tmp_path / name).touch()
+    kept = tmp_path / ".export.0123456789abcdef.tmp"
+    kept.mkdir()
+    (tmp_path / ".lock").touch()
+    remove_left(tmp_path)
+    assert sorted(one.name for one in tmp_path.rglob("*")) == [kept.name, ".lock", "maps"]
 
 
 def test_names_up_to_the_limit_of_the_system_can_be_written(tmp_path: Path):

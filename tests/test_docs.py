@@ -1,11 +1,11 @@
 """Commands on the pages run, and every link has a target.
 
 Blocks of README.md, CONTRIBUTING.md and docs/ run in order, page by page, in a folder of tiny stand-ins: `photos/` with
-two classes, `other/` with none, `cat.jpg`, `labels.csv`, `tags.csv`, `ages.csv`, and weights with the names of
-published ones and as many tensors, but narrow and random. The hub is a folder of these too, and the runtime of a web
-page a stand-in: nothing is fetched. Training is cut to one epoch, of a network of width 8 unless it starts from
-weights, and the generated set to a few images, of which two measure the attribution methods; a server takes a free port
-and ends when it listens. Nothing else is changed. The output of `vitral convert` must be as the page shows it.
+two classes, `other/` and `unknown/` with none, `cat.jpg`, `labels.csv`, `tags.csv`, `ages.csv`, and weights with the
+names of published ones and as many tensors, but narrow and random. The hub is a folder of these too, and the runtime
+of a web page a stand-in: nothing is fetched. Training is cut to one epoch, of a network of width 8 unless it starts
+from weights, and the generated set to a few images, of which two measure the attribution methods; a server takes a free
+port and ends when it listens. Nothing else is changed. The output of `vitral convert` must be as the page shows it.
 """
 
 from __future__ import annotations
@@ -200,8 +200,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, lines in (("labels", rows), ("tags", tags), ("ages", ages)):
         (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
     Image.fromarray(noise(99, (24, 32))).save(root / "cat.jpg")
-    (root / "other").mkdir()
-    Image.fromarray(noise(98, (24, 32))).save(root / "other" / "tree.jpg")
+    for name in ("other", "unknown"):
+        (root / name).mkdir()
+        Image.fromarray(noise(98, (24, 32))).save(root / name / "tree.jpg")
     projects.write(root / "project.safetensors", *projects.parts(classes=("cat", "dog")))
     write_lines(root / "lines")
     (root / "token").write_text(f"{COMMIT}\n")  # as of `openssl rand`

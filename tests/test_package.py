@@ -21,7 +21,7 @@ LAYERS = [
     {"activity", "bounded", "_version", "web", "fonts", "drawing", "wording", "spoken", "epoch_metrics", "containers"},
     {"defects"},
     {"errors", "console", "glossary", "folders", "stopping", "thread_pool"},
-    {"filesystem"},
+    {"filesystem", "frames"},
     {"digest"},
     {"plugins", "kinds", "imports"},
     {"atomic", "system"},

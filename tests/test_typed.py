@@ -20,7 +20,17 @@ ROOT = Path(__file__).parents[1]
 USER = """
 from pathlib import Path
 
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+
 import vitral
+from vitral.training.callbacks import Callback
+
+
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets) ** 2
+
 
 vitral.train("photos/", model="Ti/16", epochs=30, lr=1e-3, image_size=(64, 64), out=Path("runs/x"), freeze=["a"])
 vitral.train("photos/", optimizer="adamw", flip=True, init=Path("runs/y"), levels=(0, 4095), lr=None)
@@ -30,6 +40,13 @@ predictor = vitral.load("runs/x", image_size=224, engine="plain", classes=["a", 
 vitral.convert("runs/x", "x.bin", "timm", new_head=True)
 print(predictor("cat.jpg"), vitral.evaluate("runs/x").accuracy)
 vitral.explain(predictor, "cat.jpg", method="rise", masks=10)
+run = vitral.train("p", loss=focal, metrics={"top2": focal}, optimizer=SGD, callbacks=[Callback()])
+losses = [epoch.get("train_loss", 0.0) for epoch in run.history]
+print(losses, vitral.evaluate(run).predictions[0]["true"], vitral.compare([run, "runs/x"]).conclusion())
+print(vitral.runs()["x"].history[1:], vitral.runs().table()[0]["run"], run.config["run"], run.best)
+plan = vitral.plan("p", model="Ti/16", epochs=1)
+for images, labels in plan.loader("train"):
+    print(plan.loss(plan.model()(images), labels).item())
 vitral.train("p", optimzer="adam")  # wrong
 vitral.train("p", epoch=3)  # wrong
 vitral.train("p", lr="high")  # wrong
@@ -126,9 +143,10 @@ def test_mypy_finds_each_mistake(tmp_path):
 
 @pytest.mark.slow
 def test_pyright_finds_each_mistake(tmp_path):
+    """The mode is strict, so that nothing that the right lines use has an unknown type."""
     pytest.importorskip("basedpyright")
     script = tmp_path / "user.py"
-    script.write_text(USER)
+    script.write_text(f"# pyright: strict\n{USER.removeprefix(chr(10))}")
     words = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, script]
     printed = subprocess.run(words, cwd=ROOT / "src", capture_output=True, text=True, timeout=200).stdout
     found = [one for one in json.loads(printed)["generalDiagnostics"] if one["severity"] == "error"]

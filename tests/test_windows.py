@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from running import as_words
+from vitral.atomic import is_temporary
 
 SCRIPT = Path(__file__).with_name("windows.py")
 OPTIONS = {
@@ -144,7 +145,11 @@ def test_files_are_those_of_other_systems(done, place):
 
 @pytest.mark.slow
 def test_nothing_temporary_is_left(done, place):
-    left = [str(one.relative_to(place)) for one in place.rglob("*") if one.suffix in (".tmp", ".partial", ".part")]
+    left = [
+        str(one.relative_to(place))
+        for one in place.rglob("*")
+        if one.suffix in (".tmp", ".partial", ".part") or is_temporary(one.name)
+    ]
     assert not left
 
 

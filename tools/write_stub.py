@@ -6,6 +6,7 @@ python -m tools.write_stub
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,11 @@ def stub() -> str:
     public = {name: getattr(vitral, name) for name in vitral.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     imports = {"from vitral._version import __version__ as __version__", "from typing import Any, Literal"}
-    imports |= {"from collections.abc import Callable, Mapping, Sequence", "from pathlib import Path"}
+    imports |= {
+        "from collections.abc import Callable, Mapping, Sequence",
+        "from os import PathLike",
+        "from pathlib import Path",
+    }
     for name in public.keys() - functions.keys():
         home, _, inner = vitral._HOME[name].partition(":")
         imports.add(f"from {home} import {inner or name} as {name}")
@@ -50,10 +55,15 @@ def _definition(name: str, function: Callable[..., Any]) -> str:
         if one.kind is one.KEYWORD_ONLY and "*" not in lines:
             lines.append("*")
         default = "" if one.default is one.empty else f" = {_default(one.default)}"
-        lines.append(f"{one.name}: {source_of(kinds[one.name])}{default}")
+        lines.append(f"{one.name}: {_accepted(kinds[one.name])}{default}")
     about = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]
     parameters = "".join(f"    {line},\n" for line in lines)
     return f'def {name}(\n{parameters}) -> {source_of(kinds["return"])}:\n    """{about}"""\n'
+
+
+def _accepted(kind: Any) -> str:
+    """Write the type of an argument: whatever has a path is accepted for `Path`, as `vitral.kinds.matches` does."""
+    return re.sub(r"\bPath\b", "PathLike[str]", source_of(kind))
 
 
 def _default(value: object) -> str:

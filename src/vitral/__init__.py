@@ -1,7 +1,7 @@
 """Vision Transformers: train, measure, understand and ship them.
 
     model = vitral.create("S/4", classes=10, image_size=32)     a torch.nn.Module
-    run = vitral.train(data="photos/", model="Ti/16", epochs=30)
+    run = vitral.train(data="photos/", epochs=30)
     predictor = vitral.load("runs/photos")
     predictor("cat.jpg").top(5)
     vitral.explain(predictor, "cat.jpg")[0].save("why.png")

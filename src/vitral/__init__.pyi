@@ -1,6 +1,7 @@
 """Public names of vitral, with every option of each function; written by `python -m tools.write_stub`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,11 +83,11 @@ def check_data(
     """Decode every image of every split once, in threads, and report defects."""
 
 def compare(
-    models: Sequence[str | Path | Predictor],
-    data: str | Path | DataSet | Examples | None = None,
+    models: Sequence[str | PathLike[str] | Predictor],
+    data: str | PathLike[str] | DataSet | Examples | None = None,
     *,
     split: str | None = None,
-    data_root: str | Path = "data",
+    data_root: str | PathLike[str] = "data",
     device: str = "auto",
     precision: str = "auto",
     progress: Callable[[int], None] | None = None,
@@ -94,8 +95,8 @@ def compare(
     """Measure two or more networks on the same images, and the difference of every pair with its interval."""
 
 def convert(
-    source: str | Path | Module,
-    target: str | Path,
+    source: str | PathLike[str] | Module,
+    target: str | PathLike[str],
     to: str,
     *,
     format: str | None = None,
@@ -170,11 +171,11 @@ def create(
     """Build a newly initialized network."""
 
 def evaluate(
-    model: str | Path | Predictor | Module,
-    data: str | Path | DataSet | Examples | None = None,
+    model: str | PathLike[str] | Predictor | Module,
+    data: str | PathLike[str] | DataSet | Examples | None = None,
     *,
     split: str | None = None,
-    data_root: str | Path = "data",
+    data_root: str | PathLike[str] = "data",
     bad_images: str = "error",
     device: str = "auto",
     precision: str = "auto",
@@ -185,7 +186,7 @@ def evaluate(
     """Measure a network on labeled images."""
 
 def explain(
-    model: str | Path | Predictor | Module,
+    model: str | PathLike[str] | Predictor | Module,
     images: Any,
     target: int | str | Sequence[int | str | None] | None = None,
     *,
@@ -213,16 +214,16 @@ def explain(
     """Compute attribution maps: which parts of an image a prediction depends on."""
 
 def inspect(
-    model: str | Path | Predictor | Module,
-    data: str | Path | Tensor | None = None,
+    model: str | PathLike[str] | Predictor | Module,
+    data: str | PathLike[str] | Tensor | None = None,
     *,
     split: str | None = None,
     images: int = 128,
     layers: Sequence[int] | None = None,
     prefix: Literal["drop", "keep"] = "drop",
     components: int = 28,
-    out: str | Path | None = None,
-    data_root: str | Path = "data",
+    out: str | PathLike[str] | None = None,
+    data_root: str | PathLike[str] = "data",
     device: str = "auto",
     precision: str = "fp32",
     progress: Callable[[int], None] | None = None,
@@ -230,7 +231,7 @@ def inspect(
     """Inspect a network: Figure 7 of the ViT paper and related figures, as numbers, drawings and a page."""
 
 def load(
-    source: str | Path | Module | Predictor,
+    source: str | PathLike[str] | Module | Predictor,
     *,
     device: str = "auto",
     precision: str = "auto",
@@ -254,9 +255,9 @@ def load(
     """Load weights as a predictor."""
 
 def load_data(
-    data: str | Path | DataSet | Examples,
+    data: str | PathLike[str] | DataSet | Examples,
     *,
-    root: str | Path = "data",
+    root: str | PathLike[str] = "data",
     download: bool = True,
     wanted: Labeling = ...,
     tasks: Sequence[str] = ("class",),
@@ -264,9 +265,9 @@ def load_data(
     """Load labeled images; no image is decoded yet."""
 
 def plan(
-    data: str | Path | DataSet | Examples,
+    data: str | PathLike[str] | DataSet | Examples,
     *,
-    data_root: str | Path | None = None,
+    data_root: str | PathLike[str] | None = None,
     val_fraction: float | None = None,
     train_share: float | None = None,
     stratified: bool | None = None,
@@ -277,11 +278,11 @@ def plan(
     task: str | None = None,
     label_separator: str | None = None,
     class_folders: Literal["auto", "top", "leaf"] | None = None,
-    class_order: str | Path | None = None,
+    class_order: str | PathLike[str] | None = None,
     targets: Sequence[str] | None = None,
     loss: Literal["mse", "huber"] | Callable[[Tensor, Tensor], Tensor] | None = None,
     model: str | Module | Callable[..., Module] | None = None,
-    init: str | Path | None = None,
+    init: str | PathLike[str] | None = None,
     probe: bool | None = None,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -347,7 +348,7 @@ def plan(
     clip: float | None = None,
     layer_decay: float | None = None,
     ema: float | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | PathLike[str] | None = None,
     distill_weight: float | None = None,
     distill_temperature: float | None = None,
     keep: Literal["best", "last"] | None = None,
@@ -380,14 +381,14 @@ def plan(
     seed: int | None = None,
     recipe: str | None = None,
     log: Sequence[str] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
     sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> Planned:
     """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own."""
 
 def pretrain(
-    data: str | Path | DataSet | Examples | None = None,
+    data: str | PathLike[str] | DataSet | Examples | None = None,
     method: str | None = None,
     *,
     resume: bool = False,
@@ -395,7 +396,7 @@ def pretrain(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     began: float | None = None,
-    data_root: str | Path | None = None,
+    data_root: str | PathLike[str] | None = None,
     val_fraction: float | None = None,
     train_share: float | None = None,
     stratified: bool | None = None,
@@ -406,11 +407,11 @@ def pretrain(
     task: str | None = None,
     label_separator: str | None = None,
     class_folders: Literal["auto", "top", "leaf"] | None = None,
-    class_order: str | Path | None = None,
+    class_order: str | PathLike[str] | None = None,
     targets: Sequence[str] | None = None,
     loss: Literal["mse", "huber"] | Callable[[Tensor, Tensor], Tensor] | None = None,
     model: str | Module | Callable[..., Module] | None = None,
-    init: str | Path | None = None,
+    init: str | PathLike[str] | None = None,
     probe: bool | None = None,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -476,7 +477,7 @@ def pretrain(
     clip: float | None = None,
     layer_decay: float | None = None,
     ema: float | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | PathLike[str] | None = None,
     distill_weight: float | None = None,
     distill_temperature: float | None = None,
     keep: Literal["best", "last"] | None = None,
@@ -508,20 +509,20 @@ def pretrain(
     workers: int | None = None,
     seed: int | None = None,
     log: Sequence[str] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
     sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
     """Train a network on images without labels and return the run, whose weights have no head."""
 
 def runs(
-    folder: str | Path = "runs",
+    folder: str | PathLike[str] = "runs",
 ) -> Runs:
     """Read the finished runs in a folder, sorted by name."""
 
 def save(
     model: Module,
-    path: str | Path,
+    path: str | PathLike[str],
     *,
     classes: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
@@ -538,14 +539,14 @@ def summarize(
     """Summarize a network, a configuration or a named model such as "B/16", without allocating its weights."""
 
 def train(
-    data: str | Path | DataSet | Examples | None = None,
+    data: str | PathLike[str] | DataSet | Examples | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     began: float | None = None,
-    data_root: str | Path | None = None,
+    data_root: str | PathLike[str] | None = None,
     val_fraction: float | None = None,
     train_share: float | None = None,
     stratified: bool | None = None,
@@ -556,11 +557,11 @@ def train(
     task: str | None = None,
     label_separator: str | None = None,
     class_folders: Literal["auto", "top", "leaf"] | None = None,
-    class_order: str | Path | None = None,
+    class_order: str | PathLike[str] | None = None,
     targets: Sequence[str] | None = None,
     loss: Literal["mse", "huber"] | Callable[[Tensor, Tensor], Tensor] | None = None,
     model: str | Module | Callable[..., Module] | None = None,
-    init: str | Path | None = None,
+    init: str | PathLike[str] | None = None,
     probe: bool | None = None,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -626,7 +627,7 @@ def train(
     clip: float | None = None,
     layer_decay: float | None = None,
     ema: float | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | PathLike[str] | None = None,
     distill_weight: float | None = None,
     distill_temperature: float | None = None,
     keep: Literal["best", "last"] | None = None,
@@ -659,14 +660,14 @@ def train(
     seed: int | None = None,
     recipe: str | None = None,
     log: Sequence[str] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
     sampler: Sampler[int] | Callable[[ndarray], Any] | None = None,
 ) -> TrainedRun:
     """Train a network on images and return the run. The plan chooses all options that you leave out."""
 
 def verify(
-    run: str | Path | None = None,
+    run: str | PathLike[str] | None = None,
     *,
     accept: bool = False,
 ) -> Verification:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import IO
 
 from vitral.errors import WriteError
-from vitral.filesystem import flush, is_fixed, move, refused, set_mode
+from vitral.filesystem import flush, is_fixed, is_locked, locked, move, refused, set_mode
 
 _STALE = 3600.0
-"""Age in seconds, since the last write, at which a temporary file counts as left by a killed process."""
+"""Age in seconds, since the last write, at which a temporary file that nobody has locked counts as left by a killed
+process. The age alone is not enough: clocks jump, and those of a share and its clients differ.
+"""
 
 
 @contextlib.contextmanager
@@ -85,8 +87,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """True if `name` is that of a temporary file of `replacing`, in use or left by a killed process."""
+    """True if `name` is that of a temporary file of `replacing` or its lock, in use or left by a killed process."""
     return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_left(folder: Path) -> None:
+    """Remove the temporary files in a folder and those below it that nobody is writing, whatever their age.
+
+    For the process that trains a run. Other commands may write into it at the same time, with locks of their own.
+    """
+    for left in [one for one in folder.rglob(".*") if is_temporary(one.name) and not one.is_dir()]:
+        if not is_locked(_lock_of(left)):
+            left.unlink(missing_ok=True)
 
 
 def _kind(path: Path) -> int | None:
@@ -97,8 +109,8 @@ def _kind(path: Path) -> int | None:
         return None
 
 
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
-_MAX_NAME_BYTES = 255 - len("..tmp") - 17
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|lock)", re.DOTALL)
+_MAX_NAME_BYTES = 255 - len("..lock") - 17
 """Bytes of a file name that are kept in the name of its temporary file."""
 
 
@@ -107,22 +119,40 @@ def _temporary_path(target: Path) -> Path:
     return target.with_name(f"{_temporary_prefix(target)}{secrets.token_hex(8)}.tmp")
 
 
+def _lock_of(temporary: Path) -> Path:
+    """Return the lock of a temporary file: a file of its own, because on SMB shares a locked one cannot be written."""
+    return temporary.with_suffix(".lock")
+
+
 def _temporary_prefix(target: Path) -> str:
     return f".{os.fsdecode(os.fsencode(target.name)[:_MAX_NAME_BYTES])}."
 
 
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Create an empty file next to the target; it cannot exist already or be a link."""
+    """Create an empty file next to the target, with a lock; it cannot exist already or be a link."""
     _remove_stale(target)
     temporary = _temporary_path(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    os.close(os.open(temporary, flags, 0o600))
+    with _locked(temporary):
+        os.close(os.open(temporary, flags, 0o600))
+        try:
+            yield temporary
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(temporary: Path) -> Iterator[None]:
+    """Hold the lock of a temporary file, which leaves nothing: Windows removes a file only after it is closed."""
+    lock = _lock_of(temporary)
     try:
-        yield temporary
+        with locked(lock):
+            yield
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            lock.unlink()
 
 
 def _finish(temporary: Path, target: Path) -> None:
@@ -201,12 +231,13 @@ def _replace_content(made: Path, target: Path) -> None:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove temporary files of this file that killed processes left; those still being written are recent."""
+    """Remove temporary files of this file that killed processes left; those still being written are locked."""
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
             if entry.name.startswith(_temporary_prefix(target)) and is_temporary(entry.name):
                 with contextlib.suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
+                    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                    if age > _STALE and not is_locked(_lock_of(Path(entry.path))):
                         os.unlink(entry.path)
 
 

@@ -62,9 +62,10 @@ def table(title: str | None = None, *, header: bool = True) -> Table:
     )
 
 
-def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+def html_table(title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> str:
     """Return a small table for notebooks. The last cell of each row is HTML; all other text is escaped."""
-    body = ""
+    head = "".join(f"<th>{html.escape(printable(name))}</th>" for name in columns)
+    body = f"<tr>{head}</tr>" if head else ""
     for *texts, markup in rows:
         body += f"<tr>{''.join(f'<td>{html.escape(printable(text))}</td>' for text in texts)}<td>{markup}</td></tr>"
     return f"<table><caption>{html.escape(printable(title))}</caption><tbody>{body}</tbody></table>"

@@ -90,12 +90,12 @@ def _at_precision(target: torch.device, precision: str, dim: int | None) -> Mach
     if not has_bf16(target):
         excluded = target.type == "cpu" and not excluded_cpu_flags().isdisjoint(_BF16_FLAGS)
         why = "ATEN_CPU_CAPABILITY or ONEDNN_MAX_CPU_ISA excludes the CPU's bf16 instructions"
-        return Machine(target, "fp32", why if excluded else f"the {unit} has no bf16 instructions")
+        return Machine(target, "fp32", why if excluded else f"the {unit} does not support the 16-bit format bf16")
     if target.type == "cpu" and dim == 0:
         return Machine(target, "fp32", "a network of another library may lose accuracy in bf16")
     if target.type == "cpu" and dim is not None and dim < BF16_MIN_DIM_ON_CPU:
         return Machine(target, "fp32", f"at width {dim} casting costs more than bf16 gains")
-    return Machine(target, "bf16", f"the {unit} has bf16 instructions")
+    return Machine(target, "bf16", f"the {unit} supports the 16-bit format bf16")
 
 
 def _device(name: str) -> torch.device:

@@ -70,7 +70,7 @@ class ImageError(DataError):
         super().__init__("cannot read image", where=where or name, why=why, hint=hint)
 
 
-SKIP_HINT = "leave them out with --bad-images skip"
+SKIP_HINT = "leave unreadable images out with --bad-images skip"
 
 
 def unreadable(names: Iterable[str], *, where: object = None, hint: str = SKIP_HINT) -> DataError:

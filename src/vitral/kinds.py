@@ -85,7 +85,7 @@ def checked(
     `options` are the keywords that its `**options` stand for: `inspect.signature` and `help` list them. Raises
     `UsageError` for a value of another type, and for an unknown keyword, with the nearest parameters. A text that is
     none of the choices is left to the function, and so are the values of `options` and, with `others`, unknown
-    keywords.
+    keywords. Objects with a path, such as a finished run, are passed on as `Path`.
     """
     signature = inspect.signature(function)
     names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -100,11 +100,21 @@ def checked(
         given = dict(zip(names, args, strict=False)) | kwargs
         for name in (name for name in names if name in given and name not in but):
             _check(function, name, given[name])
-        return function(*args, **kwargs)
+        return cast(Callable[..., T], function)(
+            *map(as_path, args), **{name: as_path(value) for name, value in kwargs.items()}
+        )
 
     if options:
         call.__signature__ = _with_options(signature, options)  # type: ignore[attr-defined]
     return call
+
+
+def as_path(value: Any) -> Any:
+    """Return the path of an object that has one, such as `os.DirEntry`; other values as they are."""
+    if isinstance(value, os.PathLike) and not isinstance(value, Path):
+        path: str | bytes = os.fspath(value)
+        return Path(path) if isinstance(path, str) else value
+    return value
 
 
 def _with_options(signature: Signature, options: Mapping[str, Parameter]) -> Signature:

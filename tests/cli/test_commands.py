@@ -25,7 +25,7 @@ def test_train(capsys, photos):
     assert out == ""
     for part in (
         "Plan",
-        "choices more: --plan-only",
+        "more settings: --plan-only",
         "epoch 1/1",
         "Accuracy",
         "Report   runs/photos/report.html",

@@ -70,6 +70,19 @@ class HuggingFace:
         return {"id": key, "image": Image.fromarray(PIXELS[key]), "animal": int(NUMBERS[key])}
 
 
+class TableLike:
+    """The interface of a DataFrame: columns by name."""
+
+    def __init__(self, **columns: list[Any]):
+        self.columns, self._values = list(columns), columns
+
+    def __len__(self) -> int:
+        return len(self._values[self.columns[0]])
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self._values[name]
+
+
 def check_equal(dataset: DataSet, split: str = "train") -> None:
     images = dataset[split]
     assert [dataset.classes[label] for label in images.labels] == LABELS
@@ -139,8 +152,13 @@ def test_labels_that_a_data_set_lists_are_trusted_only_if_they_are_its_own():
             read.append(i)
             return super().__getitem__(i)
 
+    class Unlisted(Listed):
+        targets = None
+
     vitral.load_data(Listed())
-    assert len(read) < len(PIXELS)
+    listed = len(read)
+    vitral.load_data(Unlisted())
+    assert len(read) - listed == listed + len(PIXELS) - 2  # the labels at both ends are compared
 
     class Changed(Listed):
         def __getitem__(self, i: int) -> tuple[Image.Image, int]:
@@ -158,12 +176,29 @@ def test_a_data_set_that_augments_is_noted():
     assert "pass the transform as augment=" in note
 
 
+def test_a_data_set_that_flips_is_noted():
+    """A flip leaves about half of the images as they are, among them the first one here."""
+
+    class Flipped(Pairs):
+        reads = 0
+
+        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+            self.reads += 1
+            image, label = super().__getitem__(i)
+            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if i == 3 and self.reads % 2 else image, label
+
+    (note,) = vitral.load_data(Flipped()).notes
+    assert "pass the transform as augment=" in note
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         (3, "an int is not a data set"),
         (torch.utils.data.DataLoader(Pairs()), r"(?s)is not a data set.*pass its .dataset"),
         ((one for one in ()), r"(?s)is not a data set.*no length"),
+        (TableLike(id=["a"], target=[1]), r"(?s)no column of image files.*id, target.*rename the columns"),
+        (TableLike(image=[PIXELS[0]], label=[1]), r"(?s)images instead of their paths.*list\(table\['image'\]\)"),
         (PIXELS, "an example is not"),
         ((PIXELS, LABELS[:3]), "12 images and 3 labels"),
         ((PIXELS, np.linspace(0, 1, 12)), "labels cannot be read"),
@@ -174,7 +209,7 @@ def test_a_data_set_that_augments_is_noted():
         ({"train": Pairs(), "other": Pairs()}, "are not clear"),
         ({"train": (PIXELS, ["a"] * 12), "val": (PIXELS, ["b"] * 12)}, "classes that train lacks"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_what_is_not_a_data_set_says_what_to_pass(data, said):
     with pytest.raises((UsageError, DataError), match=said):

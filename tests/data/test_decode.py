@@ -415,6 +415,18 @@ def test_avif_is_read_upright() -> None:
     assert np.abs(turned.astype(int) - np.rot90(gradient(), -1)).max() < 16
 
 
+@pytest.mark.parametrize("name", ["arithmetic.jpg", "arithmetic-progressive.jpg"])
+def test_jpeg_with_arithmetic_coding_has_the_pixels_of_any_other(name: str) -> None:
+    """Written by `cjpeg -arithmetic -quality 95` of libjpeg-turbo 2.1.5, with and without `-progressive`."""
+    y, x = np.mgrid[:24, :32]
+    drawn = np.stack([8 * x, 10 * y, np.full_like(x, 120)], -1).astype(np.uint8)
+    data = Path(__file__).with_name(name).read_bytes()
+    assert data.find(b"\xff\xc9" if name == "arithmetic.jpg" else b"\xff\xca") > 0
+    usual = encoded(Image.fromarray(drawn), "JPEG", quality=95, subsampling="4:2:0")
+    np.testing.assert_array_equal(read_image(data), read_image(usual))
+    assert (probe(data).height, probe(data).width) == (24, 32)
+
+
 HEIC = Path(__file__).with_name("turned.heic")
 """16 × 24 as a phone stores it: to be turned by a quarter. Upper 4 rows white, then left half red and right half blue.
 Written by pillow-heif 1.8.1, quality 90.

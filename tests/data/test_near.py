@@ -113,7 +113,7 @@ def test_a_plan_keeps_near_duplicates_on_one_side_and_says_so(repeated: Path, tm
     job = plan_run({"data": str(repeated), "out": str(tmp_path / "run"), "val_fraction": 0.3})
     assert len(job.plan.near) == 8
     reason = next(choice.reason for choice in job.plan.choices if choice.name == "validation")
-    assert "images that belong together, such as near-duplicates, stay on one side (8 groups)" in reason
+    assert "near-duplicates, and other images that belong together, are in the same split (8 groups)" in reason
     sides = [{Path(name).stem.split("-")[0] for name in job.dataset[split].names} for split in ("train", "val")]
     assert sides[0] & sides[1] == set()
     assert 9 <= len(job.dataset["val"]) <= 20

@@ -405,7 +405,10 @@ def test_images_of_one_class_show_only_what_applies(content: ReportContent):
 def test_compile_time_and_few_images_are_reported(content: ReportContent):
     few = measure(np.eye(2)[[0, 1, 1]], np.array([0, 0, 1]), ["cat", "owl"])
     text = Page(render(replace(content, evaluation=few), run="r")).text
-    assert "mean gap between confidence and accuracy, bin by bin; unreliable with only 3 images" in text
+    assert (
+        "mean difference between confidence and accuracy, over 15 bins of confidence; unreliable with only 3 images"
+        in text
+    )
     assert "compiling" not in text
     result = {**(content.result or {}), "compile_seconds": 80.9}
     text = Page(render(replace(content, result=result), run="r")).text

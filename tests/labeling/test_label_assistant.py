@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from images import noise
 from serving.serverprocess import eventually
-from vitral.labeling.application import Labeling, build
+from vitral.labeling.application import build
 from vitral.labeling.assistant import Assistant
+from vitral.labeling.service import Labeling
 from vitral.labeling.session import Session
 from vitral.labeling.state import Action
 
@@ -107,7 +108,7 @@ def test_the_page_hears_of_insight_and_accepts_suggestions(opened):
         assert eventually(lambda: is_done(assistant) and (assistant.insight.suggested >= 0).sum() > 40)
         news = client.get("/v1/changes?since=2&insight=0").json()["insight"]
         assert news["progress"]["done"] == COUNT
-        assert "insight" not in client.get(f"/v1/changes?since=0&insight={news['number']}").json()
+        assert eventually(lambda: "insight" not in client.get(f"/v1/changes?since=0&insight={assistant.number}").json())
         images = [n for n in range(8, COUNT) if news["suggested"][n] >= 0]
         labels = [("blue", "red")[news["suggested"][n]] for n in images]
         action = {"do": "accept", "images": images, "labels": labels, "version": 2}

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 from images import MakeImages
 from vitral import web
-from vitral.labeling.application import Labeling, build
+from vitral.labeling.application import build
+from vitral.labeling.service import Labeling
 from vitral.labeling.session import Session
 from vitral.labeling.state import Action
 

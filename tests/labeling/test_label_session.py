@@ -264,7 +264,7 @@ def test_refused_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (str(tmp_path / "absent"),): "no such image or folder",
         (str(tmp_path / "photos.zip"),): "images in an archive cannot be labeled",
         (str(photos), "--out", "labels.txt"): "--out must name a .csv",
-        (str(photos), "--port", "70000"): "there is no port 70000",
+        (str(photos), "--port", "70000"): "--port is from 0 to 65535, not 70000",
         (str(photos), "--classes", "NaN"): "cannot be the name of a class",
     }.items():
         assert said in printed(capsys, "label", *words, code=2)[1]

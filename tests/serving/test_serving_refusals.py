@@ -349,7 +349,7 @@ def test_the_command_line_refuses_before_it_loads(capsys, monkeypatch):
         (["serve", "demo", "--host", "0.0.0.0"], "needs a token"),
         (["serve", "demo", "--batch-size", "0"], "batch_size must be above 0"),
         (["serve", "no-such-run"], "no-such-run"),
-        (["serve", "demo", "--port", "99999"], "no port 99999"),
+        (["serve", "demo", "--port", "99999"], "--port is from 0 to 65535, not 99999"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

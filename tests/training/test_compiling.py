@@ -102,7 +102,7 @@ def test_the_plan_reports_the_decision(monkeypatch):
     assert run.compile is False
     assert line is not None
     assert line[0] == "off"
-    assert "on a CPU" in line[1]
+    assert "only on NVIDIA GPUs" in line[1]
     monkeypatch.setattr(plan_compute, "should_compile", lambda *about: (True, "it saves hours"))
     assert planned({})[0].compile is True
     assert planned({})[1] == ("on", "it saves hours")

@@ -153,7 +153,7 @@ def test_a_missing_connection_is_one_error_with_a_hint(no_network, tmp_path):
     assert what == "could not fetch model.safetensors and config.json of google/vit"
     assert where == "  where: hf:google/vit"
     assert "the hub cannot be reached" in why
-    assert hint.startswith("  try: download them into a FOLDER and give FOLDER, or use a built-in model: ")
+    assert hint.startswith("  try: download the files into a folder and type its path, or use a built-in model: ")
 
 
 def test_a_hub_that_is_down_is_like_a_missing_network(hub, tmp_path):

@@ -12,12 +12,13 @@ import pytest
 from faults import Faults, write_faulty
 from running import TINY, as_json, as_words, printed
 from vitral.data.checks import validate
+from vitral.data.images import decode
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Faults]:
     folder = tmp_path_factory.mktemp("faulty") / "photos"
-    return folder, write_faulty(folder)
+    return folder, write_faulty(folder, heic=True)
 
 
 def names(findings: list[dict[str, dict[str, str]]]) -> list[str]:
@@ -44,6 +45,7 @@ def test_planted_faults_are_found_by_the_check_and_the_command_that_it_proposes(
     found = as_json(capsys, "data", "check", str(folder), code=1)
     listed = {kind: set(names([one for one in found["unusual"] if one["kind"] == kind])) for kind in found["found"]}
     assert listed["blurred"] == faults.blurred
+    assert not any("IMG_0002.HEIC" in names for names in listed.values()), "a good image"
     unlike = listed.get("stranger", set()) | listed.get("graphic", set())
     assert unlike >= faults.strangers
     assert len(unlike - faults.strangers) <= 1
@@ -89,3 +91,28 @@ def test_training_says_what_is_worth_a_look(
     assert check in text.partition("worth a look")[2]
     assert labels in proposed(err)
     assert " ".join(labels) in Path("run/report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_heic_is_an_image_like_the_others(faulty: tuple[Path, Faults], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, faults = faulty
+    found = as_json(capsys, "data", "check", str(folder), code=1)
+    assert {Path(one["name"]).name for one in found["unreadable"]} == faults.unreadable
+    assert found["formats"] == {"JPEG": 300 + 5 + 2, "HEIF": 1}
+
+
+@pytest.mark.slow
+def test_a_heic_without_its_reader_is_named_with_what_to_install(
+    faulty: tuple[Path, Faults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setitem(decode._MEDIA, "HEIC", lambda: None)
+    named = r"IMG_0002\.HEIC.*a HEIC image, which needs pip install 'vitral\[heic\]'"
+    out, _ = printed(capsys, "data", "check", str(faulty[0]), code=1)
+    assert re.search(named, out)
+    words = as_words({**TINY, "epochs": 1, "out": "run"})
+    _, err = printed(capsys, "train", str(faulty[0]), *words, code=2)
+    assert re.search(named, err)
+    _, err = printed(capsys, "train", str(faulty[0]), *words, "--bad-images", "skip")
+    assert re.search(r"left out 2 unreadable images: .*IMG_0002\.HEIC; HEIC needs pip install 'vitral\[heic\]'", err)

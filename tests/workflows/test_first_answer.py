@@ -116,7 +116,7 @@ def test_it_is_left_out_where_there_can_be_none(make_images, options: dict[str, 
 def test_the_plan_says_so_and_an_option_turns_it_off(colors: Path, tmp_path: Path) -> None:
     job = plan_run({"data": str(colors), **OPTIONS})
     assert job.run.probe
-    assert "linear probe" in {choice.name: choice.reason for choice in job.plan.choices}["probe"]
+    assert "linear classifier" in {choice.name: choice.reason for choice in job.plan.choices}["probe"]
     run = train(colors, tmp_path / "run", probe=False, lr=1e-9)
     assert run.result["best_epoch"] > 0
     about = json.loads((run.folder / "config.json").read_text())

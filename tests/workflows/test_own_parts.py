@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import BatchSampler
+from torchvision.transforms import v2
 
 import vitral
 from running import TINY
@@ -126,6 +130,71 @@ def test_a_loss_that_cannot_be_used_says_why(data):
         train(data, loss=lambda logits: logits.sum(), out="other")
     with pytest.raises(UsageError, match="label_smoothing has no effect with a loss of your own"):
         train(data, loss=F.cross_entropy, label_smoothing=0.1, out="third")
+
+
+class Scaled(nn.Module):
+    """Cross-entropy at a temperature that is a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits, labels):
+        return F.cross_entropy(logits * self.scale, labels)
+
+
+def test_a_loss_with_parameters_to_train_is_refused(data):
+    with pytest.raises(UsageError, match=r"(?s)your loss has parameters to train: scale.*requires_grad_\(False\)"):
+        train(data, loss=Scaled())
+    fixed = Scaled().requires_grad_(False)
+    assert train(data, loss=fixed, epochs=1).result["epochs"] == 1
+
+
+class Sharp:
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, logits, labels):
+        return F.cross_entropy(logits * self.power, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": nn.BCEWithLogitsLoss()}, r"(?s)your loss cannot compute outputs.*F.one_hot\(targets, 2\)"),
+        ({"loss": Sharp}, r"(?s)class that needs arguments.*power.*loss=Sharp\(…\)"),
+        ({"loss": "focal"}, r"(?s)unknown choice.*pass a function of yours"),
+        ({"augment": [v2.RandomHorizontalFlip()]}, r"(?s)augment cannot be a list of functions.*v2.Compose"),
+        ({"augment": v2.RandomResizedCrop(8)}, r"(?s)it made uint8 \(3, 8, 8\).*crop to 16 × 16 pixels"),
+        ({"augment": lambda image: None}, r"(?s)it made a NoneType of an image.*return the changed image"),
+        ({"augment": v2.ToDtype(torch.float32)}, r"(?s)it made float32.*leave out the conversion"),
+        ({"metrics": [lambda o, t: 1.0, lambda o, t: 2.0]}, r"(?s)two metrics are called lambda.*metrics=\{"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, r"(?s)is made already.*lambda groups"),
+        ({"sampling": np.ones(8)}, r"(?s)unknown choice.*pass a function of yours"),
+        ({"sampling": BatchSampler(range(4), 2, False)}, r"(?s)the number of an image at a time.*a list"),
+    ],
+)
+def test_parts_that_do_not_fit_say_what_to_pass(data, options, message):
+    with pytest.raises(UsageError, match=message):
+        train(data, **options)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
+def test_random_numbers_of_an_augmentation_repeat_with_the_seed(data, draw):
+    found = []
+
+    def augment(image):
+        found.append(draw())
+        return image
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    train(data, augment=augment, epochs=1)
+    first = found[:]
+    found.clear()
+    train(data, augment=augment, epochs=1, out="again")
+    assert found == first
+    assert len(set(found)) == len(found) > 4
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_an_augmentation_gets_each_image(data):
@@ -393,3 +462,34 @@ def test_transform_is_another_word_for_augment(data):
         UsageError, match=r"(?s)your augment fails for an image uint8 \(3, 16, 16\).*torchvision.transforms.v2"
     ):
         train(data, transform=lambda image: image.convert("L"), out="third")
+
+
+class Albumentation:
+    """The interface of a transform of albumentations: arrays (H, W, C) by keyword, and a generator of its own."""
+
+    def __init__(self, change):
+        self.change, self.draw = change, random.Random()
+
+    def set_random_seed(self, seed):
+        self.draw.seed(seed)
+
+    def __call__(self, *, image):
+        assert image.shape == (16, 16, 3)
+        return {"image": self.change(image, self.draw.random())}
+
+
+Albumentation.__module__ = "albumentations.of.a.test"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image, drawn: (image * drawn).astype(np.uint8),
+        lambda image, drawn: torch.from_numpy((image * drawn).astype(np.uint8)).permute(2, 0, 1),
+    ],
+    ids=["array", "tensor"],
+)
+def test_a_transform_of_albumentations_repeats_with_the_seed(data, change):
+    first, again = (train(data, augment=Albumentation(change), out=out).history[-1] for out in ("run", "again"))
+    assert first["train_loss"] == again["train_loss"]
+    assert first["train_loss"] != train(data, augment="none", out="plain").history[-1]["train_loss"]

@@ -136,7 +136,7 @@ def test_validation_of_numbers_is_cut_by_their_values(make_images: MakeImages):
         "file,age\n" + "".join(f"{one.name},{n}.5\n" for n, one in enumerate(sorted(folder.glob("*.png"))))
     )
     _, why = reasons(plan_run({"data": str(table), **TINY}))["validation"]
-    assert why.startswith("split off from the training images, about the same fraction of low and high values")
+    assert why.startswith("set aside to measure accuracy, about the same fraction of low and high values")
 
 
 def test_validation_is_reported(make_images: MakeImages):
@@ -147,13 +147,13 @@ def test_validation_is_reported(make_images: MakeImages):
     count, why = reasons(job)["validation"]
     assert (count, why.partition(";")[0]) == (
         "2 images",
-        "split off from the training images, about the same fraction of each class",
+        "set aside to measure accuracy, about the same fraction of each class",
     )
     assert "--val-fraction 0.3" in why, "two images tell nothing"
     wider = plan_run({"data": str(plain), "val_fraction": 0.3, **TINY})
     assert reasons(wider)["validation"] == (
         "6 images",
-        "split off from the training images, about the same fraction of each class",
+        "set aside to measure accuracy, about the same fraction of each class",
     )
     assert "the images of the val split" in reasons(plan_run({"data": str(own), **TINY}))["validation"]
     assert (
@@ -291,7 +291,7 @@ def test_bounded_logits_get_a_scale_in_the_loss_unless_one_is_given():
     assert (job.config.logit_scale, job.run.label_smoothing) == (8.0, 0.0)
     reported = reasons(job)
     assert "tanh" in reported["logit scale"][1]
-    assert "0.1" not in reported["smoothing"][0]
+    assert reported["label smoothing"][0] == "0"
     assert plan_run({"data": "digits", "model": "mnist-7562", "logit_scale": 1.0}).run.logit_scale == 1.0
     assert plan_run({"data": "digits", "model": "mnist-7562", "label_smoothing": 0.2}).run.label_smoothing == 0.2
     assert plan_run({"data": "digits"}).run.logit_scale is None

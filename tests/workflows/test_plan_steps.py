@@ -75,7 +75,7 @@ def test_bounded_logits_are_scaled(drafted):
     before = drafted("scale_logits", model="mnist-7562")
     after = plan_compute.scale_logits(before)
     assert after.run.logit_scale == plan_compute.TANH_LOGIT_SCALE
-    assert names(after, before) == ["logit scale", "smoothing"]
+    assert names(after, before) == ["logit scale", "label smoothing"]
     asked = drafted("scale_logits", model="mnist-7562", logit_scale=2.0)
     assert plan_compute.scale_logits(asked) is asked
 

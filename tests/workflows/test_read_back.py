@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,8 @@ from matplotlib.figure import Figure
 
 import vitral
 from running import TINY
-from vitral.errors import RunError
-from vitral.evaluation.rows import Rows
+from vitral.errors import MissingExtraError, RunError
+from vitral.frames import Rows
 
 pytestmark = pytest.mark.python
 
@@ -44,8 +46,47 @@ def test_predictions_are_a_table(trained):
     frame = rows.to_frame()
     assert list(frame.columns)[:2] == ["image", "true"]
     pandas.testing.assert_frame_equal(frame, pandas.DataFrame(rows))
-    assert repr(rows) == "Rows(12 images)"
-    assert rows._repr_html_().count("<tr>") == 10
+    assert repr(rows).startswith("[{'image': ")
+    assert repr(rows).endswith("}, and 2 more]")
+    page = rows._repr_html_()
+    assert page.count("<tr>") == 11
+    assert "<caption>10 of 12 rows</caption>" in page
+    assert page.index("<th>true</th>") < page.index("<td>day</td>")
+    (by_file,) = trained.predictor([rows[0]["image"]]).to_frame().to_dict("records")
+    assert by_file["class"] == rows[0]["class"]
+
+
+def test_a_run_is_accepted_in_place_of_its_folder(trained, tmp_path):
+    image = np.zeros((8, 12, 1), np.uint8)
+    folder = trained.folder
+    assert vitral.evaluate(trained).accuracy == vitral.evaluate(folder).accuracy
+    assert vitral.load(trained)(image) == vitral.load(folder)(image)
+    assert vitral.explain(trained, image)[0].label == vitral.explain(folder, image)[0].label
+    assert vitral.inspect(trained).facts == vitral.inspect(folder).facts
+    assert not vitral.verify(trained).damaged
+    vitral.convert(trained, tmp_path / "weights.safetensors", "native")
+    compared = vitral.compare([trained, saved(trained, tmp_path)], trained.result["data"], split="test")
+    assert compared.contenders[0].name == folder.name
+    options = {"epochs": 1, "probe": False, "device": "cpu", "quiet": True}
+    again = vitral.train(trained.result["data"], init=trained, out=tmp_path / "again", **options)
+    assert again.config["run"]["init"] == str(folder)
+
+
+def test_epochs_and_runs_are_tables(trained, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    frame = trained.history.to_frame()
+    assert list(frame["epoch"]) == [1, 2, 3, 4, 5, 6]
+    assert list(frame["train_loss"]) == [epoch["train_loss"] for epoch in trained.history]
+    assert json.loads(json.dumps(trained.history)) == trained.history
+    assert trained.history[5:].to_frame()["epoch"].item() == 6
+    assert "<th>train_loss</th>" in trained.history._repr_html_()
+    runs = vitral.runs(trained.folder.parent)
+    pandas.testing.assert_frame_equal(runs.to_frame(), pandas.DataFrame(runs.table()))
+    predictions = vitral.evaluate(trained.folder).predictions
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for rows in (runs, trained.history, predictions):
+        with pytest.raises(MissingExtraError, match="pandas is not installed"):
+            rows.to_frame()
 
 
 def test_predicted_numbers_have_a_column_for_the_true_ones(make_images, tmp_path, monkeypatch):

@@ -44,9 +44,9 @@ def test_prediction_and_truth_of_the_most_confident_errors(monkeypatch):
     first = found.explained[0]
     assert [label for label, *_ in first.maps] == ["cat", "ant"]
     assert first.image.shape == first.maps[0][2].shape == (107, 160, 3)
-    assert "Red is evidence for the class" in found.explained_note
+    assert "Red supports the class" in found.explained_note
     assert [one.title.split()[0] for one in found.inside] == ["Patch", "Similarity", "Attention"]
-    assert "32 of these images" in found.inside_note
+    assert "32 of the images" in found.inside_note
     page = render(ReportContent("t", **vars(found)), "runs/t")
     for part in (
         "Heat maps of errors",

@@ -127,7 +127,7 @@ def test_the_command_compares_both_runs(photos, monkeypatch, capsys):
     monkeypatch.chdir(photos.parent)
     words = as_words({**TINY, "epochs": 2})
     _, err = printed(capsys, "train", "photos", *words)
-    expected = next(line for line in err.splitlines() if line.startswith("Expect "))
+    expected = next(line for line in err.splitlines() if line.startswith("Of 10 new "))
     assert expected in Path("runs/photos/report.html").read_text("utf-8")
     assert "before" not in err.partition("Accuracy")[2]
     mend(photos, Path("runs/photos"))

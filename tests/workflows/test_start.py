@@ -109,7 +109,7 @@ def test_another_built_in_model_is_one_entry(monkeypatch: pytest.MonkeyPatch, ma
     init, choice = choose_start({}, "class", gray, machine())
     assert init == {"init": "scans"}
     assert choice is not None
-    assert choice.reason.startswith("built-in model, trained on scans; ")
+    assert choice.reason.startswith("the built-in model, trained on scans; ")
     assert find_recipe(init)(gray, machine()).run.model == "C+Nano/4"
     assert start({}) == "backbone", "the first that suits color images"
     assert start({"model": "C+Nano/4"}) == "scans", "the one of that network"
@@ -143,8 +143,9 @@ def test_every_reason_is_in_the_plan() -> None:
     assert "gray" in reason({}, of(channels=1))
     assert "--model S/16 is not the built-in model" in reason({"model": "S/16", "init": "auto"})
     assert reason({"model": "S/16"}) == "", "nothing was to choose"
-    assert "pretrained weights would help" in reason({"model": "S/16"}, of(images=100))
-    assert reason({"init": "none"}) == reason({"init": "runs/other"}) == "requested"
+    assert "pretrained weights usually help" in reason({"model": "S/16"}, of(images=100))
+    assert reason({"init": "none"}) == "random weights, as requested"
+    assert reason({"init": "runs/other"}) == "requested"
     few = of(images=100, finished_runs=("runs/other",))
     assert "--init runs/other" in reason({}, few)
 

@@ -218,11 +218,11 @@ def test_few_validation_images_choose_no_epoch(make_images, tmp_path, monkeypatc
     assert run.result["keep"] == keep
     assert run.result["best_epoch"] == (3 if keep == "last" else 1)
     reasons = {one.name: one.reason for one in RunFolder(run.folder).read_plan().choices}
-    assert ("too few to choose an epoch" in reasons.get("keep", "")) == (keep == "last")
+    assert ("too few to choose the best epoch" in reasons.get("keep", "")) == (keep == "last")
     page = (run.folder / "report.html").read_text("utf-8")
     for text, there in (
         ("The weights of the last epoch were kept", keep == "last"),
-        ("best epoch", keep == "best"),
+        ("The best epoch is in bold", keep == "best"),
         ("The weights were selected on these images", keep == "best"),
     ):
         assert (text in page) == there

@@ -42,7 +42,7 @@ class Files:
         if self.sheet is not None:
             check_png(self.sheet, "--sheet")
         if self.write is not None and not self.write.lower().endswith(".csv"):
-            raise UsageError("--write writes a .csv", hint="--write findings.csv")
+            raise UsageError(f"--write needs a name that ends in .csv, not {self.write}", hint="--write findings.csv")
 
 
 def check_images(

@@ -84,7 +84,7 @@ def data_shard(
     class_folders: ClassFolders = None,
     format: Format = "text",
 ) -> int:
-    """Write a data set as tar shards in random order, with an index and hashes; continue if it was interrupted."""
+    """Pack a data set into tar shards in random order, with an index and hashes. Run it again to continue."""
     from vitral.data import load
     from vitral.data.checks.groups import near_sets, with_near
     from vitral.data.checks.validate import drop_unopened, left_out

@@ -68,10 +68,10 @@ def evaluate(
     ] = 0.95,
     few_shot: Annotated[
         str | None,
-        Help("replace the head by least squares on the features of this many images per class, such as 1,5,10,25"),
+        Help("instead of the head, fit a least-squares classifier to the features of N images per class: 1,5,10,25"),
     ] = None,
     knn: Annotated[
-        int | None, Help("replace the head by this many nearest neighbors of the features; 20 is usual")
+        int | None, Help("instead of the head, let the N most similar training images vote; 20 is usual")
     ] = None,
     cache: Annotated[str | None, Help("folder for cached features (default: in ~/.cache/vitral)")] = None,
     device: Device = "auto",

@@ -30,7 +30,9 @@ def explain(
         bool,
         Help("measure how faithful each map is, as its symmetric relevance gain (SRG); draw unfaithful maps in gray"),
     ] = False,
-    layer: Annotated[int | None, Help("layer for methods that use a single one: 0 is the first, -1 the last")] = None,
+    layer: Annotated[
+        int | None, Help("layer to explain, for methods that use one layer: 0 is the first, -1 the last")
+    ] = None,
     out: Annotated[
         str | None, Help("folder for the maps, or a file for one image (default: RUN/explained or ./explained)")
     ] = None,

@@ -45,14 +45,15 @@ def label(
     if not data:
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
-    from vitral.labeling.application import Labeling, build
+    from vitral.labeling.application import build
     from vitral.labeling.assistant import Assistant
+    from vitral.labeling.service import Labeling
     from vitral.labeling.session import Session, default_table
     from vitral.labeling.teach import Teacher
     from vitral.serving.server import address, bind, serve_on
 
     if not 0 <= port <= 65535:
-        raise UsageError(f"there is no port {port}", hint="--port 8001; 0 takes a free one")
+        raise UsageError(f"--port is from 0 to 65535, not {port}", hint="--port 8001, or --port 0 for any free port")
     table = Path(out) if out else default_table(data)
     if table.suffix.lower() != ".csv":
         raise UsageError("--out must name a .csv", where=table, hint="--out labels.csv")

@@ -114,7 +114,8 @@ ClassFolders = Annotated[
 # For every command that predicts.
 Precision = Annotated[str, Help("number format: auto, bf16, fp32, or int8 after vitral quantize")]
 Engine = Annotated[
-    str, Help("what computes: auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino")
+    str,
+    Help("inference engine: auto, plain (the PyTorch module), packed (oneDNN), compiled (torch.compile) or openvino"),
 ]
 PatchSize = Annotated[
     int | None, Help("one of the patch sizes that the run was trained for (default: the network's own)")
@@ -125,10 +126,14 @@ Tta = Annotated[
 ]
 ClassOrder = Annotated[
     str | None,
-    Help("order of the classes if the weights do not name them: natural (2 before 10), text (torchvision), or a file"),
+    Help(
+        "how to order the classes if the weights lack their names: natural (2 before 10), text (torchvision), or a file"
+    ),
 ]
 Levels = Annotated[
     tuple[int, int] | None,
-    Help("values of black and white in images of floats, or of gray with 16 bits or more (default: as in the weights)"),
+    Help(
+        "values of black and white, for images of floats, or gray ones of 16 bits or more (default: as in the weights)"
+    ),
 ]
 Beams = Annotated[int, Help("for text recognition, the number of texts that beam search keeps; 1 is greedy search")]

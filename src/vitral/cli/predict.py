@@ -24,7 +24,7 @@ def predict(
     ] = None,
     coverage: Annotated[
         float | None,
-        Help("also show the classes that contain the true one for this fraction of images, such as 0.95"),
+        Help("also print a set of classes, which contains the true class for this fraction of images, such as 0.95"),
     ] = None,
     right: Annotated[
         float | None,
@@ -34,7 +34,10 @@ def predict(
     ] = None,
     unknown: Annotated[
         bool,
-        Help('answer "unknown" for images of no known class (default: if vitral evaluate --unknown saved a threshold)'),
+        Help(
+            'answer "unknown" for images of no known class (default: on, if vitral evaluate --unknown has saved a '
+            "threshold)"
+        ),
     ] = True,
     all: Annotated[bool, Help("with --out: add a column with the probability of each class")] = False,
     resume: Annotated[bool, Help("with --out: continue the same command after it was stopped or killed")] = False,

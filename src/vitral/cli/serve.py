@@ -20,7 +20,7 @@ def serve(
     ] = None,
     example: Annotated[str | None, Help("image that the page offers to try; every visitor can see it")] = None,
     host: Annotated[
-        str, Help("address to listen on; addresses that other machines reach require a token")
+        str, Help("address to listen on; a token is required if other machines can reach it")
     ] = "127.0.0.1",
     port: Annotated[int, Help("port to listen on; 0 chooses a free one")] = 8000,
     token_file: Annotated[str | None, Help("file of access tokens, one per line; or set VITRAL_TOKEN")] = None,
@@ -65,7 +65,7 @@ def serve(
         passes=max_passes,
     )
     if not 0 <= port <= 65535:  # the system takes the rest of a division
-        raise UsageError(f"there is no port {port}", hint="--port 8000; 0 takes a free one")
+        raise UsageError(f"--port is from 0 to 65535, not {port}", hint="--port 8000, or --port 0 for any free port")
     if not grace > 0:
         raise UsageError(f"--grace must be above 0, not {grace:g}", hint="--grace 30")
     sources, tokens = named(runs), read_tokens(token_file)

@@ -194,7 +194,7 @@ def study_options(
     out: Out = None,
     format: Format = "text",
 ) -> int:
-    """Compare all combinations of some options of vitral train, a grid; with --trials, search for the best one.
+    """Compare all combinations of some training options; with --trials, search for the best one.
 
     The same command continues a study that was stopped; more values, seeds or trials extend it.
     """
@@ -372,7 +372,7 @@ def reproduce(
     out: Annotated[str | None, Help("folder of the study (default: studies/paper-NAME-SCALE)")] = None,
     format: Format = "text",
 ) -> int:
-    """Test a claim of the paper by a study: borne out, contradicted, or neither at this scale."""
+    """Test a claim of the ViT paper with a small study of your own."""
     from vitral.studies.paper import names, paper_study
 
     if name:

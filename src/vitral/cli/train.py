@@ -131,6 +131,8 @@ _FIRST = (
     "batch_size",
     "lr",
     "augment",
+    "val_fraction",
+    "bad_images",
     "early_stop",
     "seed",
     "device",
@@ -142,7 +144,7 @@ _FIRST = (
 FIND_LR = Option(
     "find_lr",
     bool,
-    "test a range of learning rates and suggest one, without training; --out writes files",
+    "test a range of learning rates and suggest one, without training; --out also writes the curve to a folder",
     False,
 )
 NOT_IN_RUN = (

@@ -25,7 +25,7 @@ def tune(
     out: Annotated[str | None, Help("folder of the search (default: studies/NAME-tune)")] = None,
     format: Format = "text",
 ) -> int:
-    """Search learning rate, augmentation and the other options that the plan leaves open, by Optuna.
+    """Search for the best training options, such as learning rate and augmentation, with Optuna.
 
     The first trial has the plan's own values. Validation images choose; the winner's accuracy on test images, which
     chose nothing, is reported with the command that trains it. The same command continues a search that was stopped.

@@ -50,7 +50,11 @@ def drawn(sampler: Iterable[int], images: int, *seed: int) -> np.ndarray:
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(seed[-1])
     with seeded(*seed):
-        order = np.array([int(one) for one in sampler], np.int64)
+        numbers = list(sampler)
+    if batches := [one for one in numbers if not hasattr(one, "__index__")]:
+        why, hint = f"it draws {type_of(batches[0])}", "pass the sampler inside, and batch_size"
+        raise UsageError("your sampler does not draw the number of an image at a time", why=why, hint=hint)
+    order = np.array(numbers, np.int64)
     if not len(order) or order.min() < 0 or order.max() >= images:
         why = f"there are {images:,} training images, without those that are held out"
         found = f"draws image {order.max():,}" if len(order) else "draws no image"

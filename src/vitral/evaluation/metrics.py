@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from vitral.evaluation.intervals import (
     wilson_interval,
 )
 from vitral.evaluation.scores import CalibrationBin
+from vitral.frames import Rows
 from vitral.wording import in_groups
 
 if TYPE_CHECKING:
@@ -62,9 +64,15 @@ class Measured(Described):
     images: int
     groups: int
     """Groups of images that belong together, such as copies; as many as images if each is on its own."""
-    predictions: Sequence[Mapping[str, Any]] = ()
-    """One row per image, with its name, its label and its prediction, as `pandas.DataFrame` takes them. Metrics that
-    were read from a file have none, and so do all processes of torchrun but the first."""
+    _rows: Callable[[], Iterable[dict[str, Any]]] = tuple
+
+    @cached_property
+    def predictions(self) -> Rows[dict[str, Any]]:
+        """One row per image, with its name, its label and its prediction; `to_frame()` is a pandas data frame.
+
+        It is empty if the metrics were read from a file, and under torchrun in all processes except the first.
+        """
+        return Rows(self._rows())
 
     def headline(self) -> str:
         """The main metrics in a line."""
@@ -155,7 +163,7 @@ class Evaluation(Measured):
             return ""
         low, high = expected_right(self.accuracy, self.groups)
         right = f"{low} to {high}" if low < high else f"{low}"
-        return f"Expect {right} of 10 new photographs to be correct (80% interval)"
+        return f"Of 10 new photographs, expect {right} correct predictions (80% interval)"
 
     def figures(self) -> dict[str, Figure]:
         """Return figures of matplotlib by title: "Confusion" and "Reliability"."""
@@ -385,7 +393,7 @@ def _headline(evaluation: Evaluation) -> Table:
         rows.add_row("macro F1", f"{evaluation.macro_f1:.2%}", "")
     rows.add_row("loss", f"{evaluation.loss:.4f}", "cross-entropy")
     few = f"; unreliable with only {evaluation.counted()}" if evaluation.groups < FOR_RATES else ""
-    rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean gap of confidence and accuracy, bin by bin (ECE){few}")
+    rows.add_row("calibration", f"{evaluation.ece:.2%}", f"mean difference of confidence and accuracy (ECE){few}")
     if evaluation.raw_ece is not None:
         rows.add_row("", f"{evaluation.raw_ece:.2%}", f"without the temperature {evaluation.temperature:.3g}")
     return rows

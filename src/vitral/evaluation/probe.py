@@ -4,13 +4,14 @@ LinearFits(x, labels, classes)(C)      logistic regressions by L-BFGS.
 out_of_fold(features, labels, …)       each image predicted by logistic regressions on the other folds.
 discriminant(features, labels, …)      likewise by linear discriminant analysis, in closed form.
 mixed(one, other)                      the geometric mean of the two, which ranks labels better than either.
-fitted(rows, labels, …)                the mean of both, fitted to all labels, for further images.
+fitted(features, labels, …)            the mean of both, fitted to all labels, for further images.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,9 +59,26 @@ class LinearFits:
         return weight, bias, int(self.model.n_iter_.max())
 
 
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Mean and standard deviation of features, each (D,)."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, features: np.ndarray) -> Scale:
+        """Measure features (n, D)."""
+        return cls(features.mean(0), np.maximum(features.std(0), _LEAST_DEVIATION))
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Return standardized features (m, D)."""
+        return (features - self.mean) / self.deviation
+
+
 def standardized(features: np.ndarray) -> np.ndarray:
     """Return features (n, D) with a mean of 0 and a standard deviation of 1 in each column."""
-    return (features - features.mean(0)) / np.maximum(features.std(0), _LEAST_DEVIATION)
+    return Scale.of(features)(features)
 
 
 def probabilities_of(rows: np.ndarray, linear: Linear) -> np.ndarray:
@@ -139,10 +157,34 @@ def mixed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return values / values.sum(1, keepdims=True)
 
 
-def fitted(rows: np.ndarray, labels: np.ndarray, classes: int, strength: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Fit both classifiers to standardized rows (n, D); return the function that predicts others (m, K)."""
-    both = regression(rows, labels, classes, strength), _discriminant(rows, labels, classes)
-    return lambda new: mixed(probabilities_of(new, both[0]), probabilities_of(new, both[1]))
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Both classifiers, fitted to standardized features."""
+
+    scale: Scale
+    regression: Linear
+    discriminant: Linear
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Return the probabilities (m, K) of features (m, D)."""
+        rows = self.scale(features)
+        return mixed(probabilities_of(rows, self.regression), probabilities_of(rows, self.discriminant))
+
+    def head(self) -> Linear:
+        """Return weights and bias on features as they are: the softmax of their logits is the geometric mean of both.
+
+        The logit of a class without images is below all others, but finite.
+        """
+        weight = (self.regression[0] + self.discriminant[0]) / 2
+        bias = (self.regression[1] + self.discriminant[1]) / 2
+        bias = np.maximum(bias, bias[np.isfinite(bias)].min() - _ABSENT)
+        weight = weight / self.scale.deviation
+        return weight, bias - weight @ self.scale.mean
+
+
+def fitted(rows: np.ndarray, labels: np.ndarray, classes: int, strength: float, scale: Scale) -> Fitted:
+    """Fit both classifiers to rows (n, D), which `scale` standardized."""
+    return Fitted(scale, regression(rows, labels, classes, strength), _discriminant(rows, labels, classes))
 
 
 def regression(rows: np.ndarray, labels: np.ndarray, classes: int, strength: float) -> Linear:

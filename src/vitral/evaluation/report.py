@@ -213,7 +213,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
         facts.append(("loss", f"{evaluation.loss:.3f}", "cross-entropy, nats"))
         few = evaluation.groups < FOR_RATES
         unreliable = f"; unreliable with only {evaluation.counted()}" if few else ""
-        gap = "mean gap between confidence and accuracy, bin by bin"
+        gap = "mean difference between confidence and accuracy, over 15 bins of confidence"
         facts.append(("calibration error", percent(evaluation.ece), f"{gap}{unreliable}"))
     if known("parameters"):
         facts.append(("parameters", compact(result["parameters"]), count(int(result["parameters"]))))

@@ -47,10 +47,10 @@ def explain(
 ) -> Heatmaps:
     """Compute attribution maps: which parts of an image a prediction depends on.
 
-    A module of timm, torchvision or transformers is converted to a network of vitral. Any other module from images to
-    logits is used as it is, and so is a module with `layer` given by name. These support gradients of the input,
-    occlusion, RISE, and Grad-CAM of that layer, whose first `prefix` tokens are not patches. Maps that belong to no
-    layer have a `grid` of (rows, columns), by default about 14 on the short side. The module is not changed.
+    A module of timm, torchvision or transformers is converted to a network of vitral. Modules that vitral cannot
+    convert, and modules for which `layer` is a name, are used as they are. They support only gradients of the input,
+    occlusion, RISE, and Grad-CAM of that layer, whose first `prefix` tokens are not patches. Maps of methods that use
+    no layer have a `grid` of (rows, columns), by default about 14 on the short side. The module is not changed.
 
     A predictor that reads text gets a map for each character of each text, in order. The `label` of a map is the
     character.
@@ -62,7 +62,7 @@ def explain(
         target: A class by name or number, several of them, or None for the predicted class.
         method: Name of the method (default: the best one for the network; `vitral explain --help` lists them).
         batch_size: Images that are computed together.
-        check: Add `checks` of its faithfulness to each map, for some hundred forward passes per image.
+        check: Measure how faithful each map is (`checks` of the map). This takes some hundred forward passes per image.
         options: Options of the method, such as `layer` or `discard`.
 
     Returns:

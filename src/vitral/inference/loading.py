@@ -36,9 +36,10 @@ def load(
 ) -> Predictor:
     """Load weights as a predictor.
 
-    The status of each tensor, and each assumption, is in the predictor's `account`. What might make all answers wrong
-    is a Python warning: a second network in the file, values that are not finite, other levels than in training.
-    Numbers fitted at the end of a run that do not hold with these options are left out, with a warning.
+    The status of each tensor, and each assumption, is in the predictor's `account`. A Python
+    warning reports what could make all predictions wrong: a second network in the file, values that are not finite, or
+    other levels than in training. Calibration numbers that are not valid with these options are left out, with a
+    warning.
 
     Args:
         source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `demo` (a
@@ -50,17 +51,20 @@ def load(
         precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
             device has instructions for it and the network is wide enough to gain, otherwise fp32. A project is
             computed in fp32, as on its page.
-        engine: The fastest of vitral's engines on this machine (`auto`), which equals `plain` up to rounding. Or the
-            PyTorch module, bit for bit (`plain`), torch's oneDNN with weights in its layout, for a ViT on a CPU
-            (`packed`), torch.compile, which takes up to a minute at the first call (`compiled`), or OpenVINO on the CPU
-            (`openvino`, which needs `vitral[openvino]`).
+        engine: What computes the network:
+            `auto` is the fastest of vitral's engines on this machine, and equals `plain` up to rounding;
+            `plain` is the PyTorch module, bit for bit;
+            `packed` is torch's oneDNN with weights in its layout, for a ViT on a CPU;
+            `compiled` is torch.compile, which takes up to a minute at the first call;
+            `openvino` is OpenVINO on the CPU, which needs `vitral[openvino]`.
         tta: Average over views of each image: `none`, `mirror` (2 views), `shifts` (3) or `both` (6).
         beams: Number of texts that beam search keeps, for a network that reads text; 1 is greedy search.
         options: Facts that a file lacks, and adaptations. New values are `image_size`, `patch_size`, `channels`, and
             `classes` with `new_head`. Positions are resized by `scheme`. The format, the number of heads and the
             architecture are stated by `format`, `heads` and `like` (`timm:NAME`). In a file of several networks,
-            `weights_key` is the prefix of one. Classes whose names no file states are in the `class_order` `natural`,
-            `text` or of a file of names. Images with more than 8 bits have `levels` of black and white.
+            `weights_key` is the prefix of one. If no file contains the names of the classes, `class_order` states
+            their order: `natural`, `text`, or a file of names. `levels` are black and white in images of more than 8
+            bits.
 
     Returns:
         The predictor: images to predictions.
@@ -68,8 +72,8 @@ def load(
     Raises:
         RunError: The folder is not a run, or its run has no weights.
         WeightsError: The weights are missing, damaged, of an unknown format, or do not fit.
-        UsageError: An option is unknown, `classes` is another number without `new_head`, or the device, precision or
-            engine is not available for this network.
+        UsageError: An option is unknown, `classes` is not the number of the head without `new_head`, or the device,
+            precision or engine is not available for this network.
         MissingExtraError: The engine, or a package that reads the weights, is not installed.
 
     Example:

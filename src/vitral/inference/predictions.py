@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from vitral.console import html_table, shown_together
-from vitral.errors import MissingExtraError, UsageError
+from vitral.errors import UsageError
+from vitral.frames import data_frame
 from vitral.kinds import checked
 from vitral.wording import shown
 
@@ -61,8 +62,8 @@ class Prediction(ByValue):
     unknown: bool | None = None
     """True for an image of no known class; None for weights without a threshold for such images."""
     sure: bool | None = None
-    """True if the predicted class has the probability that the wanted share of correct answers needs; None if no share
-    is wanted.
+    """True if the prediction is confident enough for the requested fraction of correct answers; None if none is
+    requested.
     """
 
     @property
@@ -148,13 +149,9 @@ class Predictions(list[Prediction]):
         also `p_CLASS` for each class. Of other tasks they are the labels, or the numbers. Raises `MissingExtraError` if
         pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas is not installed", why=str(error), hint="pip install pandas") from error
         columns = self[0].columns(top, all) if self else Columns((), top, all)
         rows = [(one.name, *columns.cells(one)) for one in self]
-        return pandas.DataFrame(rows, columns=["path", *columns.names])
+        return data_frame(rows, ["path", *columns.names])
 
 
 class Columns:

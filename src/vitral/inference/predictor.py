@@ -55,10 +55,10 @@ _COMPILES = "compiled by torch: the first call takes up to a minute, and once mo
 class Predictor(Described):
     """A trained network, ready to use. `predictor.model` is the module in fp32, in evaluation mode, on every machine.
 
-    An engine that computes in bf16 or int8, or with packed weights, does so on a copy of its own, which it makes at the
-    first call, and again after a change of `model`: each call compares all values, if `model` was read before. In bf16
-    the copy takes half as much memory as `model` with the engine `plain`, and as much as `model` with `packed`, which
-    keeps the original weights beside the packed ones.
+    Engines in bf16 or int8, or with packed weights, compute with a copy of the weights, which the first call makes.
+    After you have read `model`, each call compares all weights with the copy, and renews it if they have changed. In
+    bf16, the copy of the engine `plain` needs half the memory of `model`. The copy of `packed` needs as much as
+    `model`, because it keeps the original weights beside the packed ones.
 
     Example:
         predictor = vitral.load("runs/photos")
@@ -82,10 +82,11 @@ class Predictor(Described):
         """Wrap a network in memory.
 
         `model` is one of vitral's networks, which is moved to the device and to fp32 in place, or one of timm,
-        torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default
-        preprocessing and classes are those that the network states, else assumed, and `output` is a classifier's. Its
-        numbers are taken to be fitted to this network and single views; those that do not hold for `tta` or in int8 are
-        left out. `ranges` (`int8.observe`) quantize the dense layers. `engine` and `tta` are those of `load`.
+        torchvision or transformers, which is read and left unchanged (`vitral.weights.load.read`). By default,
+        preprocessing and classes are read from the network, or assumed if it does not define them, and `output` is a
+        classifier's. The numbers of `output` must have been fitted to this network and single views; those that are not
+        valid for `tta` or in int8 are left out. `ranges` (`int8.observe`) quantize the dense layers. `load` describes
+        `engine` and `tta`.
 
         Raises `UsageError` for an engine that does not support this network or device, also for `ranges` of a ResNet
         or on a GPU; `MissingExtraError` for an engine that is not installed.

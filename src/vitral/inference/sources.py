@@ -13,9 +13,9 @@ from vitral.data.dataset import DataSet, Split
 from vitral.data.files import Files, is_image, respelled, unread_files
 from vitral.data.sources import remote, shards
 from vitral.data.spellings import respelled_note
-from vitral.errors import DataError, empty
+from vitral.errors import DataError, empty, nearest
 from vitral.folders import is_run
-from vitral.wording import natural
+from vitral.wording import natural, some
 
 _LONGEST_LINE = 1 << 16
 """Most bytes of a line in a list of paths; a longer one means another kind of file."""
@@ -170,7 +170,7 @@ def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
         elif os.path.isdir(path):
             sources.append(Folder(path))
         elif not os.path.lexists(path):
-            raise DataError("no such image or folder", where=path, hint=_usage(command))
+            raise DataError("no such image or folder", where=path, why=_beside(path), hint=_usage(command))
         elif os.path.isfile(path) and path.lower().endswith((*ARCHIVES, ".txt")):
             sources.append(ListFile(path) if path.lower().endswith(".txt") else Archive(path))
         else:
@@ -209,6 +209,19 @@ def find_images(paths: Sequence[str | Path], command: str = "predict") -> list[P
         else:
             files.append(Path(source if isinstance(source, str) else source.where))
     return files
+
+
+def _beside(path: str) -> str:
+    """Describe what the nearest existing folder above a missing path contains."""
+    parent = next(one for one in Path(os.path.abspath(path)).parents if one.is_dir())
+    missing = Path(os.path.abspath(path)).relative_to(parent).parts[0]
+    folder = os.path.relpath(parent)
+    try:
+        names = sorted((one.name for one in parent.iterdir() if not one.name.startswith(".")), key=natural)
+    except OSError:
+        return f"there is no '{missing}' in '{folder}'"
+    place = "the current folder" if folder == "." else f"'{folder}'"
+    return f"{place} contains {some(nearest(missing, names) or names)}" if names else f"{place} is empty"
 
 
 def _usage(command: str) -> str:

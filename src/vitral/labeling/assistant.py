@@ -64,6 +64,8 @@ class Assistant:
         self.groups = np.arange(count)
         """(n,) equal for near-duplicates."""
         self.insight = Insight.nothing(count)
+        self.classes: tuple[str, ...] = ()
+        """The classes that the insight numbers."""
         self.number = 0
         """Grows with each new insight and each part of the features."""
         self.on_change: Callable[[], None] = lambda: None
@@ -119,13 +121,17 @@ class Assistant:
             self._asked.wait()
             yield True
 
+    def load(self) -> Predictor:
+        """Load the network whose features compare the images. Raises the errors of `vitral.load`."""
+        return replace(AUTO, precision="fp32").load(self.weights)
+
     def _images(self) -> Split:
         session = self.session
         names = [session.path(i) for i in range(len(session.state.images))]
         return Split(names, np.zeros(len(names), np.int64), FolderFetch(os.sep, names))
 
     def _compute(self, images: Split) -> Iterator[bool]:
-        predictor = replace(AUTO, precision="fp32").load(self.weights)
+        predictor = self.load()
         cache, begun, due = FeatureCache(), time.perf_counter(), 0.0
         for start in range(0, len(images), PART):
             numbers = np.arange(start, min(start + PART, len(images)))
@@ -145,7 +151,8 @@ class Assistant:
         """Compute the insight, and tell the pages."""
         if self.features is not None:
             self._draw()
-            self.insight = insight(self.features, self.groups, labels_of(self.session.state))
+            state = self.session.state
+            self.insight, self.classes = insight(self.features, self.groups, labels_of(state)), state.classes
 
     def _draw(self) -> None:
         """Hold images out before the first suggestion."""

@@ -21,6 +21,7 @@ from vitral.evaluation.intervals import count_groups, proportion_interval
 from vitral.evaluation.label_errors import LIKELY, estimate
 from vitral.evaluation.unknown import threshold_of
 from vitral.inference.unknown import fit_statistics, mahalanobis
+from vitral.labeling.next_images import next_images
 
 FEWEST = 3
 """Images of a class from which it is suggested, if another class has as many."""
@@ -102,6 +103,12 @@ class Insight:
     """Right ones and all of the checked images that cross-validation predicts above `SURE`."""
     curve: tuple[tuple[int, float], ...] = ()
     """(labels, accuracy), ascending."""
+    next: tuple[int, ...] = ()
+    """Numbers of the waiting images whose labels teach most, in order (`vitral.labeling.next_images`)."""
+    fitted: probe.Fitted | None = None
+    """The classifier that suggests; None before there is one."""
+    temperature: float = 1.0
+    """Temperature of its probabilities."""
 
     @classmethod
     def nothing(cls, count: int) -> Insight:
@@ -116,6 +123,7 @@ class Insight:
             "percent": np.floor(100 * self.probability).astype(int).tolist(),
             "doubt": np.floor(100 * self.doubt).astype(int).tolist(),
             "unlike": np.flatnonzero(self.unlike).tolist(),
+            "next": list(self.next),
             "sure": list(self.sure),
             "curve": [list(one) for one in self.curve],
             "forecast": forecast(self.curve),
@@ -141,7 +149,8 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
     if (np.bincount(labels, minlength=given.classes) >= FEWEST).sum() < 2:
         return found
     rows = np.zeros(features.shape)
-    rows[there] = probe.standardized(features[there])
+    scale = probe.Scale.of(features[there])
+    rows[there] = scale(features[there])
     own = np.unique(groups[known], return_inverse=True)[1]
     folds = folds_of(labels, own, max(2, min(_FOLDS, len(np.unique(own)))))
     regressed, strength = probe.out_of_fold(rows[known], labels, given.classes, folds, ready=True)
@@ -150,10 +159,10 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
     doubts = _doubts(len(features), known, labels, crossed)
     temperature = _temperature(crossed[predictable], labels[predictable], own[predictable])
     crossed = tempered(crossed, temperature)
-    predict = probe.fitted(rows[known], labels, given.classes, strength)
+    predict = probe.fitted(rows[known], labels, given.classes, strength, scale)
     suggested, probability = found.suggested.copy(), found.probability.copy()
     waiting = np.flatnonzero(there & given.open & ~given.held)
-    for numbers, values in ((known, crossed), (waiting, tempered(predict(rows[waiting]), temperature))):
+    for numbers, values in ((known, crossed), (waiting, tempered(predict(features[waiting]), temperature))):
         suggested[numbers], probability[numbers] = values.argmax(1), values.max(1)
     unlike = np.zeros(len(features), bool)
     unlike[waiting] = unlike_all(rows[known], labels, folds, rows[waiting])
@@ -166,9 +175,12 @@ def insight(features: np.ndarray, groups: np.ndarray, given: Labels) -> Insight:
         doubts,
         unlike,
         Accuracy(labels[measured], crossed[measured].argmax(1), own[measured]),
-        Accuracy(given.labels[held], predict(rows[held]).argmax(1), groups[held]) if len(held) else None,
+        Accuracy(given.labels[held], predict(features[held]).argmax(1), groups[held]) if len(held) else None,
         (int(right[sure].sum()), int(sure.sum())),
         curve(rows[known], labels, given.classes, folds, strength, measured) if measured.sum() >= FOR_ADVICE else (),
+        tuple(next_images(rows, known, waiting, probability)),
+        predict,
+        temperature,
     )
 
 
@@ -296,7 +308,20 @@ def neighbors(features: np.ndarray, image: int, among: np.ndarray, most: int = 3
 
 def by_similarity(features: np.ndarray, image: int) -> np.ndarray:
     """Return all images (n,), the most similar to one first, itself in front; images without features come last."""
-    rows = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    cosines = rows @ rows[image]
+    cosines = _cosines(features, features[image])
     cosines[image] = np.inf
-    return np.argsort(-np.where(np.isnan(cosines), -np.inf, cosines), kind="stable")
+    return np.argsort(-cosines, kind="stable")
+
+
+def nearest_to(features: np.ndarray, new: np.ndarray, among: np.ndarray, most: int = 6) -> np.ndarray:
+    """Return the numbers of the images of a mask (n,) that are most similar to new features (D,), the nearest first."""
+    cosines = np.where(among, _cosines(features, new), -np.inf)
+    order = np.argsort(-cosines, kind="stable")[:most]
+    return order[np.isfinite(cosines[order])]
+
+
+def _cosines(features: np.ndarray, one: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity (n,) of features (n, D) to one (D,); minus infinity for images without features."""
+    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(one)
+    cosines = features @ one / np.maximum(lengths, 1e-12)
+    return np.where(np.isnan(cosines), -np.inf, cosines)

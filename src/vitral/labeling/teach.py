@@ -1,119 +1,157 @@
-"""Train on the labels as a process of its own: `vitral train labels.csv --minutes M --out RUN`.
+"""Plan and train on the labels: `vitral train labels.csv --minutes M --out RUN`, in a process of its own.
 
-The process is followed through the files of its run folder, as any other program could: `metrics.jsonl` grows by a line
-per epoch, and `result.json` ends the run. A stop is the signal of Ctrl-C, after which the run can be resumed.
+The plan comes from the same command with `--plan-only`. The run is followed through the files of its folder, as any
+other program could: `metrics.jsonl` grows by a line per epoch, and `result.json` ends the run. A stop is the signal of
+Ctrl-C, after which the run can be resumed.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from vitral import bounded
 from vitral.errors import UsageError
+from vitral.labeling.home import Home
+from vitral.labeling.process import PROGRAM, Process
 from vitral.labeling.session import Session
+from vitral.training.progress import place
 from vitral.training.run_folder import RunFolder
 from vitral.wording import shown
 
 LONGEST = 24 * 60.0
 """Minutes of a run that the page starts."""
-_FIGURES = ("accuracy", "accuracy_interval", "images")
-_PATIENCE = 60.0  # seconds that a run has to save itself
 
 
 class Teacher:
-    """The run that the page started last. Use it as a context manager, which stops a run that is not done."""
+    """The run that the page planned or started last. Use it as a context manager, which stops what is not done."""
 
-    def __init__(self, session: Session, folder: Path = Path("runs"), program: Sequence[str] = ()):
-        """`folder` holds the runs, and `program` is the command (default: this Python with `-m vitral`)."""
-        self.session, self.folder = session, folder.absolute()
-        self.program = tuple(program) or (sys.executable, "-m", "vitral")
+    def __init__(self, session: Session, folder: Path = Path("runs"), program: Sequence[str] = PROGRAM):
+        """`folder` holds the runs, and `program` is the command."""
+        self.session, self.folder, self.program = session, folder.absolute(), tuple(program)
+        self.home = Home(session, self.program)
         self.run: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        """The folder of the run that was started last."""
+        self._earlier: Path | None = None
+        """The last run before it that ended with a result."""
+        self._planning: Process | None = None
+        self._training: Process | None = None
         self._begun = self._minutes = 0.0
-        self._stopped = False
+        self._guard = threading.RLock()
 
     def __enter__(self) -> Teacher:
         return self
 
     def __exit__(self, *failed: object) -> None:
-        self.stop()
-        if self._process is not None:
-            try:
-                self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._log is not None:
-            self._log.close()
+        for process in (self._planning, self._training):
+            if process is not None:
+                process.end()
+        self.home.end()
 
     @property
     def is_running(self) -> bool:
-        """True while the process lives."""
-        return self._process is not None and self._process.poll() is None
+        """True while a run trains."""
+        return self._training is not None and self._training.code is None
+
+    @property
+    def finished(self) -> Path | None:
+        """The last run that ended with a result."""
+        if self.run is not None and not self.is_running and RunFolder(self.run).result.is_file():
+            return self.run
+        return self._earlier
+
+    def plan(self, minutes: float) -> None:
+        """Plan a run on the labels of this moment. Raises as `start`."""
+        with self._guard:
+            words = [*self._words(minutes), "--plan-only", "--format", "json"]
+            self._forget_plan()
+            self._planning, self._minutes = Process(self.program, words), minutes
 
     def start(self, minutes: float) -> None:
         """Train on the labels of this moment. Raises `UsageError` if a run is not done yet, `WriteError`."""
+        with self._guard:
+            words = self._words(minutes)
+            self._forget_plan()
+            self._earlier = self.finished
+            if self._training is not None:
+                self._training.end()
+            self.run = Path(words[words.index("--out") + 1])
+            self._training = Process(self.program, words)
+            self._begun, self._minutes = time.monotonic(), minutes
+
+    def stop(self) -> None:
+        """Give up planning, or ask the run to save itself and end; it can be resumed."""
+        with self._guard:
+            self._forget_plan()
+            if self._training is not None:
+                self._training.interrupt()
+
+    def make(self, kind: str) -> None:
+        """Begin to make something of the finished run. Raises as `Home.make`."""
+        with self._guard:
+            self.home.make(kind, self.finished)
+
+    def _words(self, minutes: float) -> list[str]:
+        """Return the words of a command on the labels as they are now, with a new folder."""
         if self.is_running:
             raise UsageError("a run is not done yet", hint="stop it first")
         if not 0 < minutes <= LONGEST:
             raise UsageError(f"a run takes up to {LONGEST:g} minutes", hint="5")
         self.session.flush()
         name = self.session.table.parent.name or "labels"
-        self.run = next(path for n in range(1, 100_000) if not (path := self.folder / f"{name}-{n}").exists())
-        words = ["train", str(self.session.table), "--minutes", f"{minutes:g}", "--out", str(self.run), "--quiet"]
-        if self._log is not None:
-            self._log.close()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until the next run
-        self._process = subprocess.Popen(
-            [*self.program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log
-        )
-        self._begun, self._minutes, self._stopped = time.monotonic(), minutes, False
+        run = next(path for n in range(1, 100_000) if not (path := self.folder / f"{name}-{n}").exists())
+        return ["train", str(self.session.table), "--minutes", f"{minutes:g}", "--out", str(run), "--quiet"]
 
-    def stop(self) -> None:
-        """Ask the run to save itself and end; it can be resumed."""
-        if self._process is not None and self.is_running:
-            self._stopped = True
-            self._process.send_signal(signal.SIGINT)
+    def _forget_plan(self) -> None:
+        if self._planning is not None:
+            self._planning.end()
+        self._planning = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state of the run for the page."""
-        if self.run is None or self._process is None:
-            return {"state": "none"}
-        code = self._process.poll()
+        """Return the state for the page: of the plan, otherwise of the run; and what is there of a finished run."""
+        with self._guard:
+            done = self.finished
+            plain = {"finished": shown(str(done)) if done else "", "home": self.home.to_json(done)}
+            if self._planning is not None:
+                return plain | self._plan_to_json(self._planning)
+            if self._training is not None:
+                return plain | self._run_to_json(self._training)
+            return plain | {"state": "none"}
+
+    def _plan_to_json(self, process: Process) -> dict[str, Any]:
+        plain = {"minutes": self._minutes}
+        if process.code is None:
+            return {**plain, "state": "planning"}
+        if process.code:
+            return {**plain, "state": "failed", "why": process.error()}
+        return {**plain, "state": "planned", "plan": read_plan(process.printed())}
+
+    def _run_to_json(self, process: Process) -> dict[str, Any]:
+        assert self.run is not None
         folder = RunFolder(self.run)
         plain = {
             "run": shown(str(self.run)),
             "epochs": read_epochs(folder.metrics),
             "seconds_left": max(0.0, 60 * self._minutes - (time.monotonic() - self._begun)),
         }
-        if code is None:
-            return {**plain, "state": "stopping" if self._stopped else "running"}
+        if process.code is None:
+            return {**plain, "state": "stopping" if process.interrupted else "running"}
         if folder.result.is_file():
             return {**plain, "state": "done", **read_result(folder.result)}
-        if self._stopped:
+        if process.interrupted:
             return {**plain, "state": "stopped", "next": f"vitral train --out {shlex.quote(str(self.run))} --resume"}
-        return {**plain, "state": "failed", "why": self._said()}
+        return {**plain, "state": "failed", "why": process.error()}
 
-    def _said(self) -> str:
-        """Return the error that the process printed last."""
-        assert self._log is not None
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - 4000))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        first = next(
-            (i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith("error: ")), max(0, len(lines) - 1)
-        )
-        return shown(" ".join(line.strip() for line in lines[first:]))
+
+def read_plan(printed: bytes) -> list[dict[str, str]]:
+    """Return name, value and reason of each choice of a plan in JSON, in the order of `--plan-only`."""
+    choices = bounded.parse(printed)["choices"]
+    kept = [{name: str(one[name]) for name in ("name", "value", "reason")} for one in choices]
+    return sorted(kept, key=lambda one: place(one["name"]))
 
 
 def read_epochs(metrics: Path) -> list[dict[str, float]]:

@@ -50,7 +50,7 @@ def name_of(option: str, part: Any) -> str:
         return f"{module}:{name}"
     label = re.sub(r"\W+", "_", name.rpartition(".")[2] or type(part).__name__).strip("_")
     if isinstance(part, type) and option in _AS_OBJECTS:
-        part = part()
+        part = _object_of(option, part)
     return _named(f"{HERE}:{option}_{label}", part)
 
 
@@ -103,7 +103,16 @@ def own_function(option: str, name: str) -> Callable[..., Any]:
 @functools.cache
 def _made(option: str, name: str) -> Callable[..., Any]:
     part = own_part(option, name)
-    return part() if isinstance(part, type) else part
+    return _object_of(option, part) if isinstance(part, type) else part
+
+
+def _object_of(option: str, part: type) -> Any:
+    """Make an object of a class without arguments. Raises `UsageError` if it needs some."""
+    try:
+        return part()
+    except TypeError as error:
+        hint = f"{option}={part.__name__}(…)"
+        raise UsageError(f"your {option} is a class that needs arguments", why=str(error), hint=hint) from error
 
 
 def trusted() -> Path:

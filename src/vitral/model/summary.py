@@ -143,7 +143,7 @@ def summarize(
     Args:
         model: The network, its configuration, or its name.
         image_size: Size in pixels: a side of a square, or (height, width) (default: the size of the model). A network
-            with learned positions has only one.
+            with learned positions accepts only its own.
         batch: Images per batch, for the memory of activations.
         name: The title (default: the name or the class of the model).
 

@@ -187,9 +187,8 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
     if size in SIZES and parsed:
         return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
     if size in SIZES:
-        raise UsageError(
-            f"unknown model '{name}'", why="a size needs a patch size, in pixels", hint=f"--model {size}/16"
-        )
+        why = f"'{patch}' is not a patch size in pixels" if patch else "a size needs a patch size, in pixels"
+        raise UsageError(f"unknown model '{name}'", why=why, hint=f"--model {size}/16")
     library = f"{size}:{patch}"
     if is_foreign(library) and not is_function(library):
         raise UsageError(f"unknown model '{name}'", why=f"nearest: {library}", hint=f"--model {library}")

@@ -9,9 +9,9 @@ values are in docs/log/start.md.
 from __future__ import annotations
 
 from vitral.device import Machine
-from vitral.recipes.finetune import geometry
+from vitral.recipes.finetune import AVERAGED, SMOOTHING, geometry
 from vitral.recipes.small import augmentation
-from vitral.recipes.stats import MIRRORED, PROBE, DatasetStats, warmup
+from vitral.recipes.stats import MIRRORED, PASSES, PROBE, DatasetStats, pixels_of, steps, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -52,19 +52,19 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         flip=True,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )
-    small = f"your images have {stats.size[0]}×{stats.size[1]} pixels; the built-in model was trained at 64 to 160"
-    total = f"each image is used {epochs} times, varied at random; --minutes sets a time limit instead"
+    small = f"your images ({pixels_of(stats)}) are resized; the built-in model was trained at 64 to 160 pixels"
     return Plan(
         run,
         (
             Choice("image size", f"{side}×{side}", small),
-            Choice("probe", "first", PROBE),
-            Choice("epochs", str(epochs), total),
-            Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 64 else "usual"),
-            Choice("optimizer", f"muon, {run.lr:g}", "one learning rate for all layers, lower than for random weights"),
-            Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
+            Choice("probe", "yes", PROBE),
+            Choice("epochs", str(epochs), PASSES),
+            Choice("batch", str(run.batch_size), steps(stats, run.batch_size)),
+            Choice("optimizer", f"muon, {run.lr:g}", "the learning rate is lower than for random weights"),
+            Choice("geometry", *geometry(run.crop)),
             Choice("mirror", "yes", MIRRORED),
             augmentation(run),
-            Choice("smoothing", "0.1, weights averaged", "both reduce overfitting to images that are seen often"),
+            SMOOTHING,
+            AVERAGED,
         ),
     )

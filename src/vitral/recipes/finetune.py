@@ -10,10 +10,13 @@ starts at zero. The experiments behind the values of `finetune` are in docs/log/
 """
 
 from vitral.device import Machine
-from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, PROBE, DatasetStats
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, PROBE, DatasetStats, steps
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
+SMOOTHING = Choice("label smoothing", "0.1", "reduces overfitting: the target keeps a tenth for the other classes")
+AVERAGED = Choice("averaging", "on", "validates and saves a moving average of the weights, which reduces overfitting")
+"""Lines of several recipes."""
 FINETUNE_BATCH = 512
 """Batch size of Table 4."""
 
@@ -44,24 +47,36 @@ def finetune(stats: DatasetStats, machine: Machine) -> Plan:
     return Plan(
         run,
         (
-            Choice("probe", "first", PROBE),
+            Choice("probe", "yes", PROBE),
             Choice(
                 "epochs",
                 str(epochs),
-                "training on about 120,000 images in all (20 times as many on a GPU), for at most 50 epochs",
+                "passes over the training images: about 120,000 images in all (2,400,000 on a GPU), at most 50 passes",
             ),
-            Choice("batch", str(run.batch_size), "small, for a small data set" if run.batch_size <= 32 else "usual"),
-            Choice("optimizer", "adamw, 0.001", "the learning rate of the head; the blocks below it have lower ones"),
-            Choice("layer decay", "0.75", "early layers are general and change least (BEiT, MAE)"),
-            Choice("geometry", geometry(run.crop), "the position of the object does not matter"),
+            Choice("batch", str(run.batch_size), steps(stats, run.batch_size)),
+            Choice(
+                "optimizer", "adamw, 0.001", "0.001 is the learning rate of the head; earlier layers have lower ones"
+            ),
+            Choice(
+                "layer decay",
+                "0.75",
+                "factor on the learning rate from each block to the one before it: early layers need little change",
+            ),
+            Choice("geometry", *geometry(run.crop)),
             Choice("mirror", "yes" if color else "no", MIRRORED if color else NOT_MIRRORED),
-            Choice("smoothing", "0.1", "reduces overfitting to images that are seen often"),
+            SMOOTHING,
         ),
     )
 
 
-def geometry(crop: str) -> str:
-    return "random crops of 30% to 100% of the area" if crop == "random-resized" else "shifts by up to 1/8"
+def geometry(crop: str, shift: float = 1 / 8) -> tuple[str, str]:
+    """Return what random crops or shifts do to training images, and the reason."""
+    if crop == "random-resized":
+        return (
+            "random crops of 30% to 100% of the area",
+            "teach the network to recognize an object anywhere in a photograph",
+        )
+    return f"shifts by up to 1/{1 / shift:.0f}", "small shifts suit small images, which the object fills"
 
 
 def paper_finetune(stats: DatasetStats, machine: Machine) -> Plan:

@@ -80,10 +80,18 @@ def linear_probe(stats: DatasetStats, machine: Machine) -> Plan:
     return Plan(
         run,
         (
-            Choice("init", "none", "random weights: a baseline; --init WEIGHTS uses a trained network"),
-            Choice("optimizer", "L-BFGS", "only the head is trained: a convex problem with an exact solution"),
-            Choice("weight decay", f"C {first} to {last}", f"{len(STRENGTHS)} fits; validation chooses the best"),
-            Choice("augmentation", "none", "the features of each image are computed once and cached"),
+            Choice("init", "none", "random weights, as a baseline; --init WEIGHTS starts from a trained network"),
+            Choice(
+                "optimizer", "L-BFGS", "only the last layer, the head, is fitted; L-BFGS finds its best weights exactly"
+            ),
+            Choice(
+                "weight decay",
+                f"C {first} to {last}",
+                f"{len(STRENGTHS)} strengths of regularization (C) are tried; validation images decide",
+            ),
+            Choice(
+                "augmentation", "none", "the features of each image are computed only once, from the unchanged image"
+            ),
         ),
     )
 

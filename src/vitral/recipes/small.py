@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from vitral.data.images.augmentation import Crop
 from vitral.device import Machine
-from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, DatasetStats, warmup
+from vitral.recipes.finetune import AVERAGED, SMOOTHING, geometry
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, PASSES, DatasetStats, pixels_of, steps, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -48,7 +49,7 @@ def small(stats: DatasetStats, machine: Machine) -> Plan:
         flip=stats.channels == 3,
     )
     run = replace(run, **_adjustments(stats, gpu, shape.crop, epochs))
-    return Plan(run, (*_input_choices(stats, shape), *_training_choices(run, why_epochs)))
+    return Plan(run, (*_input_choices(stats, shape), *_training_choices(stats, run, why_epochs)))
 
 
 def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dict[str, Any]:
@@ -68,34 +69,32 @@ def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dic
 
 def _input_choices(stats: DatasetStats, shape: Shape) -> tuple[Choice, ...]:
     """Explain the choices about the network and its input."""
-    height, width = stats.size
-    same = "" if stats.uniform else f" (the median of {stats.sampled} images)"
+    same = stats.uniform and shape.image_size == stats.size
+    why_size = "the size of your images" if same else f"your images ({pixels_of(stats)}) are resized"
     color = "your images have color" if stats.channels == 3 else "all sampled images are grayscale"
     return (
-        Choice("image size", "×".join(map(str, shape.image_size)), f"your images have {height}×{width} pixels{same}"),
+        Choice("image size", "×".join(map(str, shape.image_size)), why_size),
         Choice("channels", str(stats.channels), color),
         Choice("model", shape.model, shape.why),
-        Choice("pooling", "mean", "over patches: trains faster on little data than a class token (arXiv 2205.01580)"),
+        Choice(
+            "pooling",
+            "mean",
+            "the head reads the mean of all patches, which learns faster from few images than a class token",
+        ),
     )
 
 
-def _training_choices(run: Run, why_epochs: str) -> tuple[Choice, ...]:
+def _training_choices(stats: DatasetStats, run: Run, why_epochs: str) -> tuple[Choice, ...]:
     """Explain the choices about training."""
-    few = run.batch_size <= 64
-    if run.crop == "random-resized":
-        geometry = "random crops of 30% to 100% of the area", "the object may be anywhere in a photograph"
-    else:
-        geometry = f"shifts by up to 1/{1 / run.shift:.0f}", "the object fills a small image"
-    smoothing = f"{run.label_smoothing:g}, weights averaged"
-    why_smoothing = f"both reduce overfitting{' to images that are seen often' if run.epochs >= 5 else ''}"
     return (
         Choice("epochs", str(run.epochs), why_epochs),
-        Choice("batch", str(run.batch_size), "small, for a small data set" if few else "keeps the hardware busy"),
-        Choice("optimizer", f"muon, {run.lr:g}", "needs fewer epochs than AdamW (docs/log/accuracy.md)"),
-        Choice("geometry", *geometry),
+        Choice("batch", str(run.batch_size), steps(stats, run.batch_size)),
+        Choice("optimizer", f"muon, {run.lr:g}", "Muon, at this learning rate, needs fewer epochs than AdamW"),
+        Choice("geometry", *geometry(run.crop, run.shift)),
         Choice("mirror", "yes" if run.flip else "no", MIRRORED if run.flip else NOT_MIRRORED),
         augmentation(run),
-        Choice("smoothing", smoothing, why_smoothing),
+        replace(SMOOTHING, value=f"{run.label_smoothing:g}"),
+        AVERAGED,
     )
 
 
@@ -106,11 +105,11 @@ _LONG = 20
 def augmentation(run: Run) -> Choice:
     """Explain the augmentation."""
     if run.augment != "none":
-        return Choice("augmentation", run.augment, f"{run.epochs} epochs are enough to benefit from it")
+        return Choice("augmentation", run.augment, f"{run.epochs} epochs are enough to benefit from strong changes")
     if run.erase:
         why = "reduces overfitting to small images in a short run"
         return Choice("augmentation", f"random erasing, {run.erase:g}", why)
-    why = "the run is too short to benefit from more" if run.flip else "grayscale images may be text"
+    why = "the run is too short to benefit from stronger changes" if run.flip else "strong changes could spoil text"
     return Choice("augmentation", "none", why)
 
 
@@ -134,18 +133,18 @@ def shape_of(stats: DatasetStats, gpu: bool) -> Shape:
         size = "Mini" if _deep(stats) else "S" if stats.images >= 5_000 else "Ti"
     else:
         size = "Micro" if stats.channels == 3 else "Femto"
-    machine = "on a GPU" if gpu else "for a CPU"
-    convolutions = "convolutions before them train faster than patches"
+    machine = "a GPU" if gpu else "a CPU"
+    convolutions = "C+ adds convolutions, which train faster than plain patches"
     largest = max(stats.size)
     for limit, patch in ((16, 2), (40, 4), (96, 8 if gpu else 16)):
         if largest <= limit:
             if patch == 4 and stats.channels == 3 and not gpu and all(n % 8 == 0 for n in stats.size):
                 patch = 8  # one more halving in the deep stem
             image_size = tuple(max(patch, round(n / patch) * patch) for n in stats.size)
-            why = f"tokens of {patch} pixels for small images, {convolutions}; width and depth {machine}"
+            why = f"size {size} suits {machine}, and patches of {patch} pixels suit small images; {convolutions}"
             return Shape(image_size, f"C+{size}/{patch}", "shift", why)  # type: ignore[arg-type]
     side = 224 if gpu else 128
-    why = f"tokens of 16 pixels for photographs, {convolutions}; width and depth {machine}"
+    why = f"size {size} suits {machine}, and patches of 16 pixels suit photographs; {convolutions}"
     return Shape((side, side), f"C+{size}/16", "random-resized", why)
 
 
@@ -158,9 +157,4 @@ def _epochs(stats: DatasetStats, gpu: bool) -> tuple[int, str]:
     if stats.epochs is not None:
         return min(most, stats.epochs), ""  # the plan adds the reason
     epochs = max(5, min(most, round(images / stats.images)))
-    why = (
-        f"each of {stats.images:,} images is used {most} times, varied at random"
-        if epochs == most
-        else f"each image is used {epochs} times, varied at random; --minutes sets a time limit instead"
-    )
-    return epochs, why
+    return epochs, PASSES

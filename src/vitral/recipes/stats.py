@@ -23,14 +23,29 @@ _SAMPLED = 64
 _FEW_STEPS = 10
 """Steps of an epoch above which its incomplete last batch is less than a tenth of the images."""
 
-MIRRORED = "photographs stay realistic when mirrored"
-NOT_MIRRORED = "grayscale images may be text, which must not be mirrored"
+MIRRORED = "half of the images are mirrored at random, because photographs stay realistic when mirrored"
+NOT_MIRRORED = "images are not mirrored, because grayscale images may be text"
 """Reasons of several recipes for mirroring training images or not."""
+PASSES = "passes over the training images, which vary at random from pass to pass; --minutes sets a time limit"
+"""Reason of several recipes for a number of epochs."""
 PROBE = (
-    "a linear probe gives a first accuracy within seconds; "
-    "with 100 or more validation images, it is kept if no epoch is better"
+    "before training, a linear classifier on the features of the initial weights shows a first accuracy; "
+    "with 100 or more validation images, it is saved if no epoch is better"
 )
 """Reason of several recipes for a probe before the training."""
+
+
+def steps(stats: DatasetStats, batch: int) -> str:
+    """Reason of several recipes for a batch size."""
+    count = stats.images if stats.train_images is None else stats.train_images
+    each = max(1, count // batch)
+    return f"images per step, so that an epoch has {each:,} {'step' if each == 1 else 'steps'}"
+
+
+def pixels_of(stats: DatasetStats) -> str:
+    """Height and width of the images, the median if they vary."""
+    size = f"{stats.size[0]}×{stats.size[1]} pixels"
+    return size if stats.uniform else f"{size}, the median of {stats.sampled:,}"
 
 
 def warmup(epochs: int) -> float:

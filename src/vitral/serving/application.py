@@ -157,7 +157,7 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
     predictions = [output.prediction(one.name, row).to_json(asked.top) for one, row in named]
     if maps:
         # Drawing takes longer than computing, and needs no network.
-        drawn = await service.run(lambda: [_explanation(one, asked.overlay) for one in maps])
+        drawn = await service.run(lambda: [explanation_of(one, asked.overlay) for one in maps])
         for prediction, explanation, row, one in zip(predictions, drawn, rows, maps, strict=True):
             if isinstance(one, TextExplanation):
                 prediction["explanation"] = explanation
@@ -167,7 +167,7 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
     return {"model": model.name, "version": model.version, "predictions": predictions}
 
 
-def _explanation(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, Any]:
+def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, Any]:
     """A heat map as plain data; with `overlay`, the image as the network saw it and the map over it as PNG. For a text,
     return the map of each character.
     """

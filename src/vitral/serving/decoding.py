@@ -29,9 +29,10 @@ class Decoder:
     which the limit of pixels bounds. The other threads take what waits.
     """
 
-    def __init__(self, threads: int, limits: Limits, metrics: Metrics):
+    def __init__(self, threads: int, limits: Limits, metrics: Metrics, name: str = "vitral-decode"):
+        """`name` begins the names of its threads."""
         self.limits, self.metrics = limits, metrics
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="vitral-decode")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     def close(self) -> None:
         """Let the threads end after what they are doing."""

@@ -192,12 +192,8 @@ class Model:
         return list(head_features(predictor.network, on_device, predictor.preprocessing, predictor.machine).numpy())
 
     def _explain(self, predicted: Ticket, method: str, target: int | None) -> Heatmap | TextExplanation:
-        predictor, image = self.predictor, predicted.image
-        assert image is not None
-        standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
-        found = explain(predictor.network, standardized, target, method=method)[0]
-        label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()
-        return dataclasses.replace(found, label=label, image=pixels)
+        assert predicted.image is not None
+        return heatmap(self.predictor, predicted.image, method, target)
 
     @cached_property
     def methods(self) -> list[dict[str, Any]]:
@@ -357,6 +353,14 @@ class TextModel(Model):
 
     def _fits(self, method: str) -> bool:
         return method in self.explained_by
+
+
+def heatmap(predictor: Predictor, image: Tensor, method: str, target: int | None) -> Heatmap:
+    """Return the map of a prepared image, (C, H, W) uint8, for one class or for the predicted one."""
+    standardized = predictor.preprocessing.standardize(image[None].to(predictor.machine.device))
+    found = explain(predictor.network, standardized, target, method=method)[0]
+    label, pixels = predictor.classes[found.target], image.permute(1, 2, 0).numpy()
+    return dataclasses.replace(found, label=label, image=pixels)
 
 
 def model_of(name: str, predictor: Predictor, limits: Limits, metrics: Metrics) -> Model:

@@ -43,10 +43,11 @@ def asset(path: str, example: bytes) -> Endpoint:
     else:
         page = web.page(served=True, example=web.EXAMPLE if example else "")
         content = (web.text(ASSETS[path]) if path in ASSETS else page).encode()
-    return fixed(content, TYPES.get(path.rpartition(".")[2], TYPES["html"]), _PERMISSIONS)
+    return fixed(content, TYPES.get(path.rpartition(".")[2], TYPES["html"]), PERMISSIONS)
 
 
-_PERMISSIONS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
+PERMISSIONS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
+"""Header of a page that may ask for the camera."""
 
 
 def fixed(content: bytes, kind: str, more: Mapping[str, str] | None = None) -> Endpoint:

@@ -31,7 +31,7 @@ from vitral.folders import is_run
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs.output import require_classes
 from vitral.inference.predictor import Predictor
-from vitral.kinds import checked
+from vitral.kinds import as_path, checked
 from vitral.model import summarize
 from vitral.studies.paired import LEVEL, Difference, holm, mcnemar, paired_interval, sums_of
 from vitral.training.run_folder import RunFolder
@@ -253,8 +253,9 @@ def compare(
         found = vitral.compare(["runs/photos", "runs/other"])
         print(found.conclusion())
     """
+    models = [as_path(one) for one in models]
     if len(models) < 2:
-        raise UsageError("a comparison takes two networks or more", hint="vitral compare runs/a runs/b")
+        raise UsageError("a comparison takes two networks or more", hint="name two runs or weights files")
     names = _names(models)
     held_out, options = DataOptions(data, split, data_root), InferenceOptions(device, precision)
     found = [evaluate_images(one, held_out, options, progress) for one in models]

@@ -46,8 +46,7 @@ def seconds_saved(operations: float, precision: Precision, dim: int) -> float:
 def should_compile(machine: Machine, config: ModelConfig, images: int) -> tuple[bool, str]:
     """Decide whether to compile for a run of `images`, all epochs together; return the decision and the reason."""
     if machine.device.type != "cuda":
-        name = {"cpu": "a CPU", "mps": "an Apple GPU"}[machine.device.type]
-        return False, f"no speed-up measured on {name}; --compile compiles nevertheless"
+        return False, "vitral chooses torch.compile only on NVIDIA GPUs; --compile turns it on"
     if missing := unavailable_reason(machine.device):
         return False, missing
     operations = 3 * summarize(config).flops * images  # backward is twice forward

@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
 from vitral.data.images.augmentation import Augment, Augmentation, Crop
@@ -84,7 +87,8 @@ class Run:
     data_root: str = option("data", "folder of the data sets that have a name; missing ones are downloaded to it")
     val_fraction: float | None = option(
         None,
-        "fraction of the training images to set aside for validation, if there is no val split; 0 validates on test",
+        "fraction of the training images to set aside for validation, if there is no val split; 0 validates on "
+        "the test images",
     )
     train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
@@ -94,7 +98,7 @@ class Run:
     split_seed: int | None = option(None, "seed of the validation split (default: --seed)")
     val_share: float = option(1.0, "random fraction of the validation images to use")
     bad_images: Literal["error", "skip"] = option(
-        "error", "what to do about unreadable images: stop before training, or skip them"
+        "error", "what to do about unreadable images: stop before training (error), or train without them (skip)"
     )
     max_bad: int | None = option(
         None, "with --bad-images skip: stop if more than N images are unreadable (default: no limit)"
@@ -112,7 +116,9 @@ class Run:
         "this is unclear (default: auto)",
     )
     class_order: str | None = option(
-        None, "order of the classes of --init if the weights have no class names: natural, text, or a file of names"
+        None,
+        "how to order the classes of --init if the weights lack their names: natural (2 before 10), text, or a file of "
+        "names",
     )
     targets: tuple[str, ...] = option((), "columns of a table to predict: numbers, or 0 and 1 for each label")
     loss: Literal["mse", "huber"] = option(
@@ -124,8 +130,9 @@ class Run:
     # Network
     model: str = option(
         "Pico/2",
-        "size and patch size (Ti/16, S/4), with a convolutional stem (C+Micro/8), or a name from `vitral models`; "
-        "also timm:NAME, torchvision:NAME, MODULE:FUNCTION (default: chosen by the recipe)",
+        "network: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
+        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. It starts from random weights, unless --init "
+        "or the built-in model has trained ones (default: the network of --init, or chosen by the recipe)",
     )
     init: str | None = option(
         None,
@@ -173,7 +180,11 @@ class Run:
     )
 
     # Preprocessing and augmentation
-    resize: Resize = option("stretch", "how to resize images to the image size")
+    resize: Resize = option(
+        "stretch",
+        "how to resize images: stretch to the image size, crop the center, letterbox (add a border), or native (keep "
+        "size and aspect ratio)",
+    )
     crop_fraction: float = option(0.875, "fraction of the short side that --resize crop keeps")
     resize_size: tuple[int, int] | None = option(None, "height and width before the center crop")
     center: Center = option("round", "rounding of the center crop's offset")
@@ -191,7 +202,7 @@ class Run:
     antialias: bool = option(True, "antialias when downsampling")
     levels: tuple[int, int] | None = option(
         None,
-        "values of black and white in images of floats, or of gray with 16 bits or more; for 12 bits 0 4095 "
+        "pixel values of black and white, for images of floats, or gray ones of 16 bits or more; for 12 bits 0 4095 "
         "(default: 0 65535)",
     )
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (from 0 to 1): one number, or one per channel")
@@ -206,7 +217,7 @@ class Run:
     augment: Augment = option(
         "none",
         "augmentation of training images; affine rotates and scales a little. Or your own function, MODULE:FUNCTION, "
-        "which maps an image (C, H, W) of bytes to one",
+        "which receives and returns an image as uint8 (C, H, W)",
     )
     randaugment: tuple[int, int] = option(
         (2, 10), "with --augment randaugment: operations per image, and their magnitude from 0 to 30"
@@ -232,7 +243,7 @@ class Run:
         f"optimizer: {either(OPTIMIZERS)}; or your own function, MODULE:FUNCTION, which maps parameter groups to a "
         "torch optimizer",
     )
-    lr: float = option(1e-3, "learning rate; with --lr-batch, for batches of that size")
+    lr: float = option(1e-3, "learning rate, for the batch size of --lr-batch if you state one")
     lr_batch: int | None = option(
         None, "batch size that --lr is meant for; the rate is scaled to your batch size (default: not scaled)"
     )
@@ -305,7 +316,11 @@ class Run:
     )
     workers: int | None = option(None, "worker processes that decode images (default: by the number of cores)")
     seed: int = option(0, "seed of the split, the initial weights, the order, and the augmentation")
-    recipe: str = option("small", "set of defaults: small, paper, linear-probe, … (see docs/recipes.md)")
+    recipe: str = option(
+        "small",
+        "set of defaults, such as backbone (for the built-in model), small (from random weights), finetune (for other "
+        "weights), linear-probe, or paper",
+    )
     log: tuple[str, ...] = option((), "also write metrics to these trackers: csv, tensorboard, wandb, mlflow")
     out: str | None = option(None, "folder of the run")
 
@@ -387,7 +402,9 @@ def _check_types(run: Run) -> None:
         if name in OWN_PARTS and is_own(value):
             continue
         if choices and value not in choices:
-            raise unknown(f"choice for {flag(name)}:", value, choices)
+            shown = value if isinstance(value, str) else f"{value!r:.60}"
+            own = "choose one of these, or pass a function of yours" if name in OWN_PARTS else None
+            raise unknown(f"choice for {flag(name)}:", shown, choices, own)
         if not choices and not matches(value, kind):
             raise wrong_kind(flag(name), value, Run.__annotations__[name])
 
@@ -413,6 +430,15 @@ def _plain(name: str, value: Any) -> Any:
         return names_of(value)
     if name in OWN_PARTS and (callable(value) or isinstance(value, Sampler)):
         return name_of(name, value)
+    if isinstance(value, Optimizer):
+        why = "a run makes its network, and then the optimizer of its parameters"
+        hint = "optimizer=torch.optim.SGD, or lambda groups: torch.optim.SGD(groups, lr=0.1)"
+        raise UsageError(f"{flag(name)} is made already", why=why, hint=hint)
+    if isinstance(value, np.ndarray | Tensor):
+        return _plain(name, value.tolist())
     if isinstance(value, list):
+        if any(map(callable, value)):
+            hint = "combine them: torchvision.transforms.v2.Compose([…])" if name == "augment" else "pass one"
+            raise UsageError(f"{flag(name)} cannot be a list of functions", hint=hint)
         return tuple(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

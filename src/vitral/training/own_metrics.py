@@ -27,6 +27,10 @@ def names_of(metrics: object) -> tuple[str, ...]:
         named = dict(metrics)
     elif isinstance(metrics, list | tuple) and not all(isinstance(one, str) for one in metrics):
         named = {_label(one): one for one in metrics}
+        if len(named) < len(metrics):
+            labels = [_label(one) for one in metrics]
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise UsageError(f"two metrics are called {twice}", why="each has a column of its own", hint=_HINT)
     elif isinstance(metrics, list | tuple):
         return tuple(metrics)
     else:

@@ -18,7 +18,7 @@ from vitral.console import draws, table
 from vitral.epoch_metrics import TaskMetric, printed
 from vitral.training.callbacks import Callback, Epoch
 from vitral.training.plan import Plan
-from vitral.wording import count, duration
+from vitral.wording import duration
 
 _EVERY = 0.25  # seconds between two reads of the loss, each of which synchronizes with a GPU
 
@@ -168,7 +168,7 @@ SLOW_IMAGES = (
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
     """Print each choice with its reason; unless `whole`, those that depend on the user's images, and warnings."""
-    choices = sorted(plan.choices, key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else len(_FIRST))
+    choices = sorted(plan.choices, key=lambda one: place(one.name))
     if not whole:
         choices = [one for one in choices if one.name not in DETAILS or one.value.startswith("WARNING")]
         choices = [one for one in choices if one.name in _FIRST or one.reason != "requested"]
@@ -183,7 +183,14 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = False) -> None:
         rows.add_row(choice.name, choice.value, choice.reason)
     console.print(rows)
     if left := len(plan.choices) - len(choices):
-        console.print(f"and {count(left, 'choice')} more: --plan-only", style="dim", highlight=False)
+        console.print(
+            f"{left} more {'setting' if left == 1 else 'settings'}: --plan-only", style="dim", highlight=False
+        )
+
+
+def place(name: str) -> int:
+    """Return the place of a choice in a printed plan; those of the same place stay in order."""
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 _FIRST = ("model", "init", "epochs", "minutes")
@@ -192,6 +199,7 @@ DETAILS = frozenset(
     {
         "accumulate",
         "augmentation",
+        "averaging",
         "batch",
         "batch size",
         "channels",
@@ -216,7 +224,7 @@ DETAILS = frozenset(
         "pre logits",
         "precision",
         "prototypes",
-        "smoothing",
+        "label smoothing",
         "teacher momentum",
         "teacher views",
         "threads",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitral import bounded
-from vitral.atomic import is_temporary
+from vitral.atomic import is_temporary, remove_left
 from vitral.data.checks.fingerprint import Fingerprint
 from vitral.data.checks.groups import read_sets
 from vitral.data.held_out import HeldOut
@@ -96,8 +96,7 @@ class RunFolder:
                 raise self._in_use() from None
             except OSError as error:
                 raise refused(self.path, error) from error
-            for left in [one for one in self.path.rglob(".*.tmp") if is_temporary(one.name)]:
-                left.unlink(missing_ok=True)  # of a killed process: only the holder of the lock writes
+            remove_left(self.path)
             yield
 
     def check_unlocked(self) -> None:

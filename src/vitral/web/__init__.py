@@ -32,6 +32,7 @@ LABEL: Mapping[str, str] = {
     **{f"/{name}": f"label/{name}" for name in ("label.css", "main.js", "api.js", "store.js", "grid.js", "thumbs.js")},
     **{f"/{name}": f"label/{name}" for name in ("selection.js", "pointer.js", "classes.js", "large.js", "keys.js")},
     **{f"/{name}": f"label/{name}" for name in ("insight.js", "assist.js", "measure.js", "teach.js")},
+    **{f"/{name}": f"label/{name}" for name in ("home.js", "trial.js", "camera.js", "dom.js")},
 }
 """Path of the page of `vitral label` → its asset."""
 

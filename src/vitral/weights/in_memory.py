@@ -28,7 +28,10 @@ from vitral.weights.formats.huggingface_config import ARCHITECTURES
 from vitral.weights.notes import Caution
 from vitral.weights.read.source import Source, Stated
 
-GRADIENTS = "vitral.explain(module, images, method='input-gradient') explains any network"
+GRADIENTS = (
+    "vitral.train(data, model=module) trains any network; "
+    "vitral.explain(module, images, method='input-gradient') explains it"
+)
 
 
 def source_of(module: nn.Module) -> Source:

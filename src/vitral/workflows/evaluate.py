@@ -32,7 +32,7 @@ from vitral.device import Machine, choose, plain_modes
 from vitral.distributed.ranks import ALONE, Ranks, current, joined
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.metrics import Evaluation
-from vitral.evaluation.rows import Rows
+from vitral.evaluation.rows import rows_of
 from vitral.folders import same_path
 from vitral.inference.options import InferenceOptions
 from vitral.inference.outputs import output_of
@@ -162,9 +162,10 @@ def evaluate(
 ) -> Evaluation:
     """Measure a network on labeled images.
 
-    By default the PyTorch module computes, as at the end of its run, and the metrics are the same to the last image.
+    By default, the plain PyTorch module computes the predictions, so the metrics equal those at the end of its run.
     Classes are matched by name: the data may have fewer classes than the network, but no others. Under torchrun each
-    process computes some of the batches, and all processes return the same evaluation.
+    process computes some of the batches, and all processes return the same metrics. Only the first process has
+    `predictions`.
 
     Args:
         model: A run folder, a weights file, a predictor, or a network in memory.
@@ -193,8 +194,8 @@ def evaluate(
     """
     options = InferenceOptions(device, precision, engine, tta)
     found = evaluate_images(model, DataOptions(data, split, data_root, bad_images), options, progress)
-    rows = Rows(found.images, found.probabilities, found.predictor.output) if len(found.probabilities) else ()
-    object.__setattr__(found.evaluation, "predictions", rows)  # not a field: JSON and equality leave it out
+    rows = partial(rows_of, found.images, found.probabilities, found.predictor.output)
+    object.__setattr__(found.evaluation, "_rows", rows)  # not a field: JSON and equality leave it out
     return found.evaluation
 
 

@@ -60,7 +60,7 @@ class Planned(Described):
     """A plan that was not carried out: its options with their reasons, its data in splits, and its parts.
 
     Example:
-        planned = vitral.plan("photos/", model="Ti/16")
+        planned = vitral.plan("photos/")
         print(planned.run.lr, [choice.reason for choice in planned.choices])
     """
 
@@ -182,7 +182,7 @@ def plan(data: str | Path | DataSet | Examples, **options: Any) -> Planned:
         DataError: The images cannot be read, or the labels are not clear.
 
     Example:
-        planned = vitral.plan("photos/", model="Ti/16", epochs=5)
+        planned = vitral.plan("photos/", epochs=5)
         model, train = planned.model(), planned.loader("train")
         optimizer = planned.optimizer(model)
         schedule = planned.schedule(optimizer)

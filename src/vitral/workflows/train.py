@@ -64,8 +64,8 @@ def train(
     The run folder holds the weights, the metrics and a report. Ctrl-C and SIGTERM save the run.
 
     Under torchrun all processes call this function and train together. The first one plans, prints, writes, and calls
-    the callbacks. A process that ends because another one failed raises `Elsewhere`. Processes that torchrun starts
-    again resume.
+    the callbacks. If one process fails, the others raise `Elsewhere`. Processes that torchrun starts again resume the
+    run.
 
     Args:
         data: A path, the name of a data set, or data in memory: a torch Dataset of (image, label), arrays (images,
@@ -76,7 +76,8 @@ def train(
         quiet: Print nothing.
         callbacks: Objects that follow the run, after the trackers of `log`. A run does not store them: pass them again
             to resume.
-        began: Time of `time.monotonic()` from which `minutes` is counted; then it covers planning and the report, too.
+        began: Start of the time limit `minutes`, as a value of `time.monotonic()`; the limit then covers planning and
+            the report, too. By default, it covers training and validation.
         options: Fields of `vitral.Run`, which are listed below. The folder `out` is by default runs/NAME.
 
     Returns:
@@ -90,7 +91,7 @@ def train(
         Interrupted: You stopped the run. It is a `KeyboardInterrupt`, and its text says how to go on.
 
     Example:
-        run = vitral.train("photos/", model="Ti/16", epochs=2, out="runs/pets")
+        run = vitral.train("photos/", epochs=2, out="runs/pets")
         print(run.result["val_accuracy"])
     """
     if resume and overwrite:

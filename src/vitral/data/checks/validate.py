@@ -25,7 +25,7 @@ from vitral.data.checks.looks import SIDE, Look, look, unusual
 from vitral.data.checks.near import LEAST_SIDE, near_pairs, thumbnail, unsearchable
 from vitral.data.dataset import DataSet, Split, relative_names
 from vitral.data.files import UNOPENED
-from vitral.data.images.decode import Probe, probe, read_image
+from vitral.data.images.decode import Probe, missing_reader, probe, read_image
 from vitral.data.images.depth import depth_of
 from vitral.data.images.lazy_torchvision import preload
 from vitral.data.images.levels import check_levels
@@ -62,8 +62,8 @@ def check(dataset: DataSet, progress: OnProgress | None = None, *, levels: tuple
 
     Duplicates are found by a hash of the decoded pixels, so copies with another name, format or metadata count.
     Resized, recompressed, mirrored and slightly cropped copies are near-duplicates, found by a perceptual hash. Blurred
-    images, images of one color, text among photographs, and unusual sizes are judged by the set itself. Defects never
-    raise.
+    images, images of one color, text among photographs, and unusual sizes are judged relative to the other images of
+    the data set. Defects never raise.
 
     Args:
         dataset: The images, from `vitral.load_data`.
@@ -403,4 +403,7 @@ def readable(
 
 def left_out(names: Sequence[str]) -> str:
     """Message about images left out; empty if there are none."""
-    return f"left out {count(len(names), 'unreadable image')}: {some(names, 5)}" if names else ""
+    if not names:
+        return ""
+    left = f"left out {count(len(names), 'unreadable image')}: {some(names, 5)}"
+    return "; ".join(filter(None, (left, missing_reader(names))))

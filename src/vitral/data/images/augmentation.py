@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random as python_random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,7 +107,8 @@ def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
     Raises `UsageError` for a result of another shape or type.
     """
     try:
-        changed = _changed_by(function, images)
+        with _seeded(function):
+            changed = _changed_by(function, images)
     except Exception as error:  # code of the user may raise anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         hint = "a function of a uint8 tensor (C, H, W), or a transform of torchvision.transforms.v2 or albumentations"
@@ -120,17 +123,41 @@ def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
                 else type_of(one)
             )
             why = f"it made {got} of an image uint8 {tuple(images.shape[1:])}"
-            hint = "leave out the conversion to floats and the normalization, which vitral does afterwards"
+            if not isinstance(one, Tensor):
+                hint = "return the changed image as a tensor"
+            elif one.dtype != torch.uint8:
+                hint = "leave out the conversion to floats and the normalization, which vitral does afterwards"
+            else:
+                hint = f"crop to {images.shape[-2]} × {images.shape[-1]} pixels; --image-size sets the size of a run"
             raise UsageError("your augment must keep the shape and the type of an image", why=why, hint=hint)
     return torch.stack(changed).to(images.device)
+
+
+@contextmanager
+def _seeded(function: Callable[..., Any]) -> Iterator[None]:
+    """Seed the other random generators of Python by torch's, so that a run repeats, and restore them afterwards."""
+    seed = int(torch.randint(2**31, ()))
+    states = python_random.getstate(), np.random.get_state()
+    python_random.seed(seed)
+    np.random.seed(seed)
+    if hasattr(function, "set_random_seed"):  # albumentations have generators of their own
+        function.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        python_random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _changed_by(function: Callable[..., Any], images: Tensor) -> list[Any]:
     if type(function).__module__.partition(".")[0] != "albumentations":
         return [function(one) for one in images]
     arrays = images.permute(0, 2, 3, 1).cpu().numpy()
-    changed = [torch.from_numpy(np.ascontiguousarray(function(image=one)["image"])) for one in arrays]
-    return [one.permute(2, 0, 1) for one in changed]
+    changed = [function(image=one)["image"] for one in arrays]
+    return [  # ToTensorV2 makes a tensor (C, H, W)
+        one if isinstance(one, Tensor) else torch.from_numpy(np.ascontiguousarray(one)).permute(2, 0, 1)
+        for one in changed
+    ]
 
 
 def random_mirror(images: Tensor) -> Tensor:

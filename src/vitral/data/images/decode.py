@@ -15,7 +15,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -147,10 +147,20 @@ _MEDIA: dict[str, Callable[[], Callable[[io.BytesIO], Image.Image] | None]] = {
 }
 
 
+_HEIC_EXTRA = "pip install 'vitral[heic]'"
+
+
+def missing_reader(names: Iterable[str]) -> str:
+    """Return a hint if HEIC is not read here and a file has its extension, else ""."""
+    if _MEDIA["HEIC"]() is None and any(name.lower().endswith((".heic", ".heif")) for name in names):
+        return f"HEIC needs {_HEIC_EXTRA}"
+    return ""
+
+
 def _unreadable(data: bytes, name: str) -> ImageError:
     """The error for a file of a format that is not read: its kind, and the way out."""
     if brand := media_brand(data) if media_brand(data) in _MEDIA else "":
-        extra = "pip install 'vitral[heic]'" if brand == "HEIC" else "a Pillow with AVIF"
+        extra = _HEIC_EXTRA if brand == "HEIC" else "a Pillow with AVIF"
         return ImageError(name, f"a {brand} image, which needs {extra}; or convert it to JPEG")
     kind, hint = kind_of(data)
     if kind:

@@ -49,18 +49,23 @@ CENTERS = ("round", "floor")
 class Preprocessing:
     """Preprocessing that a network expects.
 
-    `resize`: `stretch` to `image_size` (the authors' evaluation); `crop` = short side to `image_size / crop_fraction`,
-    then the center; `letterbox` = the long side fits, the rest is filled with the mean; `native` = images keep their
-    aspect ratio and, if they fit into `image_size`, about their size, in whole multiples of `multiple` (height, width).
-    `mean` and `std` are those of pixels scaled to 0..1, one number per channel.
+    `resize` is one of these:
+
+    - `stretch`: resize to `image_size`, as in the authors' evaluation;
+    - `crop`: resize the short side to `image_size / crop_fraction`, then cut out the center;
+    - `letterbox`: resize the long side to fit, and fill the rest with the mean;
+    - `native`: keep the aspect ratio and, if the image fits into `image_size`, about its size, in whole multiples of
+      `multiple` (height, width).
+
+    The pixels are scaled to 0..1 first. `mean` and `std` apply to these values, one number per channel.
 
     `resize_size` (height, width) is for published recipes that state the size before the center crop: `stretch`
     resizes to exactly that size; `crop` makes the image just cover it; `letterbox` fits it inside. Then the center of
     `image_size` is cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With
     `resize_size`, images that already have `image_size` are resized, too; without it they are left alone. `center`
     rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
-    `levels` are the floats, or the 16- and 32-bit integers of gray images, that are black and white; None is 0 and
-    65535 for integers, and for floats 0 and 1 or 0 and 255, as each image's own values have it.
+    `levels` are the floats, or the 16- and 32-bit integers of gray images, that are black and white. None means
+    0 and 65535 for integers; for floats, 0 and 1, or 0 and 255, by the values of each image.
 
     Example:
         preprocessing = vitral.Preprocessing((64, 64), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,8 +66,9 @@ def load(
 ) -> DataSet:
     """Load labeled images; no image is decoded yet.
 
-    A table may also have several labels per image (`labels`) or numbers (`numbers`): its columns say so, or `wanted`.
-    Texts are read if `wanted` names the task, because their files look like others (`vitral.data.sources.lines`).
+    A table may also have several labels per image (`labels`) or numbers (`numbers`). vitral infers the task from the
+    columns, or you state it as `wanted`. For texts, you must state it, because their files look like others
+    (`vitral.data.sources.lines`).
 
     Args:
         data: A folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`
@@ -168,13 +170,12 @@ def _refusal(data: str) -> VitralError:
         inside = _data_in(parent)
         missing = Path(data).relative_to(parent).parts[0]
         near = nearest(missing, inside) or inside
-        why = f"'{parent}' contains {some(near, 6)}" if inside else f"there are no data in '{parent}'"
-        return DataError(
-            "no such file or folder",
-            where=data,
-            why=why,
-            hint="check the path, or use a data set by its name, such as digits",
-        )
+        place = "the current folder" if parent == Path() else f"'{parent}'"
+        why = f"{place} contains {some(near, 6)}" if inside else f"{place} contains no data"
+        hint = "correct the path, or name a known data set, such as digits"
+        if len(near) == 1:
+            hint = f"use {shlex.quote(str(parent / near[0]))}, or name a known data set, such as digits"
+        return DataError("no such file or folder", where=data, why=why, hint=hint)
     names = ("digits", "planted", *named.NAMED)
     near = nearest(data, (*names, *_data_in(Path())))
     why = (

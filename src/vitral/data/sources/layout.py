@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from vitral.data.dataset import DataSet
 from vitral.data.files import Files, count_extensions, is_image
@@ -35,6 +35,14 @@ def read_layout(files: Files, name: str, wanted: Labeling = ANY) -> DataSet:
     raise _refusal(files)
 
 
+def _unlabeled(images: Sequence[str]) -> str:
+    """Describe images without labels, with the name of the first one."""
+    first = some(images[:1])[:200]
+    if len(images) == 1:
+        return f"the only image, {first}, has no label"
+    return f"the {len(images):,} images have no labels (first: {first})"
+
+
 def _refusal(files: Files) -> DataError:
     if not files.paths:
         return DataError(
@@ -51,7 +59,7 @@ def _refusal(files: Files) -> DataError:
     return NoLabelsError(
         "images without class folders",
         where=files.where,
-        why=f"the {len(images):,} images have no labels (first: {some(images, 1)[:200]})",
-        hint="use one folder per class (DATA/cat/1.jpg), or a .csv with the columns file,label; vitral pretrain and "
-        "vitral embed need no labels",
+        why=_unlabeled(images),
+        hint="move the images into one folder per class, such as DATA/cat/1.jpg, or write a .csv with the columns "
+        "file,label; vitral label labels images in the browser",
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from vitral import activity
 from vitral.data.dataset import (
@@ -106,7 +106,7 @@ def _of_tables(tables: Mapping[str, Any], where: str, wanted: Labeling) -> DataS
     for split, table in tables.items():
         if columns_of(table) != header:
             raise DataError("the tables of the splits have other columns", where=where, why=some(header))
-        columns = [[_cell(one) for one in table[name]] for name in header]
+        columns = [[_cell(one, where) for one in table[name]] for name in header]
         writer.writerows([*row, *([split] if several else [])] for row in zip(*columns, strict=True))
     files = _InMemory(text.getvalue())
     return replace(Table(files, _TABLE, where, wanted).dataset("data"), source=where)
@@ -126,9 +126,12 @@ class _InMemory(Folder):
         return self.text.encode() if path == _TABLE else super().read(path, limit)
 
 
-def _cell(value: Any) -> Any:
-    """Return a cell of a table as the csv module writes it."""
+def _cell(value: Any, where: str) -> Any:
+    """Return a cell of a table as the csv module writes it. Raises `DataError` for an image."""
     value = value.as_py() if hasattr(value, "as_py") else value
+    if isinstance(value, Image.Image | np.ndarray | Tensor | bytes):
+        hint = "(list(table['image']), table['label']), with the names of your columns"
+        raise DataError("a table has images instead of their paths", where=where, why=type_of(value), hint=hint)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -151,6 +154,10 @@ def _part(data: Any, where: str) -> _Part:
         if len(images) != len(labels):
             raise DataError(f"{len(images):,} images and {len(labels):,} labels", where=where)
         return _Part(_checked_labels(labels, where), ItemFetch(images, None, _levels(images, where)))
+    columns = None if isinstance(data, Dataset) else columns_of(data)
+    if columns is not None and not isinstance(data, Mapping):
+        why = f"its columns are {some(columns, 8)}"
+        raise DataError("no column of image files", where=where, why=why, hint="rename the columns to path and label")
     if not is_examples(data):
         raise UsageError(f"{type_of(data)} is not a data set", why=why_no_examples(data), hint=EXAMPLES)
     if not len(data):
@@ -160,7 +167,7 @@ def _part(data: Any, where: str) -> _Part:
     names = getattr(data.dataset if isinstance(data, Subset) else data, "classes", None)
     classes = tuple(map(str, names)) if isinstance(names, list | tuple) else None
     labels = _checked_labels(_labels(data, label), where)
-    return _Part(labels, fetch, classes if isinstance(labels[0], int) else None, _random(fetch))
+    return _Part(labels, fetch, classes if isinstance(labels[0], int) else None, _random(fetch, len(labels)))
 
 
 def _is_pair_of_arrays(data: Any) -> bool:
@@ -299,12 +306,20 @@ def _raw(image: Any, levels: Levels | None) -> bytes | np.ndarray:
     return read_image(image, levels=levels)
 
 
-def _random(fetch: ItemFetch) -> tuple[str, ...]:
-    """Return a note if the data set changes its images at random."""
+_COMPARED = 16
+"""Images that are read twice, to find random transforms."""
+
+
+def _random(fetch: ItemFetch, images: int) -> tuple[str, ...]:
+    """Return a note if the data set changes its images at random; a flip alone leaves half of them as they are."""
     try:
-        first, again = fetch(0), fetch(0)
+        same = all(_equal(fetch(i), fetch(i)) for i in range(min(images, _COMPARED)))
     except (ImageError, OSError, ValueError):  # reported by name when all images are read
         return ()
-    if np.array_equal(np.asarray(first), np.asarray(again)):
+    if same:
         return ()
     return ("the data set changes its images at random, and vitral keeps them as read: pass the transform as augment=",)
+
+
+def _equal(first: bytes | np.ndarray, second: bytes | np.ndarray) -> bool:
+    return np.array_equal(np.asarray(first), np.asarray(second))

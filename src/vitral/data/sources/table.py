@@ -26,7 +26,7 @@ from vitral.data.targets import ANY, Labeling, targets_of
 from vitral.data.targets.target import LabelReader
 from vitral.data.targets.text import TEXT_COLUMNS, TEXTS
 from vitral.errors import DataError
-from vitral.wording import count, shown, some
+from vitral.wording import count, either, shown, some
 
 COLUMNS = {
     "file": FILE_COLUMNS,
@@ -212,9 +212,9 @@ class Table:
             f"no {kind} column in the table",
             where=self.where,
             why=f"columns found: {some(self.header, 8) or 'none'}",
-            hint="--task text, to read the text in images; or name a column label"
+            hint="--task text, to read the text in images; or call the column of the classes label"
             if texts
-            else f"name one of them {', '.join(COLUMNS.get(kind, TEXT_COLUMNS)[:5])} (first line of the file)",
+            else f"in the first line, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
         )
 
     def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:
@@ -345,7 +345,12 @@ class Table:
             verb = "does" if len(problems.missing) == 1 else "do"
             what = f"{count(len(problems.missing), 'file')} of the table {verb} not exist"
             why = some(problems.missing)
-            raise DataError(what, where=self.where, why=why, hint="paths are relative to the table's own folder")
+            raise DataError(
+                what,
+                where=self.where,
+                why=why,
+                hint="paths are relative to the folder of the table, or to the current one if it is in memory",
+            )
 
 
 def _cell_at(row: Sequence[str], column: int) -> str:

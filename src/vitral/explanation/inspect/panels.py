@@ -208,11 +208,13 @@ def _filters(found: PatchFilters) -> Panel | None:
     what = f"of the {found.source}" if _convolved(found) else "that every patch is compared with"
     size = found.kernels[0].size
     random = (1 + (size / len(found.kernels)) ** 0.5) ** 2 / size  # Marchenko and Pastur 1967
-    verdict = "they have learned" if found.explained[0] > 1.5 * random else "they have hardly learned yet"
+    # A small share proves nothing: small or decorrelated kernels of a trained stem are as varied as random ones.
+    verdict = ", so the filters have learned a structure" if found.explained[0] > 1.5 * random else ""
     caption = (
         f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}. The first"
-        f" one explains {found.explained[0]:.0%}, and {random:.0%} of random kernels: {verdict}. Mid-gray is zero; each"
-        " component is scaled on its own. Trained patches have smooth shapes, from brightness and color to stripes."
+        f" component explains {found.explained[0]:.0%}, against {random:.0%} for random kernels{verdict}. Mid-gray is"
+        " zero; each component is scaled separately. Trained patches have smooth shapes, from brightness and color to"
+        " stripes."
     )
     title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
     return Panel("filters", title, caption, lambda t: drawing.filters(found, t))
@@ -242,7 +244,7 @@ def _positions(found: PositionSimilarity) -> Panel | None:
     if found.values is None:
         return None
     kinds = {
-        "learned": "The network was not given the positions of its patches: it learned a vector for each. A bright area"
+        "learned": "Positions are not built in: the network learned a vector for each position. A bright area"
         " around each map's own position means that it learned which patches are neighbors; a bright cross, that it"
         " learned rows and columns.",
         "sincos": "These positions are computed, not learned, so this image is the same for every network of this"
@@ -252,28 +254,28 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         " keeps at that position.",
     }
     caption = (
-        "One small map for each patch of the image, at the position of the patch. Colors show the similarity of that"
-        f" patch's position to all others ({found.measure}; 1 is equal). {kinds[found.kind]}"
+        "Each small map belongs to one patch of the image, and is drawn at its place. Colors show the similarity of"
+        f" that patch's position to all others ({found.measure}; 1 is equal). {kinds[found.kind]}"
     )
     if found.kind == "learned" and min(found.values.shape[2:]) > 1:
         more = found.of_neighbors
-        verdict = "positions have been learned" if more > 0.1 else "positions have hardly been learned yet"
-        caption += f" Neighbors are more similar than others by {more:.2f}: {verdict}."
+        learned = "so the network has learned" if more > 0.1 else "so it has hardly learned yet"
+        caption += f" Neighbors are {more:.2f} more similar than others, {learned} which are neighbors."
     return Panel("positions", "Similarity of positions", caption, lambda t: drawing.positions(found, t))
 
 
 def _distance(found: AttentionDistance) -> Panel:
     near, far = np.nanmin(found.distance), np.nanmax(found.distance)
     kept = {
-        "drop": "Tokens other than patches are left out, and each query's weights are renormalized",
+        "drop": "Only patches count: attention to other tokens is left out, and the rest is scaled to a sum of 1",
         "keep": "Weight on tokens other than patches counts as distance 0",
     }[found.prefix]
     caption = (
         "How far heads look. Each dot is a head: the mean distance, in pixels, from a patch to the patches that it"
         f" attends to, weighted by attention, over all patches of {found.images} images. Here heads lie between"
-        f" {near:.1f} and {far:.1f} pixels. A head with uniform attention would be at {found.uniform:.1f} (dashed), one"
-        f" with uniform attention to its own patch and the neighbors at {found.local:.1f} (dashed), one that attends to"
-        " its own patch only at 0. Dots spread from low to high in the first layers mean that some heads work"
+        f" {near:.1f} and {far:.1f} pixels. The dashed lines are uniform attention to all patches"
+        f" ({found.uniform:.1f} pixels), and to a patch and its neighbors ({found.local:.1f}). A head that attends only"
+        " to its own patch is at 0. Dots spread from low to high in the first layers mean that some heads work"
         f" locally, as a convolution would, while others see the whole image at once. {kept}."
     )
     return Panel("distance", "Attention distance", caption, lambda t: drawing.distance(found, t))

@@ -63,7 +63,9 @@ def mean_of_own(function: OwnLoss, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = function(outputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UsageError(f"your loss cannot compute {shapes}", why=why) from error
+        numbers = outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()
+        hint = f"targets are class numbers; F.one_hot(targets, {outputs.shape[1]}).float() has a column per class"
+        raise UsageError(f"your loss cannot compute {shapes}", why=why, hint=hint if numbers else None) from error
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         why = f"it returned {type_of(loss)}" if not isinstance(loss, Tensor) else "its tensor has no gradient"
         raise UsageError(f"your loss makes no loss of {shapes}", why=why)

@@ -1,27 +1,31 @@
 // The bar above the grid: progress of the features, suggestions to accept, and orders. And the page of the accuracy.
 
+import { button, byId, dialog, progress as bar, select } from "./dom.js";
 import { ORDERS } from "./insight.js";
 import { Measure, percent } from "./measure.js";
 
-const byId = (id) => document.getElementById(id);
-
 export class Assist {
-  /** `accept(images)` accepts their suggestions. */
+  /**
+   * @param {import("./store.js").Store} store
+   * @param {{ accept: (images: number[]) => void }} calls accepts the suggestions of images.
+   */
   constructor(store, { accept }) {
-    Object.assign(this, { store, accept });
+    this.store = store;
+    this.accept = accept;
     this.measure = new Measure(store);
-    const order = byId("order");
+    const order = select("order");
     order.replaceChildren(...Object.entries(ORDERS).map(([key, name]) => new Option(name, key)));
     order.addEventListener("change", () => this.setOrder(order.value));
-    byId("accept").addEventListener("click", () => this.accept(this.sure()));
-    byId("measure-open").addEventListener("click", () => this.measure.show());
+    button("accept").addEventListener("click", () => this.accept(this.sure()));
+    button("measure-open").addEventListener("click", () => this.measure.show());
     store.addEventListener("change", () => this.draw());
     store.addEventListener("view", () => this.draw());
   }
 
+  /** @param {string} order a key of ORDERS */
   setOrder(order) {
     this.store.order = order;
-    byId("order").value = order;
+    select("order").value = order;
     this.store.refresh();
   }
 
@@ -32,7 +36,7 @@ export class Assist {
 
   draw() {
     const { insight } = this.store;
-    if (!this.store.names) return;
+    if (!this.store.names.length) return;
     this.drawProgress(insight.progress);
     const sure = this.sure().length, [right, count] = insight.sure;
     const accuracy = count ? `${right} of ${count} such suggestions were right in cross-validation.` : "Not yet tried in cross-validation.";
@@ -40,17 +44,18 @@ export class Assist {
     byId("accept").textContent = `Accept ${sure.toLocaleString("en")} above 95%`;
     byId("accept-note").textContent = sure ? accuracy : this.hint();
     byId("measure-open").textContent = this.accuracy();
-    byId("measure-open").disabled = !insight.crossed && !insight.heldOut;
-    if (byId("measure").open) this.measure.draw();
+    button("measure-open").disabled = !insight.crossed && !insight.heldOut;
+    if (dialog("measure").open) this.measure.draw();
   }
 
+  /** @param {import("./api.js").Progress | undefined} progress */
   drawProgress(progress) {
     const busy = progress && !progress.problem && progress.done < progress.total;
     byId("progress").hidden = !busy && !progress?.problem;
     byId("progress-bar").hidden = !busy;
     if (!progress) return;
-    byId("progress-bar").max = progress.total;
-    byId("progress-bar").value = progress.done;
+    bar("progress-bar").max = progress.total;
+    bar("progress-bar").value = progress.done;
     const left = progress.seconds_left === null ? "" : `, ${duration(progress.seconds_left)} left`;
     const done = `${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")}`;
     byId("progress-text").textContent = progress.problem ? `No suggestions: ${progress.problem}` : `Comparing images: ${done}${left}`;
@@ -71,6 +76,7 @@ export class Assist {
   }
 }
 
+/** @param {number} seconds */
 function duration(seconds) {
   if (seconds < 90) return `${Math.max(1, Math.round(seconds))} s`;
   return `${Math.round(seconds / 60)} min`;

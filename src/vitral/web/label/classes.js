@@ -1,14 +1,20 @@
 // The side list: filters with their counts, and classes with color, key and count.
 
+import { byId, element, input } from "./dom.js";
 import { FILTERS, color } from "./store.js";
 
-const byId = (id) => document.getElementById(id);
-
 export class Classes {
-  /** `label(name)` labels the selected images, `add(name)` adds a class, `edit(name)` asks for another name. */
+  /**
+   * `label` labels the selected images, `add` adds a class, `edit` asks for another name.
+   * @param {import("./store.js").Store} store
+   * @param {{ label: (name: string) => unknown, add: (name: string) => unknown, edit: (name: string) => unknown }} calls
+   */
   constructor(store, { label, add, edit }) {
-    Object.assign(this, { store, label, add, edit });
-    this.find = byId("find");
+    this.store = store;
+    this.label = label;
+    this.add = add;
+    this.edit = edit;
+    this.find = input("find");
     this.find.addEventListener("input", () => this.draw());
     this.find.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
     byId("find-form").addEventListener("submit", (event) => this.submit(event));
@@ -16,7 +22,11 @@ export class Classes {
     store.addEventListener("view", () => this.draw());
   }
 
-  /** The class of a digit key, if there is one. */
+  /**
+   * The class of a digit key, if there is one.
+   * @param {number} digit
+   * @returns {string | undefined}
+   */
   byDigit(digit) {
     return this.store.classes[(digit + 9) % 10];
   }
@@ -38,6 +48,7 @@ export class Classes {
     return this.store.classes.filter((name) => name.toLowerCase().includes(text));
   }
 
+  /** @param {Event} event */
   async submit(event) {
     event.preventDefault();
     const text = this.find.value.trim();
@@ -50,43 +61,54 @@ export class Classes {
   }
 
   draw() {
-    if (!this.store.names) return;
+    if (!this.store.names.length) return;
     const { filters, classes } = this.store.counts();
-    const focused = document.activeElement?.dataset?.key;
+    const focused = document.activeElement?.getAttribute("data-key");
     byId("filters").replaceChildren(
       ...Object.entries(FILTERS)
         .filter(([key]) => key === "all" || key === "unlabeled" || filters[key] || this.store.filter === key)
         .map(([key, [name]]) => this.filter(key, name, filters[key])),
     );
     const matching = new Set(this.matching());
-    const rows = this.store.classes.map((name, i) => [name, i]).filter(([name]) => matching.has(name));
-    byId("classes").replaceChildren(...rows.map(([name, i]) => this.row(name, i, classes[i])));
+    const rows = this.store.classes.flatMap((name, i) => (matching.has(name) ? [this.row(name, i, classes[i])] : []));
+    byId("classes").replaceChildren(...rows);
     byId("classes-note").textContent = this.note(rows.length);
-    if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    const again = focused && document.querySelector(`[data-key="${CSS.escape(focused)}"]`);
+    if (again instanceof HTMLElement) again.focus();
   }
 
+  /** @param {number} shown classes */
   note(shown) {
     if (!this.store.classes.length) return "Write the name of your first class above, then Enter.";
     if (!shown) return "Enter adds this class.";
     return "";
   }
 
+  /**
+   * @param {string} key
+   * @param {string} words
+   * @param {boolean} [pressed]
+   */
   button(key, words, pressed) {
-    const button = document.createElement("button");
+    const button = element("button", words);
     button.type = "button";
     button.dataset.key = key;
-    button.textContent = words;
     if (pressed !== undefined) button.setAttribute("aria-pressed", String(pressed));
     return button;
   }
 
+  /** @param {number} number */
   count(number) {
-    const span = document.createElement("span");
+    const span = element("span", number.toLocaleString("en"));
     span.className = "count";
-    span.textContent = number.toLocaleString("en");
     return span;
   }
 
+  /**
+   * @param {string} key
+   * @param {string} name
+   * @param {number} number
+   */
   filter(key, name, number) {
     const button = this.button(`filter ${key}`, name, this.store.filter === key);
     button.append(" ", this.count(number));
@@ -94,12 +116,16 @@ export class Classes {
     return button;
   }
 
+  /**
+   * @param {string} name
+   * @param {number} place
+   * @param {number} number
+   */
   row(name, place, number) {
-    const row = document.createElement("li");
+    const row = element("li");
     row.dataset.label = name;
     row.style.setProperty("--color", color(place));
-    const key = document.createElement("kbd");
-    key.textContent = place < 10 ? String((place + 1) % 10) : "";
+    const key = element("kbd", place < 10 ? String((place + 1) % 10) : "");
     key.setAttribute("aria-hidden", "true");
     const assign = this.button(`label ${name}`, name);
     assign.className = "name";

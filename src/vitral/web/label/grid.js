@@ -1,25 +1,39 @@
 // A grid that draws only the images in sight: 20,000 images cost as much as 60.
 
+import { element } from "./dom.js";
 import { CHECKED, color } from "./store.js";
 
 const GAP = 8, CAPTION = 24, MARGIN = 2; // pixels; rows above and below that are drawn, too
 
 export class Grid {
-  constructor(element, store, selection, thumbs) {
-    Object.assign(this, { element, store, selection, thumbs });
+  /**
+   * @param {HTMLElement} place
+   * @param {import("./store.js").Store} store
+   * @param {import("./selection.js").Selection} selection
+   * @param {import("./thumbs.js").Thumbs} thumbs
+   */
+  constructor(place, store, selection, thumbs) {
+    this.element = place;
+    this.store = store;
+    this.selection = selection;
+    this.thumbs = thumbs;
     this.size = 150;
-    this.cells = new Map(); // number of an image → cell
-    this.canvas = element.appendChild(document.createElement("div"));
+    this.columns = 0;
+    this.side = this.row = 1; // pixels of an image, and of a row with its gap
+    /** @type {Map<number, HTMLElement>} Number of an image → cell. */
+    this.cells = new Map();
+    this.canvas = place.appendChild(element("div"));
     this.canvas.className = "canvas";
     this.canvas.setAttribute("role", "presentation");
     this.asked = 0;
-    element.addEventListener("scroll", () => this.ask());
-    new ResizeObserver(() => this.layout()).observe(element);
+    place.addEventListener("scroll", () => this.ask());
+    new ResizeObserver(() => this.layout()).observe(place);
     store.addEventListener("view", () => this.layout());
     store.addEventListener("change", () => this.redraw());
     selection.addEventListener("change", () => this.redraw());
   }
 
+  /** @param {number} size pixels that an image has at least */
   setSize(size) {
     this.size = size;
     this.layout();
@@ -43,7 +57,7 @@ export class Grid {
 
   draw() {
     this.asked = 0;
-    if (!this.columns || !this.store.names) return;
+    if (!this.columns || !this.store.names.length) return;
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.row) - MARGIN) * this.columns;
     const rows = Math.ceil(this.element.clientHeight / this.row) + 2 * MARGIN + 1;
     const visible = this.store.shown.slice(first, first + rows * this.columns);
@@ -58,19 +72,20 @@ export class Grid {
     this.redraw();
   }
 
+  /** @param {number} number */
   create(number) {
-    const cell = document.createElement("div");
+    const image = element("img"), copies = element("span");
+    const picture = element("div", "", image, copies), caption = element("span");
+    const cell = element("div", "", picture, caption);
     cell.className = "cell";
+    copies.className = "copies";
+    picture.className = "picture";
+    caption.className = "caption";
     cell.id = `image-${number}`;
     cell.setAttribute("role", "option");
     cell.title = this.store.names[number];
-    const picture = cell.appendChild(document.createElement("div"));
-    picture.className = "picture";
-    const image = picture.appendChild(document.createElement("img"));
     image.alt = "";
     image.draggable = false;
-    picture.appendChild(document.createElement("span")).className = "copies";
-    cell.appendChild(document.createElement("span")).className = "caption";
     this.cells.set(number, cell);
     this.canvas.append(cell);
     this.thumbs.wish(number, (url) => {
@@ -80,6 +95,10 @@ export class Grid {
     return cell;
   }
 
+  /**
+   * @param {HTMLElement} cell
+   * @param {number} position
+   */
   place(cell, position) {
     cell.dataset.position = String(position);
     cell.setAttribute("aria-setsize", String(this.store.shown.length));
@@ -93,11 +112,15 @@ export class Grid {
   /** Labels, selection and cursor of the cells that are drawn. */
   redraw() {
     for (const [number, cell] of this.cells) this.dress(cell, number);
-    const current = this.cells.get(this.selection.current);
+    const current = this.cells.get(this.selection.current ?? -1);
     if (current) this.element.setAttribute("aria-activedescendant", current.id);
     else this.element.removeAttribute("aria-activedescendant");
   }
 
+  /**
+   * @param {HTMLElement} cell
+   * @param {number} number
+   */
   dress(cell, number) {
     const label = this.store.labels[number], checked = CHECKED[this.store.checked[number]];
     const words = this.store.words(number);
@@ -115,10 +138,11 @@ export class Grid {
     const suggestion = this.store.suggestionFor(number), instead = this.store.insteadOf(number);
     cell.classList.toggle("suggested", Boolean(suggestion || instead));
     const copies = this.store.insight.copies(number).length;
-    cell.querySelector(".copies").textContent = copies > 1 ? `× ${copies}` : "";
-    const state = { unsure: "unsure", excluded: "excluded" }[checked];
+    write(cell, ".copies", copies > 1 ? `× ${copies}` : "");
+    const state = ["unsure", "excluded"].includes(checked) ? checked : "";
     const probably = suggestion ? `${suggestion}? ${this.store.insight.percent[number]}%` : instead && `${this.store.labelOf(number)} → ${instead}?`;
-    cell.lastChild.textContent = state || probably || this.store.labelOf(number) || this.store.names[number].split("/").at(-1);
+    const name = this.store.names[number].split("/").at(-1) ?? "";
+    write(cell, ".caption", state || probably || this.store.labelOf(number) || name);
   }
 
   /** Scroll until the image with the cursor is in sight. */
@@ -130,11 +154,19 @@ export class Grid {
     this.draw();
   }
 
-  /** Positions of the images that touch a rectangle of the canvas, in pixels. */
+  /**
+   * Positions of the images that touch a rectangle of the canvas, in pixels.
+   * @param {number} left
+   * @param {number} top
+   * @param {number} right
+   * @param {number} bottom
+   */
   within(left, top, right, bottom) {
-    const step = this.side + GAP, found = [];
-    const column = (x) => Math.max(0, Math.min(this.columns - 1, Math.floor((x - GAP) / step)));
-    const row = (y) => Math.max(0, Math.floor((y - GAP) / this.row));
+    /** @type {number[]} */
+    const found = [];
+    const step = this.side + GAP;
+    const column = (/** @type {number} */ x) => Math.max(0, Math.min(this.columns - 1, Math.floor((x - GAP) / step)));
+    const row = (/** @type {number} */ y) => Math.max(0, Math.floor((y - GAP) / this.row));
     for (let y = row(top); y <= row(bottom); y++) {
       for (let x = column(left); x <= column(right); x++) {
         const position = y * this.columns + x;
@@ -143,4 +175,14 @@ export class Grid {
     }
     return found;
   }
+}
+
+/**
+ * @param {Element} cell
+ * @param {string} selector
+ * @param {string} text
+ */
+function write(cell, selector, text) {
+  const part = cell.querySelector(selector);
+  if (part) part.textContent = text;
 }

@@ -1,17 +1,24 @@
 // One image, as large as the window.
 
-import { image, neighbors } from "./api.js";
-
-const byId = (id) => document.getElementById(id);
+import { image, neighbors, wordsOf } from "./api.js";
+import { button, byId, dialog, element, picture } from "./dom.js";
 
 export class Large {
+  /**
+   * @param {import("./store.js").Store} store
+   * @param {import("./selection.js").Selection} selection
+   */
   constructor(store, selection) {
-    Object.assign(this, { store, selection });
-    this.dialog = byId("large");
-    this.picture = byId("large-image");
-    byId("large-close").addEventListener("click", () => this.close());
-    byId("large-before").addEventListener("click", () => selection.move(-1, false));
-    byId("large-after").addEventListener("click", () => selection.move(1, false));
+    this.store = store;
+    this.selection = selection;
+    this.dialog = dialog("large");
+    this.picture = picture("large-image");
+    /** @type {number | undefined} The image that is shown. */
+    this.number = undefined;
+    this.url = "";
+    button("large-close").addEventListener("click", () => this.close());
+    button("large-before").addEventListener("click", () => selection.move(-1, false));
+    button("large-after").addEventListener("click", () => selection.move(1, false));
     this.dialog.addEventListener("close", () => byId("grid").focus());
     selection.addEventListener("change", () => this.open && this.draw());
     store.addEventListener("change", () => this.open && this.words());
@@ -34,6 +41,7 @@ export class Large {
 
   words() {
     const number = this.selection.current;
+    if (number === undefined) return;
     const text = this.store.words(number);
     byId("large-name").textContent = this.store.names[number];
     byId("large-label").textContent = text.slice(this.store.names[number].length + 2);
@@ -52,19 +60,23 @@ export class Large {
     try {
       this.put(URL.createObjectURL(await image(number, "large", this.asked.signal)), "");
     } catch (error) {
-      if (this.number === number && error.name !== "AbortError") this.put("", error.message);
+      const left = error instanceof DOMException && error.name === "AbortError";
+      if (this.number === number && !left) this.put("", wordsOf(error));
     }
     return undefined;
   }
 
-  /** Show the nearest images of both classes beside one whose label is likely wrong. */
+  /**
+   * Show the nearest images of both classes beside one whose label is likely wrong.
+   * @param {number} number
+   */
   async compare(number) {
     const place = byId("neighbors"), instead = this.store.insteadOf(number);
     place.hidden = true;
     if (!instead) return;
     try {
       const { own, other } = await neighbors(number);
-      const rows = [[this.store.labelOf(number), own], [instead, other]].map(([name, numbers]) => this.row(name, numbers));
+      const rows = [this.row(this.store.labelOf(number), own), this.row(instead, other)];
       if (this.number !== number) return;
       place.replaceChildren(...(await Promise.all(rows)));
       place.hidden = false;
@@ -73,18 +85,26 @@ export class Large {
     }
   }
 
+  /**
+   * @param {string} name
+   * @param {number[]} numbers
+   */
   async row(name, numbers) {
-    const row = document.createElement("figure");
+    const row = element("figure");
     for (const number of numbers) {
-      const picture = row.appendChild(document.createElement("img"));
-      picture.alt = this.store.words(number);
-      picture.addEventListener("load", () => URL.revokeObjectURL(picture.src), { once: true });
-      picture.src = URL.createObjectURL(await image(number, "small"));
+      const small = row.appendChild(element("img"));
+      small.alt = this.store.words(number);
+      small.addEventListener("load", () => URL.revokeObjectURL(small.src), { once: true });
+      small.src = URL.createObjectURL(await image(number, "small"));
     }
-    row.appendChild(document.createElement("figcaption")).textContent = `Nearest ${name}`;
+    row.append(element("figcaption", `Nearest ${name}`));
     return row;
   }
 
+  /**
+   * @param {string} url
+   * @param {string} problem
+   */
   put(url, problem) {
     if (this.url) URL.revokeObjectURL(this.url);
     this.url = url;

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { Assist } from "./assist.js";
 import { Classes } from "./classes.js";
+import { button, byId, dialog, input } from "./dom.js";
 import { Grid } from "./grid.js";
 import { Insight } from "./insight.js";
 import { listen } from "./keys.js";
@@ -12,21 +13,27 @@ import { Selection } from "./selection.js";
 import { Store } from "./store.js";
 import { Teach } from "./teach.js";
 import { Thumbs } from "./thumbs.js";
+import { Trial } from "./trial.js";
 
-const byId = (id) => document.getElementById(id);
 const PAUSE = 1000; // milliseconds before a request that failed is tried again
 
-class Page {
+/** @typedef {import("./api.js").Action} Action */
+
+export class Page {
   constructor() {
     this.store = new Store();
     this.selection = new Selection();
     this.sent = Promise.resolve(true); // the last action
+    this.finished = this.lost = false;
+    this.edited = ""; // the class whose name is asked for
+    this.noted = 0; // notes that are shown
     this.grid = new Grid(byId("grid"), this.store, this.selection, new Thumbs());
     this.large = new Large(this.store, this.selection);
-    const label = (name) => this.label(name);
+    const label = (/** @type {string} */ name) => this.label(name);
     this.classes = new Classes(this.store, { label, add: (name) => this.addClass(name), edit: (name) => this.edit(name) });
     this.assist = new Assist(this.store, { accept: (images) => this.accept(images) });
     new Teach(this.store);
+    new Trial(this.store);
     new Pointer(this.grid, this.selection, { enlarge: () => this.large.show(), drop: label });
     this.store.addEventListener("view", () => this.view());
     this.store.addEventListener("change", () => this.draw());
@@ -62,29 +69,38 @@ class Page {
         if (this.finished) return;
         this.lost = true;
         this.complain(error);
-        if (error.status === 401) return;
+        if (error instanceof api.Refusal && error.status === 401) return;
         await new Promise((resolve) => setTimeout(resolve, PAUSE));
       }
     }
   }
 
-  /** Apply an action; true, so that a key counts as handled. */
+  /**
+   * Apply an action; true, so that a key counts as handled.
+   * @param {Action} action
+   */
   act(action) {
-    return this.acted(action) && true;
+    this.acted(action);
+    return true;
   }
 
-  /** Send an action after those before it; what it resolves to tells if it was done. */
+  /**
+   * Send an action after those before it; the promise becomes true if it was done.
+   * @param {Action} action
+   */
   acted(action) {
     this.sent = this.sent.then(() => this.send(action));
     return this.sent;
   }
 
+  /** @param {Action} action */
   async send(action) {
-    const said = { undo: this.store.undo && `Undone: ${this.store.undo}`, redo: this.store.redo && `Redone: ${this.store.redo}` }[action.do];
+    const { undo, redo } = this.store;
+    const words = (action.do === "undo" && undo && `Undone: ${undo}`) || (action.do === "redo" && redo && `Redone: ${redo}`);
     try {
       await this.store.act(action);
       this.message("");
-      this.say(said ?? this.store.undo);
+      this.say(words || this.store.undo);
       return true;
     } catch (error) {
       this.complain(error);
@@ -92,12 +108,18 @@ class Page {
     }
   }
 
-  /** Label the selected images, with their near-duplicates. */
+  /**
+   * Label the selected images, with their near-duplicates.
+   * @param {string} name
+   */
   label(name) {
     return this.on({ do: "label", label: name }, (images) => this.store.withCopies(images));
   }
 
-  /** Accept the suggestions of images. */
+  /**
+   * Accept the suggestions of images.
+   * @param {number[]} images
+   */
   accept(images) {
     const labels = images.map((i) => this.store.suggestionFor(i));
     if (!images.length || !labels.every(Boolean)) return this.say("No suggestion here");
@@ -126,16 +148,23 @@ class Page {
     }
   }
 
-  /** Confirm, clear, set aside or exclude the selected images; again takes them back. */
+  /**
+   * Confirm, clear, set aside or exclude the selected images; again takes them back.
+   * @param {string} kind
+   */
   mark(kind) {
     if (kind === "confirm" && this.selection.targets.length && this.selection.targets.every((i) => this.store.suggestionFor(i))) return this.take();
-    const state = { unsure: 3, exclude: 4 }[kind];
+    const state = ["unsure", "exclude"].indexOf(kind) + 3; // as in CHECKED; 2 for others
     const { targets } = this.selection;
-    const back = state && targets.length && targets.every((number) => this.store.checked[number] === state);
+    const back = state > 2 && targets.length && targets.every((number) => this.store.checked[number] === state);
     return this.on({ do: back ? "restore" : kind });
   }
 
-  /** Send an action on the selected images, and go on to the next one at once, so that a person need not wait. */
+  /**
+   * Send an action on the selected images, and go on to the next one at once, so that a person need not wait.
+   * @param {Action} action
+   * @param {(images: number[]) => number[]} chosen
+   */
   on(action, chosen = (images) => images) {
     const { selection } = this;
     const images = selection.targets, all = chosen(images);
@@ -146,39 +175,41 @@ class Page {
     return this.acted({ ...action, images: all }).then((done) => done && this.store.refresh());
   }
 
+  /** @param {string} name */
   async addClass(name) {
     if ((await this.acted({ do: "add class", label: name })) && this.selection.numbers.size) this.label(name);
   }
 
+  /** @param {string} name */
   edit(name) {
     this.edited = name;
-    byId("edit-name").value = name;
+    input("edit-name").value = name;
     byId("edit-title").textContent = `The class ${name}`;
-    byId("edit").showModal();
-    byId("edit-name").select();
+    dialog("edit").showModal();
+    input("edit-name").select();
   }
 
   help() {
-    byId("help").showModal();
+    dialog("help").showModal();
     return true;
   }
 
   buttons() {
-    const clicked = (id, work) => byId(id).addEventListener("click", work);
+    const clicked = (/** @type {string} */ id, /** @type {() => void} */ work) => button(id).addEventListener("click", work);
     clicked("undo", () => this.act({ do: "undo" }));
     clicked("redo", () => this.act({ do: "redo" }));
     clicked("help-open", () => this.help());
-    clicked("help-close", () => byId("help").close());
+    clicked("help-close", () => dialog("help").close());
     clicked("finish", () => this.finish());
-    for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", () => this.mark(button.dataset.do));
-    byId("size").addEventListener("input", (event) => this.grid.setSize(Number(event.target.value)));
+    for (const one of markers()) one.addEventListener("click", () => this.mark(one.dataset.do ?? ""));
+    input("size").addEventListener("input", () => this.grid.setSize(Number(input("size").value)));
     byId("edit-form").addEventListener("submit", () => {
-      const name = byId("edit-name").value.trim();
+      const name = input("edit-name").value.trim();
       if (name && name !== this.edited) this.acted({ do: "rename class", label: this.edited, name });
     });
-    clicked("edit-cancel", () => byId("edit").close());
+    clicked("edit-cancel", () => dialog("edit").close());
     clicked("edit-remove", () => {
-      byId("edit").close();
+      dialog("edit").close();
       this.act({ do: "remove class", label: this.edited });
     });
   }
@@ -205,7 +236,7 @@ class Page {
   draw() {
     const { undo, redo, table, notes } = this.store;
     for (const [id, text] of [["undo", undo], ["redo", redo]]) {
-      byId(id).disabled = !text;
+      button(id).disabled = !text;
       byId(id).title = text ? `${id === "undo" ? "Undo" : "Redo"}: ${text}` : "";
     }
     byId("saved").textContent = undo || redo ? `Saved in ${table}` : `Will be saved in ${table}`;
@@ -217,23 +248,31 @@ class Page {
   drawSelection() {
     const count = this.selection.numbers.size;
     byId("selected").textContent = count ? `${count.toLocaleString("en")} selected` : "";
-    for (const button of document.querySelectorAll("[data-do]")) button.disabled = !this.selection.targets.length;
+    for (const one of markers()) one.disabled = !this.selection.targets.length;
   }
 
+  /** @param {string} text */
   say(text) {
     byId("status").textContent = text ? text[0].toUpperCase() + text.slice(1) : "";
     return true;
   }
 
+  /** @param {string} text */
   message(text) {
     byId("message").hidden = !text;
     byId("message").textContent = text;
   }
 
+  /** @param {unknown} error */
   complain(error) {
-    const reused = error.status === 401 ? "Open the address that vitral label printed in the terminal" : error.hint;
-    this.message([error.message, reused].filter(Boolean).join(". "));
+    const old = error instanceof api.Refusal && error.status === 401;
+    this.message(old ? `${error.message}. Open the address that vitral label printed in the terminal` : api.wordsOf(error));
   }
+}
+
+/** The buttons that mark the selected images. */
+function markers() {
+  return /** @type {NodeListOf<HTMLButtonElement>} */ (document.querySelectorAll("button[data-do]"));
 }
 
 new Page().start();

@@ -1,19 +1,25 @@
 // The dialog of the accuracy: figures with their interval, each class, the confusions, and what more labels would bring.
 
-const byId = (id) => document.getElementById(id);
+import { barRow, button, byId, dialog, element } from "./dom.js";
 
-/** A fraction as a percentage. */
+/** @typedef {import("./api.js").Accuracy} Accuracy */
+
+/**
+ * A fraction as a percentage.
+ * @param {number} fraction
+ */
 export const percent = (fraction) => `${Math.round(100 * fraction)}%`;
 
 export class Measure {
+  /** @param {import("./store.js").Store} store */
   constructor(store) {
     this.store = store;
-    byId("measure-close").addEventListener("click", () => byId("measure").close());
+    button("measure-close").addEventListener("click", () => dialog("measure").close());
   }
 
   show() {
     this.draw();
-    byId("measure").showModal();
+    dialog("measure").showModal();
   }
 
   draw() {
@@ -24,14 +30,18 @@ export class Measure {
         .map((text) => element("p", text)),
     );
     byId("confusion").replaceChildren(...(confusion ? this.table(confusion) : []));
-    byId("curve").replaceChildren(...curve.map(([labels, accuracy]) => this.point(labels, accuracy)));
+    byId("curve").replaceChildren(...curve.map(([labels, accuracy]) => barRow(`${labels.toLocaleString("en")} labels`, accuracy, percent(accuracy))));
     byId("curve-title").hidden = !curve.length;
   }
 
+  /**
+   * @param {Accuracy | null | undefined} one
+   * @param {string} what
+   */
   sentence(one, what) {
     if (!one || !one.images) return "";
     const counted = `${one.right.toLocaleString("en")} of ${one.images.toLocaleString("en")} ${what}`;
-    if (one.accuracy === undefined) return `${counted} are predicted correctly: too few to say how accurate the suggestions are.`;
+    if (one.accuracy === undefined || !one.interval) return `${counted} are predicted correctly: too few to say how accurate the suggestions are.`;
     const [low, high] = one.interval;
     return `${percent(one.accuracy)} correct: ${counted}. The accuracy on new images is probably from ${percent(low)} to ${percent(high)}.`;
   }
@@ -39,14 +49,16 @@ export class Measure {
   /** What more labels would probably bring, and for which class. */
   advice() {
     const { forecast, curve, confusion } = this.store.insight;
-    if (!forecast) return "";
-    const now = curve.at(-1)[1];
+    const last = curve.at(-1);
+    if (!forecast || !last || !confusion) return "";
+    const now = last[1];
     const recalls = confusion.map((row, i) => [row[i] / Math.max(1, sum(row)), i]).filter(([, i]) => sum(confusion[i]) > 4);
     const [, worst] = recalls.sort((a, b) => a[0] - b[0])[0] ?? [];
     const where = worst === undefined ? "" : ` Most mistakes are in ${this.store.classes[worst]}: label more of it.`;
     return `Another 50 labels would probably raise the accuracy from ${percent(now)} to about ${percent(forecast)}.${where}`;
   }
 
+  /** @param {number[][]} confusion */
   table(confusion) {
     const { classes } = this.store;
     const head = element("tr", "", element("th", "Label"), ...classes.map((name) => header(name, "col")), header("Correct", "col"));
@@ -57,35 +69,31 @@ export class Measure {
     return [element("caption", "Checked labels by predicted class. A number shows its images."), element("thead", "", head), element("tbody", "", ...rows)];
   }
 
+  /**
+   * @param {number} count
+   * @param {number} label
+   * @param {number} predicted
+   */
   cell(count, label, predicted) {
-    const button = element("button", count.toLocaleString("en"));
-    button.type = "button";
-    button.className = label === predicted ? "right" : "confused";
-    button.setAttribute("aria-label", `${count} of ${this.store.classes[label]} predicted as ${this.store.classes[predicted]}: show them`);
-    button.addEventListener("click", () => {
-      byId("measure").close();
+    const cell = element("button", count.toLocaleString("en"));
+    cell.type = "button";
+    cell.className = label === predicted ? "right" : "confused";
+    cell.setAttribute("aria-label", `${count} of ${this.store.classes[label]} predicted as ${this.store.classes[predicted]}: show them`);
+    cell.addEventListener("click", () => {
+      dialog("measure").close();
       this.store.show(`confused:${label}:${predicted}`);
     });
-    return button;
-  }
-
-  point(labels, accuracy) {
-    const bar = element("span", "");
-    bar.className = "bar";
-    bar.style.setProperty("width", percent(accuracy));
-    return element("li", "", element("span", `${labels.toLocaleString("en")} labels`), element("span", "", bar), element("span", percent(accuracy)));
+    return cell;
   }
 }
 
+/** @param {number[]} numbers */
 const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
 
-function element(name, text, ...children) {
-  const found = document.createElement(name);
-  found.textContent = text;
-  found.append(...children);
-  return found;
-}
-
+/**
+ * @param {string} text
+ * @param {string} scope
+ */
 function header(text, scope) {
   const found = element("th", text);
   found.scope = scope;

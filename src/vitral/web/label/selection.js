@@ -4,13 +4,18 @@
 export class Selection extends EventTarget {
   constructor() {
     super();
+    /** @type {number[]} */
     this.shown = [];
     this.cursor = 0;
     this.anchor = 0;
+    /** @type {Set<number>} */
     this.numbers = new Set();
   }
 
-  /** Take another list of images; the cursor stays at its image, or at its place if that is gone. */
+  /**
+   * Take another list of images; the cursor stays at its image, or at its place if that is gone.
+   * @param {number[]} shown
+   */
   setShown(shown) {
     const at = shown.indexOf(this.shown[this.cursor]);
     this.cursor = Math.max(0, at >= 0 ? at : Math.min(this.cursor, shown.length - 1));
@@ -21,7 +26,10 @@ export class Selection extends EventTarget {
     this.changed();
   }
 
-  /** The image with the cursor; undefined if none is shown. */
+  /**
+   * The image with the cursor; undefined if none is shown.
+   * @returns {number | undefined}
+   */
   get current() {
     return this.shown[this.cursor];
   }
@@ -32,11 +40,16 @@ export class Selection extends EventTarget {
     return this.current === undefined ? [] : [this.current];
   }
 
+  /** @param {number} number */
   has(number) {
     return this.numbers.has(number);
   }
 
-  /** Select as a click does: one image, with `toggle` one more or less, with `range` all from the anchor. */
+  /**
+   * Select as a click does: one image, with `toggle` one more or less, with `range` all from the anchor.
+   * @param {number} position
+   * @param {{ toggle?: boolean, range?: boolean }} keys
+   */
   click(position, { toggle = false, range = false } = {}) {
     const number = this.shown[position];
     if (range) {
@@ -52,7 +65,11 @@ export class Selection extends EventTarget {
     this.changed();
   }
 
-  /** Move the cursor by a number of positions; with `extend`, select on the way. */
+  /**
+   * Move the cursor by a number of positions; with `extend`, select on the way.
+   * @param {number} by
+   * @param {boolean} extend
+   */
   move(by, extend) {
     if (!this.shown.length) return;
     this.cursor = Math.max(0, Math.min(this.shown.length - 1, this.cursor + by));
@@ -65,7 +82,11 @@ export class Selection extends EventTarget {
     this.changed();
   }
 
-  /** Select these positions, with `add` beside those that are selected. */
+  /**
+   * Select these positions, with `add` beside those that are selected.
+   * @param {number[]} positions
+   * @param {boolean} add
+   */
   frame(positions, add) {
     this.numbers = new Set([...(add ? this.numbers : []), ...positions.map((position) => this.shown[position])]);
     this.changed();
@@ -88,6 +109,10 @@ export class Selection extends EventTarget {
     this.changed();
   }
 
+  /**
+   * @param {number} one
+   * @param {number} other
+   */
   span(one, other) {
     return this.shown.slice(Math.min(one, other), Math.max(one, other) + 1);
   }

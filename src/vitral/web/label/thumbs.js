@@ -1,17 +1,23 @@
 // Thumbnails: asked for a few at a time, only those in sight, and kept in memory up to a number.
 
-import { image } from "./api.js";
+import { Refusal, image } from "./api.js";
 
 const AT_ONCE = 6, MOST = 3000;
 
 export class Thumbs {
   constructor() {
-    this.urls = new Map(); // number → URL, or "" for an image that cannot be read; the oldest first
-    this.wishes = new Map(); // number → functions to call with the URL; the oldest first
+    /** @type {Map<number, string>} Number → URL, or "" for an image that cannot be read; the oldest first. */
+    this.urls = new Map();
+    /** @type {Map<number, ((url: string) => void)[]>} Number → functions to call with the URL; the oldest first. */
+    this.wishes = new Map();
     this.running = 0;
   }
 
-  /** Call `shown` with the URL of a thumbnail, at once if it is there; "" for one that cannot be read. */
+  /**
+   * Call `shown` with the URL of a thumbnail, at once if it is there; "" for one that cannot be read.
+   * @param {number} number
+   * @param {(url: string) => void} shown
+   */
   wish(number, shown) {
     const known = this.urls.get(number);
     if (known !== undefined) {
@@ -23,26 +29,34 @@ export class Thumbs {
     this.next();
   }
 
-  /** Forget the wishes for images that are out of sight. */
+  /**
+   * Forget the wishes for images that are out of sight.
+   * @param {Set<number>} visible
+   */
   forget(visible) {
     for (const number of this.wishes.keys()) if (!visible.has(number)) this.wishes.delete(number);
   }
 
   next() {
-    while (this.running < AT_ONCE && this.wishes.size) {
-      const [number, waiting] = this.wishes.entries().next().value;
+    for (const [number, waiting] of this.wishes) {
+      if (this.running >= AT_ONCE) return;
       this.wishes.delete(number);
       this.running += 1;
       this.load(number, waiting);
     }
   }
 
+  /**
+   * @param {number} number
+   * @param {((url: string) => void)[]} waiting
+   */
   async load(number, waiting) {
-    let url = "";
+    /** @type {string | undefined} */
+    let url;
     try {
       url = URL.createObjectURL(await image(number, "small"));
     } catch (error) {
-      if (error.status !== 422) url = undefined; // the server is gone: this is no fault of the image
+      if (error instanceof Refusal && error.status === 422) url = ""; // else the server is gone: no fault of the image
     }
     this.running -= 1;
     if (url !== undefined) this.keep(number, url);
@@ -50,11 +64,16 @@ export class Thumbs {
     this.next();
   }
 
+  /**
+   * @param {number} number
+   * @param {string} url
+   */
   keep(number, url) {
     this.urls.set(number, url);
-    if (this.urls.size <= MOST) return;
-    const [oldest, old] = this.urls.entries().next().value;
-    this.urls.delete(oldest);
-    if (old) URL.revokeObjectURL(old);
+    for (const [oldest, old] of this.urls) {
+      if (this.urls.size <= MOST) return;
+      this.urls.delete(oldest);
+      if (old) URL.revokeObjectURL(old);
+    }
   }
 }

@@ -316,5 +316,5 @@ def _not_reached(error: Exception, reference: str, repository: str, commits: Seq
         why = f"{offline}, and the cache does not tell which is the newest"
         return WeightsError(f"{len(commits)} copies of {repository}", where=reference, why=why, hint=pinned)
     what = f"could not fetch model.safetensors and config.json of {repository}"
-    hint = f"download them into a FOLDER and give FOLDER, or use a built-in model: {' or '.join(BUILT_IN)}"
+    hint = f"download the files into a folder and type its path, or use a built-in model: {' or '.join(BUILT_IN)}"
     return WeightsError(what, where=reference, why=f"{offline}, and there is no complete copy in the cache", hint=hint)

@@ -33,7 +33,7 @@ class Published:
     """Images that it was trained on."""
 
     def __str__(self) -> str:
-        return f"{self.reference} ({self.megabytes} MB, {self.license}, {self.knows})"
+        return f"{self.reference} ({self.megabytes} MB)"
 
 
 _AUGREG = "trained on 14 million photographs of ImageNet-21k"

@@ -44,7 +44,7 @@ def scale_logits(draft: Draft) -> Draft:
     if "label_smoothing" in given:
         return draft
     why = "bounded logits need no label smoothing"
-    return draft.change(Choice("smoothing", "weights averaged", why), label_smoothing=0.0)
+    return draft.change(Choice("label smoothing", "0", why), label_smoothing=0.0)
 
 
 def check_norms(draft: Draft) -> Draft:
@@ -136,7 +136,7 @@ def use_compiler(draft: Draft) -> Draft:
     if run.compile is not None:
         return draft
     if current().together:
-        why = "not measured with several ranks; --compile compiles nevertheless"
+        why = "torch.compile was not measured with several processes; --compile turns it on"
         return draft.change(Choice("compile", "off", why), compile=False)
     on, why = should_compile(machine, draft.config, run.epochs * draft.images)
     return draft.change(Choice("compile", "on" if on else "off", why), compile=on)
@@ -191,7 +191,7 @@ def report_consequences(draft: Draft) -> Draft:
     own_kernels = machine.device.type == "cpu" and machine.precision == "bf16" and not run.plain and cpu.ready()
     why = machine.reason
     if own_kernels:
-        why = "; ".join(filter(None, (f"{why}, with vitral's kernels", cpu_library.compile_note())))
+        why = "; ".join(filter(None, (f"{why}, which vitral's kernels use", cpu_library.compile_note())))
     choices.append(Choice("precision", f"{machine.precision} on {machine.hardware}", why))
     return draft.change(*choices)
 

@@ -134,10 +134,10 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
     size = Choice("image size", format_value(weights.preprocessing.image_size), why_size)
     own_size = next((one for one in draft.recipe.choices if (one.name, one.value) == (size.name, size.value)), size)
     draft = draft.change(
-        Choice("model", model, f"the network of {named}, with its preprocessing"),
+        Choice("model", model, f"the network of {named}; images are prepared as in its training"),
         Choice("weights", loaded.account.counts_text(), _changes_of(loaded) or "unchanged"),
         own_size,
-        Choice("channels", str(weights.preprocessing.channels), f"as in {named}"),
+        Choice("channels", str(weights.preprocessing.channels), f"of each pixel, as in {named}: 3 is color, 1 is gray"),
     )
     overrides = {name: _spread(name, given[name], weights.config.channels) for name in own if name in given}
     used = dataclasses.replace(weights.preprocessing, **overrides)
@@ -155,7 +155,7 @@ def _changes_of(loaded: Loaded) -> str:
     """Describe what was changed in the weights; for the built-in model in words that need no names of tensors."""
     account = loaded.account
     if built_in(loaded.reference) and account.fresh and "resized" not in account.counts():
-        return "every layer is loaded except the head, which is new because your classes are different"
+        return "numbers of tensors; only the last layer, the head, is new, because your classes are different"
     return "; ".join(account.highlights())
 
 

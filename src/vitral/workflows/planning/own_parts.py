@@ -6,16 +6,18 @@ import dataclasses
 import json
 from typing import Any
 
+from torch import nn
+
 from vitral import bounded
 from vitral.atomic import write_text
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError
 from vitral.model.foreign import is_function
-from vitral.model.own import OWN_PARTS, folder_to_import, is_here, is_own, own_part, trusted
+from vitral.model.own import OWN_PARTS, folder_to_import, is_here, is_own, own_function, own_part, trusted
 from vitral.training.optimizers.own import defaults_of
 from vitral.training.own_metrics import parts_of
 from vitral.training.plan import Choice
-from vitral.wording import flag
+from vitral.wording import flag, some
 from vitral.workflows.planning.draft import Draft
 from vitral.workflows.tasks import task_of
 
@@ -79,6 +81,7 @@ def _with_own_loss(draft: Draft) -> Draft:
     task = draft.given.get("task") or draft.whole.targets.task
     if targets_of(task).sequence:
         raise UsageError(f"--task {task} does not support a loss of your own", hint="leave out --loss")
+    _check_parameters(own_function("loss", draft.given["loss"]))
     off: dict[str, Any] = {}
     for name, value in _PART_OF_LOSS.items():
         if name not in draft.given:
@@ -87,6 +90,15 @@ def _with_own_loss(draft: Draft) -> Draft:
             why = "the whole loss is yours"
             raise UsageError(f"{flag(name)} has no effect with a loss of your own", why=why, hint="leave it out")
     return draft.change(**off)
+
+
+def _check_parameters(loss: object) -> None:
+    """Raise `UsageError` for a loss with parameters to train, because the optimizer has those of the network only."""
+    names = [name for name, one in loss.named_parameters() if one.requires_grad] if isinstance(loss, nn.Module) else []
+    if names:
+        what, why = f"your loss has parameters to train: {some(names)}", "only the network's parameters are trained"
+        hint = "loss.requires_grad_(False) if they are fixed, or train them in a loop of your own with vitral.plan"
+        raise UsageError(what, why=why, hint=hint)
 
 
 _NOT_OF_OTHERS = ("momentum", "beta2")

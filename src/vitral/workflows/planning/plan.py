@@ -299,7 +299,7 @@ def keep_last(draft: Draft) -> Draft:
     if groups >= TO_CHOOSE_AN_EPOCH:
         return draft
     few = in_groups(len(val), groups, "validation image")
-    why = f"{few} are too few to choose an epoch (fewer than {TO_CHOOSE_AN_EPOCH}), so the last weights are kept"
+    why = f"the last weights are saved: {few} are too few to choose the best epoch (fewer than {TO_CHOOSE_AN_EPOCH})"
     return draft.change(Choice("keep", "last", why), keep="last")
 
 
@@ -419,6 +419,7 @@ def finish(draft: Draft) -> Job:
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "augmentation": ("augment", "randaugment", "erase", "epochs"),
+    "averaging": ("ema",),
     "batch": ("batch_size", "accumulate"),
     "crop": ("crop", "crop_area", "flip"),
     "crops": ("crop_area", "local_crops"),
@@ -428,7 +429,6 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "mirror": ("flip",),
     "optimizer": ("optimizer", "lr"),
     "pooling": ("pool",),
-    "smoothing": ("label_smoothing", "ema"),
     "train share": ("train_share", "val_share"),
 }
 """Choices of recipes → the fields of the run that they explain, if the name is not that of one field."""

@@ -60,20 +60,21 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
             Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "used of the training / validation images")
         )
     counts = {name: len(split) for name, split in dataset.splits.items()}
+    reasons.append(Choice("training", count(counts["train"], "image"), _described(run, dataset)))
     if "val" in original:
         reasons.append(Choice("validation", _counted(dataset["val"]), "the images of the val split"))
     elif "val" in counts:
-        why = f"split off from the training images, about the same fraction of {dataset.targets.strata_noun}"
+        why = f"set aside to measure accuracy, about the same fraction of {dataset.targets.strata_noun}"
         if "test" in counts:
             why += "; the test images are used once, at the end"
         if groups := groups_of_several(dataset["train"]) + groups_of_several(dataset["val"]):
-            together = "images that belong together, such as near-duplicates, stay on one side"
+            together = "near-duplicates, and other images that belong together, are in the same split"
             why += f"; {together} ({count(groups, 'group')})"
         if missing := _absent(dataset, "val"):
             why += f"; no image of {some([repr(name) for name in missing])}"
         few = count_groups(dataset["val"].groups, counts["val"]) < FOR_ADVICE
         if few and (run.val_fraction or 0) < _WIDER_FRACTION:
-            why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION} sets more aside"
+            why += f"; too few for a reliable accuracy: --val-fraction {_WIDER_FRACTION} sets aside more"
         reasons.append(Choice("validation", _counted(dataset["val"]), why))
     elif "test" in counts:
         dataset = dataclasses.replace(dataset, splits={"train": dataset["train"], "val": dataset["test"]})
@@ -88,6 +89,20 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
         why = "all images are used for training: accuracy is not measured, and the last epoch is kept"
         reasons.append(Choice("validation", "none", why))
     return dataset, (*reasons, *_absent_classes(run, dataset))
+
+
+def _described(run: Run, dataset: DataSet) -> str:
+    """Name what the images are labeled with, so that a wrong layout of folders is seen before training."""
+    if run.recipe in METHODS:
+        return "without labels"
+    if dataset.targets.sequence:
+        return "labeled with texts"
+    nouns = ("class", "classes") if dataset.targets.one_class else ("column", "columns")
+    return f"{count(len(dataset.classes), *nouns)}: {some(dataset.classes, _NAMED)}"
+
+
+_NAMED = 8
+"""Classes that the plan names."""
 
 
 def _counted(split: Split) -> str:

@@ -72,7 +72,7 @@ def choose_start(
     starts = {name: own for name, own in BUILT_IN.items() if own.recipe}
     excluded = {name: _contradiction(given, task, own, stats, machine) for name, own in starts.items()}
     if stated == NONE:
-        excluded = dict.fromkeys(starts, "requested")
+        excluded = dict.fromkeys(starts, "random weights, as requested")
     reasons = {name: why or _hidden(name) or _unlike(starts[name], stats, machine) for name, why in excluded.items()}
     name = next((name for name, why in reasons.items() if not why), next(iter(starts)))  # else the reasons of the first
     why, excluded_by = reasons[name], excluded[name]
@@ -84,8 +84,8 @@ def choose_start(
         if broken := unreadable(name):
             why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
-        more = f"published models were trained on more: --init {proposed(_has_gpu(machine))}"
-        known = f"built-in model, {starts[name].about}; {published.why or more}{_local(stats)}{damaged}"
+        more = f"to start from a larger model: --init {proposed(_has_gpu(machine))}"
+        known = f"the built-in model, {starts[name].about}; {published.why or more}{_local(stats)}{damaged}"
         return {"init": name}, Choice("init", name, known)
     if advice := _advice(stats, machine):
         why = advice if excluded_by and stated == AUTO else f"{why}; {advice}"
@@ -126,7 +126,7 @@ def _advice(stats: DatasetStats, machine: Machine) -> str:
     """Recommend pretrained weights for small data sets that start from random ones; empty for others."""
     if stats.images >= FEW:
         return ""
-    why = f"{stats.images:,} images are few; pretrained weights would help most, so try --init"
+    why = f"with only {stats.images:,} images, pretrained weights usually help most: --init"
     return f"{why} {proposed(_has_gpu(machine))}{_local(stats)}"
 
 

@@ -61,4 +61,4 @@ def _tried(job: Job, most: int) -> tuple[int, str]:
     few = "" if best == most else "only "
     speed = f"{few}{gain:.1f} times as fast as one" if gain >= 1 else f"{1 / gain:.1f} times slower than one"
     why = f"{most} threads are {speed} in trial steps"
-    return best, why if best == most else f"{why}, and slow down sharply next to other programs"
+    return best, why if best == most else f"{why}, and become much slower while other programs run"

@@ -112,9 +112,9 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
         drawn = [(one.label, one.probability, np.asarray(one.overlay(_SIDE))) for one in maps]
         seen = np.asarray(enlarged(maps[0].image, _SIDE))
         explained.append(ExplainedMistake(seen, drawn, mistake.name, mistake.label, mistake.predicted))
-    colors = "Red is evidence for the class, blue against it." if signed else "Brighter means more."
+    colors = "Red supports the class, blue contradicts it." if signed else "Brighter parts matter more."
     routing = " It shows where information was routed, not why this class was predicted." if method.routing else ""
-    note = f"Attributions for the most confident errors, by {method.title}.{routing} {colors}"
+    note = f"Heat maps of the most confident errors, computed with {method.title}.{routing} {colors}"
     return explained, note
 
 
@@ -126,7 +126,7 @@ def _figure7(predictor: Predictor, split: Split, count: int) -> tuple[list[Plot]
         parameter = next(network.parameters())
         images = predictor.preprocessing.standardize(images.to(parameter.device)).to(parameter.dtype)
         attention = attention_distance(network, images)
-        note = f"Attention distance is averaged over {len(images)} of these images."
+        note = f"Attention distance is averaged over {len(images)} of the images that the report measures."
     inspection = Inspection("", {}, patch_filters(network), position_similarity(network, 32), attention)
     panels = [panel for panel in inspection.panels() if panel.name in _PANELS]
     drawn = [(one, figures.inline(one.draw(_ON_PAGE), f"inside-{one.name}")) for one in panels]

@@ -41,20 +41,25 @@ class Probe:
     """Total time, mostly for computing features unless they were cached."""
 
     def write_into(self, model: nn.Module) -> None:
-        """Copy the weights into the head of the network that computed the features.
+        """Copy the weights into the head of the network that computed the features."""
+        write_head(model, self.weight, self.bias)
 
-        With a distillation token the logits are the mean of two heads, and the features are those of the class token.
-        Its head then gets twice the weights and the other one zeros, which is the same function.
-        """
-        head: Any = model.head  # of a network of another library, wherever it is
-        double = hasattr(model, "head_dist")
-        with torch.no_grad():
-            for name, value in (("weight", self.weight), ("bias", self.bias)):
-                own = head.get_parameter(name)
-                own.copy_((2 * value if double else value).reshape(own.shape))
-            if double:
-                for parameter in model.get_submodule("head_dist").parameters():
-                    parameter.zero_()
+
+def write_head(model: nn.Module, weight: Tensor, bias: Tensor) -> None:
+    """Copy weights (K, D) and bias (K,) into the head of a network.
+
+    With a distillation token the logits are the mean of two heads, and the features are those of the class token. Its
+    head then gets twice the weights and the other one zeros, which is the same function.
+    """
+    head: Any = model.head  # of a network of another library, wherever it is
+    double = hasattr(model, "head_dist")
+    with torch.no_grad():
+        for name, value in (("weight", weight), ("bias", bias)):
+            own = head.get_parameter(name)
+            own.copy_((2 * value if double else value).reshape(own.shape))
+        if double:
+            for parameter in model.get_submodule("head_dist").parameters():
+                parameter.zero_()
 
 
 def fit_probe(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from vitral.console import Described, html_table
 from vitral.epoch_metrics import of_pretraining, of_training
 from vitral.errors import RunError
+from vitral.frames import Rows
 from vitral.inference.loading import load
 from vitral.inference.predictor import Predictor
 from vitral.kinds import checked
@@ -23,6 +24,7 @@ from vitral.wording import natural
 from vitral.workflows.tasks import evaluation_of, task_of
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 _HEIGHT = 600
@@ -44,6 +46,8 @@ class Report:
 class TrainedRun(Described):
     """A finished run: its folder, and `result` as in result.json.
 
+    It is accepted wherever the path of its folder is, as in `vitral.evaluate(run)`.
+
     Example:
         run = vitral.runs("runs")["photos"]
         print(run.result["val_accuracy"], run.best, run.history)
@@ -52,6 +56,9 @@ class TrainedRun(Described):
 
     folder: Path
     result: Mapping[str, Any]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @classmethod
     def read(cls, folder: str | Path) -> TrainedRun:
@@ -74,9 +81,9 @@ class TrainedRun(Described):
         return RunFolder(self.folder).read_config()
 
     @cached_property
-    def history(self) -> list[Epoch]:
-        """The metrics of each epoch, as `pandas.DataFrame(run.history)` takes them."""
-        return RunFolder(self.folder).read_history()
+    def history(self) -> Rows[Epoch]:
+        """The metrics of each epoch: a list of dicts, whose `to_frame()` is a pandas data frame."""
+        return Rows(RunFolder(self.folder).read_history())
 
     @property
     def best(self) -> Epoch | None:
@@ -123,7 +130,7 @@ class Runs(Sequence[TrainedRun]):
 
     Example:
         runs = vitral.runs("runs")
-        print(runs["photos"].result["val_accuracy"], runs.table())
+        print(runs["photos"].result["val_accuracy"], runs.to_frame())
     """
 
     def __init__(self, found: Sequence[TrainedRun]):
@@ -151,14 +158,17 @@ class Runs(Sequence[TrainedRun]):
     def __iter__(self) -> Iterator[TrainedRun]:
         return iter(self._found)
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return one row per run, as `pandas.DataFrame(runs.table())` takes them: its numbers and texts in result.json,
-        and the accuracy on each split."""
-        return [
-            {"run": run.folder.name}
+    def table(self) -> Rows[dict[str, Any]]:
+        """Return one row per run: its name, and the numbers and texts in its result.json, such as `val_accuracy`."""
+        return Rows(
+            dict[str, Any](run=run.folder.name)
             | {name: value for name, value in run.result.items() if isinstance(value, str | int | float)}
             for run in self
-        ]
+        )
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return `table()` as a pandas data frame. Raises `MissingExtraError` if pandas is not installed."""
+        return self.table().to_frame()
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self)) or "no finished runs"

@@ -1,0 +1,105 @@
+"""Take a trained run home: a table of predictions for the other images, a web page, and ONNX.
+
+Each is a command of vitral in a process of its own, as a person would type it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitral.atomic import write_text
+from vitral.errors import UsageError
+from vitral.labeling.process import Process
+from vitral.labeling.session import Session
+from vitral.wording import shown
+
+KINDS = ("table", "web", "onnx")
+_UNREADABLE = 1
+"""Exit code of `vitral predict` for a table whose column `error` names images that cannot be read."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A command that makes something of a run."""
+
+    run: Path
+    process: Process
+    result: Path
+
+
+class Home:
+    """The latest command of each kind."""
+
+    def __init__(self, session: Session, program: Sequence[str]):
+        self.session, self.program = session, program
+        self._made: dict[str, _Made] = {}
+
+    def end(self) -> None:
+        """End what is not done."""
+        for one in self._made.values():
+            one.process.end()
+
+    def make(self, kind: str, run: Path | None) -> None:
+        """Begin to make one of `KINDS` of a run.
+
+        Raises `UsageError` without a run, while it is being made, and for a table if no image is left for it.
+        """
+        if kind not in KINDS:
+            raise UsageError(f"'{kind[:40]}' cannot be made", hint=", ".join(KINDS))
+        if run is None:
+            raise UsageError("no run is done yet", hint="train first")
+        before = self._made.get(kind)
+        if before is not None and before.process.code is None:
+            raise UsageError("it is being made already", hint="wait until it is done")
+        words, result = self._table(run) if kind == "table" else _export(kind, run)
+        if before is not None:
+            before.process.end()
+        self._made[kind] = _Made(run, Process(self.program, words), result)
+
+    def _table(self, run: Path) -> tuple[list[str], Path]:
+        """List the images that have no label, for `vitral predict`."""
+        if not (rest := self.rest()):
+            raise UsageError("every image has a label", hint="open other images with vitral label")
+        listed, result = run / "rest.txt", run / "predictions.csv"
+        write_text(listed, "".join(f"{path}\n" for path in rest))
+        result.unlink(missing_ok=True)  # what is there afterwards is new
+        return ["predict", str(run), str(listed), "--out", str(result)], result
+
+    def rest(self) -> list[str]:
+        """Return the paths of images without a label; excluded ones are left out."""
+        session = self.session
+        marks = enumerate(session.state.marks)
+        return [
+            session.path(i)
+            for i, mark in marks
+            if mark.checked != "excluded" and (not mark.label or mark.checked == "unsure") and i not in session.missing
+        ]
+
+    def to_json(self, run: Path | None) -> dict[str, Any]:
+        """Return the state of each of `KINDS` for a run: `none`, `running`, `done` with its path, `failed` with why."""
+        return {kind: self._one(self._made.get(kind), run) for kind in KINDS}
+
+    def _one(self, made: _Made | None, run: Path | None) -> dict[str, str]:
+        if made is None or made.run != run:
+            return {"state": "none"}
+        code = made.process.code
+        if code is None:
+            return {"state": "running"}
+        if code == 0 or (code == _UNREADABLE and made.result.is_file()):
+            plain = {"state": "done", "path": shown(str(made.result)), "next": _next(made.result)}
+            return {**plain, "note": made.process.error() if code else ""}
+        return {"state": "failed", "why": made.process.error()}
+
+
+def _export(kind: str, run: Path) -> tuple[list[str], Path]:
+    result = run / "export" / kind
+    return ["export", str(run), "--to", kind, "--out", str(result), "--overwrite"], result
+
+
+def _next(result: Path) -> str:
+    """Return the command that opens a web page; "" for what a person opens otherwise."""
+    return f"python -m http.server --directory {shlex.quote(str(result))}" if result.name == "web" else ""
