@@ -163,7 +163,10 @@ def test_one_dash_is_an_option_too(words):
             "known: data cache, data check, data shard",
         ),
         (["data"], "unknown command 'data'\n  why: known: data cache, data check, data shard"),
-        (["evaluate"], "vitral evaluate needs RUN\n  why: RUN: run folder or weights file"),
+        (
+            ["evaluate"],
+            "vitral evaluate needs RUN\n  why: RUN: run folder or weights file\n  try: vitral evaluate runs/photos",
+        ),
         (
             ["convert"],
             "vitral convert needs SOURCE and TARGET\n"

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from browser import PATIENCE
+from images import noise
+from vitral.cli.main import main
 
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+def color(number: int) -> str:
+    return ("blue", "red")[number % 2]
+
+
+def draw(number: int) -> Image.Image:
+    """An image that is rather red or rather blue, by turns."""
+    pixels = noise(number, (64, 64)).astype(float) * 0.5
+    pixels[..., 0 if number % 2 else 2] += 120
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def serve(where: Path, words: list[str]) -> int:
+    """Run the command in a folder, which gets the runs."""
+    os.chdir(where)
+    return main(words)
 
 
 class Sheet:

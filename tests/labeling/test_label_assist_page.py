@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from browser import chromium, require_chromium
-from images import noise
-from labeling.sheet import SCREENS, Sheet, table
+from labeling.sheet import SCREENS, Sheet, color, draw, serve, table
 from npmpackages import AXE, real
 from serving.serverprocess import ServerProcess, eventually
 from vitral.cli.main import main
@@ -27,17 +25,6 @@ pytestmark = pytest.mark.real
 COUNT = 90
 MISTAKEN = (11, 20)
 """Images in the folder of the other color."""
-
-
-def color(number: int) -> str:
-    return ("blue", "red")[number % 2]
-
-
-def draw(number: int) -> Image.Image:
-    """An image that is rather red or rather blue, by turns."""
-    pixels = noise(number, (64, 64)).astype(float) * 0.5
-    pixels[..., 0 if number % 2 else 2] += 120
-    return Image.fromarray(pixels.astype(np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +39,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         draw(number).save(sorted_ / folder / f"{number:02}.png")
     (flat / "89.png").write_bytes((flat / "00.png").read_bytes())
     return flat, sorted_
-
-
-def serve(where: Path, words: list[str]) -> int:
-    """Run the command in a folder, which gets the runs."""
-    os.chdir(where)
-    return main(words)
 
 
 @pytest.fixture(scope="module")

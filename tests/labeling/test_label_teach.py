@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,11 +78,14 @@ def words_of(choice: dict[str, str]) -> list[str]:
     return [re.sub(r"[\d.,]+", "#", choice[name]) for name in ("name", "value", "reason")]
 
 
-def test_a_plan_that_fails_gives_the_reason(session: Session, tmp_path: Path):
+@pytest.mark.parametrize("begin", [Teacher.plan, Teacher.start])
+def test_a_plan_or_run_that_fails_gives_the_reason(
+    session: Session, tmp_path: Path, begin: Callable[[Teacher, float], None]
+):
     for number in range(12):
         session.act(Action("exclude", (number,)))
     with Teacher(session, tmp_path / "runs") as teacher:
-        teacher.plan(0.2)
+        begin(teacher, 0.2)
         assert eventually(lambda: teacher.to_json()["state"] == "failed", 120)
         assert "class" in teacher.to_json()["why"], "one class is too few"
 
@@ -137,15 +140,6 @@ def made(teacher: Teacher, kind: str) -> dict[str, str]:
     assert eventually(lambda: teacher.to_json()["home"][kind]["state"] != "running", 200)
     found: dict[str, str] = teacher.to_json()["home"][kind]
     return found
-
-
-def test_a_run_that_fails_says_why(session: Session, tmp_path: Path):
-    for number in range(12):
-        session.act(Action("exclude", (number,)))
-    with Teacher(session, tmp_path / "runs") as teacher:
-        teacher.start(0.2)
-        assert eventually(lambda: teacher.to_json()["state"] == "failed", 120)
-        assert "class" in teacher.to_json()["why"], "one class is too few"
 
 
 def test_a_run_is_stopped_by_the_signal_of_ctrl_c(session: Session, tmp_path: Path):

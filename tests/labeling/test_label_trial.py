@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -55,39 +56,54 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def opened(photos: Path) -> Iterator[tuple[Session, Assistant, Teacher]]:
+@contextmanager
+def opening(photos: Path, folder: Path) -> Iterator[tuple[Session, Assistant, Teacher]]:
     with (
-        Session([str(photos)], photos / "labels.csv", ["blue", "red"]) as session,
+        Session([str(photos)], folder / "labels.csv", ["blue", "red"]) as session,
         Assistant(session) as assistant,
-        Teacher(session, photos.parent / "runs") as teacher,
+        Teacher(session, folder / "runs") as teacher,
     ):
         yield session, assistant, teacher
 
 
-@pytest.fixture
-def client(opened: tuple[Session, Assistant, Teacher]) -> Iterator[TestClient]:
+@contextmanager
+def asking(opened: tuple[Session, Assistant, Teacher]) -> Iterator[TestClient]:
     session, assistant, teacher = opened
     application = build(Labeling(session, "a-token-of-24-characters", assistant, teacher))
     with TestClient(application, base_url="http://127.0.0.1:8001", headers=HEADERS) as client:
         yield client
 
 
-def test_no_answer_before_there_are_suggestions(client: TestClient, opened: tuple[Session, Assistant, Teacher]):
-    assert eventually(lambda: opened[1].progress.done == COUNT)
-    refused = client.post("/v1/answer", content=encoded(draw(1)), headers=PNG)
-    assert refused.status_code == 400
-    assert "label three images" in refused.json()["try"]
+@pytest.fixture(scope="module")
+def opened(photos: Path) -> Iterator[tuple[Session, Assistant, Teacher]]:
+    """A session with 20 labels and suggestions."""
+    with opening(photos, photos) as opened:
+        session, assistant, _ = opened
+        for name, odd in (("red", 1), ("blue", 0)):
+            session.act(Action("label", tuple(n for n in range(20) if n % 2 == odd), name))
+        assistant.ask()
+        assert eventually(lambda: assistant.progress.done == COUNT and assistant.insight.fitted is not None)
+        yield opened
+
+
+@pytest.fixture
+def client(opened: tuple[Session, Assistant, Teacher]) -> Iterator[TestClient]:
+    with asking(opened) as client:
+        yield client
+
+
+def test_no_answer_before_there_are_suggestions(photos: Path, tmp_path: Path):
+    with opening(photos, tmp_path) as opened, asking(opened) as client:
+        assert eventually(lambda: opened[1].progress.done == COUNT)
+        refused = client.post("/v1/answer", content=encoded(draw(1)), headers=PNG)
+        assert refused.status_code == 400
+        assert "label three images" in refused.json()["try"]
 
 
 def test_the_suggestions_answer_with_their_neighbors_and_a_map(
     client: TestClient, opened: tuple[Session, Assistant, Teacher]
 ):
-    session, assistant, _ = opened
-    for name, odd in (("red", 1), ("blue", 0)):
-        session.act(Action("label", tuple(n for n in range(20) if n % 2 == odd), name))
-    assistant.ask()
-    assert eventually(lambda: assistant.insight.fitted is not None)
+    assistant = opened[1]
     for number in (101, 102):
         found = client.post("/v1/answer", content=encoded(draw(number)), headers=PNG).json()
         assert found["label"] == ("blue", "red")[number % 2]

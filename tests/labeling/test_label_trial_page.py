@@ -9,33 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from browser import chromium, require_chromium
-from images import noise
-from labeling.sheet import SCREENS, Sheet
+from labeling.sheet import SCREENS, Sheet, color, draw, serve
 from npmpackages import AXE, real
 from serving.serverprocess import ServerProcess
-from vitral.cli.main import main
 from vitral.export import npm
 
 require_chromium()
 pytestmark = pytest.mark.real
 
 COUNT, LABELED = 40, 36
-
-
-def color(number: int) -> str:
-    return ("blue", "red")[number % 2]
-
-
-def draw(number: int) -> Image.Image:
-    """An image that is rather red or rather blue, by turns."""
-    pixels = noise(number, (64, 64)).astype(float) * 0.5
-    pixels[..., 0 if number % 2 else 2] += 120
-    return Image.fromarray(pixels.astype(np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +34,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"{number:02}.png,{color(number)},,yes" if number < LABELED else f"{number:02}.png,,,no")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     return folder
-
-
-def serve(where: Path, words: list[str]) -> int:
-    """Run the command in a folder, which gets the runs."""
-    os.chdir(where)
-    return main(words)
 
 
 @pytest.fixture(scope="module")

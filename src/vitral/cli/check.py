@@ -171,9 +171,10 @@ def check_labels(
     moving = dataclasses.replace(files, write=None)
     _write(dataset, [Found("wrong-label", one.place, f"suggested: {one.suggested}") for one in wrong], moving)
     if format == "text":
-        say(f"\nNext, look at {sheet}, and move images with a wrong label to the folder of their class; or")
+        say(f"\nNext, look at {sheet}. Then move the images with a wrong label to the folder of their class, or type:")
         table = files.write or "fixed.csv"
         if files.write is None:
             say(f"  {program()} data check {shlex.quote(dataset.source)} --labels --write {table}")
+        say(f"  {program()} label {shlex.quote(table)}")
         say(f"  {program()} train {shlex.quote(table)}")
     return 0

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+from vitral.cli.examples import EXAMPLES
 from vitral.cli.help import HELP_ALL
 from vitral.cli.options import Option
 from vitral.errors import UsageError, unknown
@@ -55,7 +56,8 @@ def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict
     typed |= _positional(command, options, words, free, refused)
     if missing := [option for option in options if option.required and option.name not in typed]:
         what = f"vitral {command} needs {' and '.join(option.title for option in missing)}"
-        raise UsageError(what, why="; ".join(f"{option.title}: {option.help}" for option in missing), hint=hint)
+        why = "; ".join(f"{option.title}: {option.help}" for option in missing)
+        raise UsageError(what, why=why, hint=EXAMPLES.get(command, hint))
     return {option.name: typed[option.name] for option in options if option.name in typed}
 
 

@@ -112,6 +112,21 @@ def is_wider(interval: Interval, rate: float, images: int) -> bool:
 class Evaluation(Measured):
     """Metrics computed by `measure`; every rate is a fraction from 0 to 1.
 
+    Attributes:
+        images: Number of images.
+        groups: Number of groups of images that belong together; equal to `images` if each is on its own.
+        accuracy: Fraction of images whose label is the most probable class.
+        accuracy_interval: 95% interval of the accuracy, which counts groups (`vitral.evaluation.intervals`).
+        top5: Fraction of images with the label among the five most probable classes; None for five classes or fewer.
+        loss: Mean cross-entropy in nats.
+        ece: Expected calibration error: mean distance between confidence and accuracy.
+        calibration: The bins of confidence of which `ece` is the mean.
+        macro_f1: Mean F1 of the classes that have images.
+        per_class: Precision, recall and F1 of each class.
+        confusion: (K, K) int64: a row for each true class, a column for each predicted one.
+        temperature: Divisor of the logits, fitted on validation images, with which all other metrics are computed.
+        raw_ece: ECE without the temperature; None if it is 1.
+
     Example:
         found = vitral.evaluate("runs/photos")
         print(found.accuracy, found.accuracy_interval, found.most_confused())
@@ -122,23 +137,15 @@ class Evaluation(Measured):
     groups: int
     accuracy: float
     accuracy_interval: Interval
-    """95% interval of the accuracy, which counts groups (`vitral.evaluation.intervals`)."""
     top5: float | None
-    """Share of images with the label among the five most probable classes; None for five classes or fewer."""
     loss: float
-    """Mean cross-entropy in nats."""
     ece: float
-    """Expected calibration error: mean distance between confidence and accuracy."""
     calibration: tuple[CalibrationBin, ...]
     macro_f1: float
-    """Mean F1 of the classes that have images."""
     per_class: tuple[ClassScore, ...]
     confusion: np.ndarray
-    """(K, K) int64: a row for each true class, a column for each predicted one."""
     temperature: float = 1.0
-    """Divisor of the logits, fitted on validation images, with which all other metrics are computed."""
     raw_ece: float | None = None
-    """ECE without the temperature; None if it is 1."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -290,7 +297,7 @@ def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str
 
 def with_interval(rate: float, interval: tuple[float, float]) -> str:
     """Return a rate and its 95% interval as text."""
-    return f"{rate:.2%} ({interval[0]:.1%} to {interval[1]:.1%})"
+    return f"{rate:.2%} (95% interval {interval[0]:.1%} to {interval[1]:.1%})"
 
 
 def _check(probabilities: np.ndarray, labels: np.ndarray, count: int) -> None:

@@ -69,11 +69,17 @@ class Scale:
     @classmethod
     def of(cls, features: np.ndarray) -> Scale:
         """Measure features (n, D)."""
-        return cls(features.mean(0), np.maximum(features.std(0), _LEAST_DEVIATION))
+        deviation = features.std(0)
+        return cls(features.mean(0), np.where(deviation < _LEAST_DEVIATION, 1.0, deviation))
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Return standardized features (m, D)."""
         return (features - self.mean) / self.deviation
+
+    def folded(self, weight: np.ndarray, bias: np.ndarray) -> Linear:
+        """Return weights (K, D) and bias (K,) that give for features the logits of these for standardized ones."""
+        weight = weight / self.deviation
+        return weight, bias - weight @ self.mean
 
 
 def standardized(features: np.ndarray) -> np.ndarray:
@@ -178,8 +184,7 @@ class Fitted:
         weight = (self.regression[0] + self.discriminant[0]) / 2
         bias = (self.regression[1] + self.discriminant[1]) / 2
         bias = np.maximum(bias, bias[np.isfinite(bias)].min() - _ABSENT)
-        weight = weight / self.scale.deviation
-        return weight, bias - weight @ self.scale.mean
+        return self.scale.folded(weight, bias)
 
 
 def fitted(rows: np.ndarray, labels: np.ndarray, classes: int, strength: float, scale: Scale) -> Fitted:

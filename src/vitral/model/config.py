@@ -22,8 +22,56 @@ Activation = Literal["gelu", "gelu-tanh", "swiglu", "quick-gelu", "relu", "silu"
 class ViTConfig(ConfigBase):
     """Shape and arithmetic of a ViT. Defaults: ViT-B/16 as in the paper.
 
-    Sizes are in pixels; an integer is a square. `patch_size` is the side of one token in the image, with a stem too.
-    `classes=0` leaves the head out.
+    Sizes are in pixels; an integer is a square.
+
+    Args:
+        image_size: Height and width of the images.
+        patch_size: Height and width of one token in the image, with a stem too.
+        channels: Channels of the images.
+        classes: Outputs of the head; 0 leaves the head out.
+        stem: Stages of a ResNet before the patches; (): its root alone; None: no ResNet.
+        stem_numerics: A name in `HYBRID_NUMERICS`; timm's epsilons differ from the authors'.
+        conv_stem: 3×3 convolutions before the patches, (channels, stride) of each; None: no convolutions.
+        conv_pool: Max pooling instead of strides, after the first convolution.
+        dim: Width D of the tokens.
+        depth: Number of blocks.
+        heads: Attention heads of each block.
+        mlp_dim: Hidden width of each MLP.
+        patch_bias: Bias of the patch projection.
+        position: Kind of positions, a name in `POSITIONS`.
+        rope: Other rotary positions than DINOv3's, alone or with `position`.
+        cls_token: Add a class token.
+        cls_position: The class token has a learned position too (paper; not in DeiT-III).
+        dist_token: Add DeiT's distillation token and second head; logits are the mean of both heads.
+        registers: Number of extra tokens that no head reads (arXiv 2309.16588).
+        register_position: Registers have learned positions too, like the class token.
+        pool_heads: Heads of attention pooling; None: as `heads`.
+        pool_prefix: Attention pooling reads the tokens before the patches too.
+        pool: cls: the class token; mean: the mean of the patches; mean-all: of all tokens; cls-mean: class token and
+            mean, concatenated; map: attention pooling.
+        norm: Norm of a branch's input (pre), of the sum (post), or of the branch's output (res-post).
+        norm_eps: Epsilon of all norms.
+        norm_pre: A norm after the embeddings (CLIP).
+        attn_norm: A norm before the projection of the attention (BEiT-3, EVA-02).
+        mlp_norm: A norm before the second layer of the MLP.
+        final_norm: Norm after the last block: of the tokens, of the pooled vector, or none.
+        qkv_bias: Bias of queries, keys and values.
+        proj_bias: Bias of the projection of the attention.
+        mlp_bias: Bias of both layers of the MLP.
+        qk_norm: Norms of queries and keys.
+        attention_scale: Scores are divided by √(head width) (head), or by √dim as in write-up 000 (model).
+        layer_scale: Initial factor γ of each branch (CaiT, DeiT-III); None: no factor.
+        activation: Activation of the MLP. gelu is exact, by erf; the authors' JAX code uses gelu-tanh.
+        pre_logits: A linear layer of D outputs and a tanh before the head, as at pretraining (§3.2).
+        logits_tanh: A tanh of the logits (write-up 001).
+        logit_scale: Constant factor after that tanh; at 1 the loss can barely separate classes.
+        dropout: Rate after positions and after every dense layer but qkv (B.1).
+        attention_dropout: Dropout rate of the attention weights.
+        drop_path: Stochastic depth of the last block; grows linearly from 0.
+        patch_dropout: Fraction of the patches dropped in training (arXiv 2208.07220).
+        cls_init: Initial values of the class token.
+        pos_init: Initial values of learned positions.
+        head_bias_init: Initial bias of the head.
 
     Example:
         config = vitral.ViTConfig(image_size=32, patch_size=4, classes=10, dim=64, depth=2, heads=2, mlp_dim=128)
@@ -35,10 +83,10 @@ class ViTConfig(ConfigBase):
     channels: int = 3
     classes: int = 1000
 
-    stem: tuple[int, ...] | None = None  # stages of a ResNet before the patches; (): its root alone; None: no ResNet
-    stem_numerics: HybridNumerics = "authors"  # a name in HYBRID_NUMERICS: timm's epsilons differ
-    conv_stem: ConvLayers | None = None  # or 3×3 convolutions before the patches: (channels, stride) of each
-    conv_pool: bool = False  # max pooling instead of strides, after the first
+    stem: tuple[int, ...] | None = None
+    stem_numerics: HybridNumerics = "authors"
+    conv_stem: ConvLayers | None = None
+    conv_pool: bool = False
 
     dim: int = 768
     depth: int = 12
@@ -47,39 +95,39 @@ class ViTConfig(ConfigBase):
 
     patch_bias: bool = True
 
-    position: str = "learned"  # a name in POSITIONS
-    rope: Rope | None = None  # other rotary positions than DINOv3's, alone or with `position`
+    position: str = "learned"
+    rope: Rope | None = None
     cls_token: bool = True
-    cls_position: bool = True  # the class token has a learned position too (paper; not in DeiT-III)
-    dist_token: bool = False  # DeiT's distillation token and second head; logits are the mean of both heads
-    registers: int = 0  # extra tokens that no head reads (arXiv 2309.16588)
-    register_position: bool = False  # registers have learned positions too, like the class token
-    pool_heads: int | None = None  # heads of attention pooling; None: as `heads`
-    pool_prefix: bool = True  # attention pooling reads the tokens before the patches too
-    pool: Pool = "cls"  # mean: over patches; mean-all: over all tokens; cls-mean: class token and mean, concatenated
+    cls_position: bool = True
+    dist_token: bool = False
+    registers: int = 0
+    register_position: bool = False
+    pool_heads: int | None = None
+    pool_prefix: bool = True
+    pool: Pool = "cls"
 
-    norm: Literal["pre", "post", "res-post"] = "pre"  # norm of a branch's input, of the sum, of its output
+    norm: Literal["pre", "post", "res-post"] = "pre"
     norm_eps: float = 1e-6
-    norm_pre: bool = False  # a norm after the embeddings (CLIP)
-    attn_norm: bool = False  # a norm before the projection of the attention (BEiT-3, EVA-02)
-    mlp_norm: bool = False  # a norm before the second layer of the MLP
+    norm_pre: bool = False
+    attn_norm: bool = False
+    mlp_norm: bool = False
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     qkv_bias: bool = True
     proj_bias: bool = True
     mlp_bias: bool = True
     qk_norm: bool = False
-    attention_scale: Literal["head", "model"] = "head"  # scores / √(head width), or / √dim as in write-up 000
-    layer_scale: float | None = None  # initial γ (CaiT, DeiT-III)
-    activation: Activation = "gelu"  # gelu: exact, by erf; the authors' JAX code uses gelu-tanh
+    attention_scale: Literal["head", "model"] = "head"
+    layer_scale: float | None = None
+    activation: Activation = "gelu"
 
-    pre_logits: bool = False  # Linear(D→D) + tanh before the head, as at pre-training (§3.2)
-    logits_tanh: bool = False  # write-up 001
-    logit_scale: float = 1.0  # constant factor after that tanh; at 1 the loss can barely separate classes
+    pre_logits: bool = False
+    logits_tanh: bool = False
+    logit_scale: float = 1.0
 
-    dropout: float = 0.0  # after positions and after every dense layer but qkv (B.1)
+    dropout: float = 0.0
     attention_dropout: float = 0.0
-    drop_path: float = 0.0  # stochastic depth of the last block; grows linearly from 0
-    patch_dropout: float = 0.0  # share of patches dropped in training (arXiv 2208.07220)
+    drop_path: float = 0.0
+    patch_dropout: float = 0.0
 
     cls_init: Literal["zeros", "normal"] = "zeros"
     pos_init: Literal["normal-0.02", "normal", "uniform", "zeros"] = "normal-0.02"

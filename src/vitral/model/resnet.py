@@ -59,7 +59,14 @@ BIT_NUMERICS: dict[str, Numerics] = {
 class BiTConfig(ConfigBase):
     """Shape and arithmetic of a BiT ResNet. Defaults: BiT-R50x1.
 
-    Sizes are in pixels; an integer is a square. Images of any size are accepted. `classes=0` leaves the head out.
+    Args:
+        image_size: Height and width of the images in pixels; an integer is a square. The network accepts other sizes.
+        channels: Channels of the images.
+        classes: Outputs of the head; 0 leaves the head out.
+        layers: Bottlenecks of each stage.
+        width: Factor on all channels.
+        head_bias_init: Initial bias of the head.
+        numerics: A name in `BIT_NUMERICS`: epsilons and padding of the authors or of another library.
 
     Example:
         config = vitral.BiTConfig(classes=10, layers=(1, 1, 1, 1))
@@ -70,11 +77,11 @@ class BiTConfig(ConfigBase):
     channels: int = 3
     classes: int = 1000
 
-    layers: tuple[int, ...] = (3, 4, 6, 3)  # bottlenecks of each stage
-    width: int = 1  # factor on all channels
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 1
 
     head_bias_init: float = 0.0
-    numerics: BiTNumerics = "authors"  # a name in BIT_NUMERICS
+    numerics: BiTNumerics = "authors"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))

@@ -77,6 +77,8 @@ LABEL_OPTIONS = ("task", "label_separator", "class_folders", "class_order", "tar
 class Run:
     """All options of a run. A recipe sets them; the command line and Python override single fields.
 
+    `help(vitral.train)` lists the fields with types and meanings.
+
     Example:
         run = vitral.Run(epochs=10, batch_size=64, lr_batch=256)
         print(run.peak_lr)

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from vitral.data.loader import Batches, Progress
 from vitral.device import Machine
-from vitral.evaluation.probe import LinearFits
+from vitral.evaluation.probe import LinearFits, Scale
 from vitral.recipes.linear_probe import STRENGTHS
 from vitral.workflows.tables.features import FeatureCache, features_of
-
-_LEAST_DEVIATION = 1e-5  # a feature that hardly varies is not scaled up
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,23 +89,22 @@ def fit_probe(
     tell(f"features of {len(sides[0]):,} + {len(sides[1]):,} images, {features.shape[1]} each: {origin}")
     if cache and cache.failure:
         tell(cache.failure)
-    mean, std = features.double().mean(0), features.double().std(0, correction=0)
-    std = torch.where(std < _LEAST_DEVIATION, 1.0, std)
-    fits = LinearFits(((features.double() - mean) / std).numpy(), labels, classes, balanced)
+    rows = features.double().numpy()
+    scale = Scale.of(rows)
+    fits = LinearFits(scale(rows), labels, classes, balanced)
     truths = [torch.from_numpy(np.asarray(side.split.labels)) for side in (train, val)]
     history, best = [], None
     for strength in STRENGTHS:
         fit_started = time.perf_counter()
-        coefficients, intercepts, iterations = fits(strength)
-        weight, bias = torch.from_numpy(coefficients), torch.from_numpy(intercepts)
-        folded = (weight / std).float(), (bias - (weight / std) @ mean).float()
+        *linear, iterations = fits(strength)
+        weight, bias = (torch.from_numpy(part).float() for part in scale.folded(*linear))
         line: dict[str, Any] = {"C": strength}
         for name, side, truth in zip(("train", "val"), sides, truths, strict=True):
-            line |= {f"{name}_{k}": v for k, v in _scores(side, truth, folded, machine).items()}
+            line |= {f"{name}_{k}": v for k, v in _scores(side, truth, (weight, bias), machine).items()}
         line |= {"iterations": iterations, "seconds": time.perf_counter() - fit_started}
         history.append(line)
         better = best is None or _rank(line) > _rank(best[0])
-        best = (line, *folded) if best is None or better else best
+        best = (line, weight, bias) if best is None or better else best
         tell(_format_line(line) + ("  best" if better else ""))
     assert best is not None  # STRENGTHS is not empty
     return Probe(best[1], best[2], history, best[0], time.perf_counter() - started)
