@@ -25,6 +25,7 @@ from vitral.export.web import RUNTIME
 from vitral.weights.project import built_in_weights, hash_of
 
 FILES = {
+    "export.json",
     "index.html",
     "model.json",
     "model.onnx",
@@ -87,6 +88,21 @@ def test_a_folder_with_files_is_left_alone():
     assert files_in(Path("site")) == ["thesis.txt"]
 
 
+def test_an_earlier_page_is_replaced_and_verified(capsys):
+    assert main(["label", "--export", "site", "--classes", "rose"]) == 0
+    assert main(["verify", "site"]) == 0
+    assert main(["label", "--export", "site"]) == 2
+    assert "try: --overwrite, or another --export" in capsys.readouterr().err
+    assert main(["label", "--export", "site", "--overwrite"]) == 0
+    assert json.loads(Path("site/model.json").read_text())["classes"] == []
+    Path("site/page.css").write_text("body { display: none }")
+    assert main(["verify", "site"]) == 1
+    assert "export it again: vitral label --export site --overwrite" in "".join(capsys.readouterr())
+    Path("site/thesis.txt").write_text("years of work")
+    assert main(["label", "--export", "site", "--overwrite"]) == 2
+    assert Path("site/thesis.txt").read_text() == "years of work"
+
+
 def test_only_built_in_models_are_taught_on_a_page(trained, tmp_path):
     for model in (str(trained.folder), "timm:vit_tiny_patch16_224", "nothing"):
         with pytest.raises(UsageError, match="needs a built-in model"):
@@ -106,6 +122,7 @@ def test_only_built_in_models_are_taught_on_a_page(trained, tmp_path):
         (["--port", "8001"], "--export takes no --port"),
         (["--classes", "nan"], "cannot be the name of a class"),
         (["--runtime", "nothing.tgz"], "no such file"),
+        (["--overwrite", "photos"], "--export takes no images"),
     ],
 )
 def test_options_without_effect_are_refused(words, reason, capsys):

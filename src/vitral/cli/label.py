@@ -7,7 +7,6 @@ import secrets
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +31,7 @@ def label(
     export: Annotated[
         str | None, Help("write a page into this new folder, on which visitors teach classes only in their browser")
     ] = None,
+    overwrite: Annotated[bool, Help("with --export: replace an earlier page in that folder")] = False,
     runtime: Annotated[str | None, Help("ONNX Runtime Web for --export, an npm package (default: fetched)")] = None,
 ) -> int:
     """Label images in the browser, on your own machine. Every action is saved in a table at once."""
@@ -39,9 +39,14 @@ def label(
 
     if export is not None:
         unused = {"images": data, "--out": out, "--no-labels": not labels, "--port": port, "--no-open": not open_}
-        return _export(export, init, classes, runtime, unused)
+        if given := [name for name, value in unused.items() if value]:
+            why = "the page is the same for all images, which visitors choose themselves"
+            raise UsageError(f"--export takes no {given[0]}", why=why, hint="vitral label --export FOLDER")
+        return _export(export, init, classes, runtime, overwrite)
     if runtime is not None:
         raise UsageError("--runtime is for --export", why="this machine runs the network itself", hint="leave it out")
+    if overwrite:
+        raise UsageError("--overwrite is for --export", why="labels are never overwritten", hint="leave it out")
     if not data:
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
@@ -79,18 +84,16 @@ def label(
     return 0
 
 
-def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, unused: Mapping[str, object]) -> int:
+def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, overwrite: bool) -> int:
     """Write the page on which visitors teach."""
     from vitral.export.teach import export_teaching
     from vitral.export.web import publishing
     from vitral.labeling.state import check_class
 
-    if given := [name for name, value in unused.items() if value]:
-        why = "the page is the same for all images, which visitors choose themselves"
-        raise UsageError(f"--export takes no {given[0]}", why=why, hint="vitral label --export FOLDER")
     for name in classes:
         check_class(name)
-    difference = export_teaching(folder, init, classes=tuple(dict.fromkeys(classes)), runtime=runtime)
+    names = tuple(dict.fromkeys(classes))
+    difference = export_teaching(folder, init, classes=names, runtime=runtime, overwrite=overwrite)
     say(f"Parity   features differ from the model's by at most {difference:.1g} of the largest one")
     say(f"Page     {folder}")
     say(f"\nNext:\n  python -m http.server --directory {shlex.quote(folder)}")

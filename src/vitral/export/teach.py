@@ -4,6 +4,7 @@
     model.onnx                                    images (B, C, H, W) to the features (B, D) of a built-in model
     model.json                                    its name, hash and preprocessing, and features to test a browser with
     runtime/                                      ONNX Runtime Web, as in the page of `vitral export --to web`
+    export.json                                   the SHA-256 of each file
 
 The page saves a project (`vitral.weights.project`), which names the model. So it is a built-in one, never a path or a
 hub: loading a project opens no file that a stranger chose.
@@ -22,14 +23,17 @@ import torch
 
 from vitral import __version__, web
 from vitral.atomic import replacing_folder, write_text
+from vitral.data.shards.reading import sha256_of
 from vitral.device import plain_modes
-from vitral.errors import ExportError, RunError, UsageError
-from vitral.export.exporting import EXACT
+from vitral.digest import sealed_json
+from vitral.errors import ExportError, UsageError
+from vitral.export.exporting import EXACT, check_free, files_in
 from vitral.export.graph import check_exact
 from vitral.export.onnx import FILE, converted, packages, session_for
 from vitral.export.sample import LEAST, drawings
 from vitral.export.target import Job, exportable, traced
 from vitral.export.web import CSP, check_image, runtime_archive, write_runtime
+from vitral.folders import EXPORT
 from vitral.inference.predictor import Predictor
 from vitral.model import ViT
 from vitral.weights.project import built_in_weights, hash_of
@@ -42,21 +46,27 @@ CLOSE = 1e-4
 
 @plain_modes()
 def export_teaching(
-    folder: str | Path, model: str = BACKBONE, *, classes: Sequence[str] = (), runtime: str | Path | None = None
+    folder: str | Path,
+    model: str = BACKBONE,
+    *,
+    classes: Sequence[str] = (),
+    runtime: str | Path | None = None,
+    overwrite: bool = False,
 ) -> float:
-    """Write the page into a new folder, and return the largest relative difference of its features from the model's.
+    """Write the page into a folder, and return the largest relative difference of its features from the model's.
 
     `classes` are the names that the page begins with; `runtime` is the archive of ONNX Runtime Web, which is otherwise
-    fetched. Raises `UsageError` for a model that is not built in, `RunError` for a folder with files,
-    `MissingExtraError` without the packages of ONNX, and `ExportError` if the features differ; nothing is written then.
+    fetched. An existing folder is replaced only if it is such a page and `overwrite` is set.
+
+    Raises `UsageError` for a model that is not built in, `RunError` for a folder with files, `MissingExtraError`
+    without the packages of ONNX, and `ExportError` if the features differ; nothing is written then.
     """
     folder = Path(folder)
     if not is_included(model):
         why = "the projects that it saves name a model, and only a built-in one is on every machine"
         hint = f"leave out --init, or use {either(BUILT_IN)}"
         raise UsageError("this page needs a built-in model", where=model, why=why, hint=hint)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise RunError("the target exists already", where=folder, hint="choose another folder with --export")
+    check_free(folder, overwrite, "--export")
     packages()
     job = _job(EXACT.load(model), model)
     check_exact(job.preprocessing, hint="leave out --init")
@@ -75,6 +85,7 @@ def export_teaching(
             write_text(made / path, web.text(asset))
         write_text(made / "index.html", web.teaching_page(CSP, __version__))
         write_text(made / "model.json", json.dumps(_described(job, model, classes), separators=(",", ":")) + "\n")
+        write_text(made / EXPORT, sealed_json(_record(job, model, made), indent=1))
     return difference
 
 
@@ -103,6 +114,19 @@ def _difference(job: Job, file: Path) -> float:
         found = session.run(None, {job.input_name: pixels.numpy()})[0]
         largest, differing = max(largest, np.abs(wanted).max()), max(differing, np.abs(found - wanted).max())
     return float(differing / largest)
+
+
+def _record(job: Job, model: str, made: Path) -> dict[str, Any]:
+    """Return the content of `export.json`, by which `vitral verify` and `--overwrite` know the folder."""
+    files = files_in(made)
+    return {
+        "written by": "vitral label",
+        "model": model,
+        "weights": job.metadata["vitral.weights"],
+        "versions": {"vitral": __version__},
+        "files": files,
+        "sha256": {name: sha256_of(made / name) for name in files},
+    }
 
 
 @torch.inference_mode()
