@@ -16,6 +16,7 @@ from vitral.inference.outputs import output_of
 from vitral.inference.predictor import Engine, Predictor, int8_engine
 from vitral.inference.tta import Views
 from vitral.kinds import checked, keywords_of
+from vitral.weights import project
 from vitral.weights.fitted import check_ranges
 from vitral.weights.load import locate, read
 from vitral.weights.notes import Alarm, LeftOut
@@ -42,12 +43,14 @@ def load(
 
     Args:
         source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `demo` (a
-            built-in model), a network in memory of vitral, timm, torchvision or transformers, or a predictor, which is
-            returned as it is. A network in memory is left unchanged. If it and the predictor are both in fp32 on the
-            CPU, they share their tensors: training one changes the other.
+            built-in model), a project that was taught on a page of `vitral label --export`, a network in memory of
+            vitral, timm, torchvision or transformers, or a predictor, which is returned as it is. A network in memory
+            is left unchanged. If it and the predictor are both in fp32 on the CPU, they share their tensors: training
+            one changes the other.
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
         precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
-            device has instructions for it and the network is wide enough to gain, otherwise fp32.
+            device has instructions for it and the network is wide enough to gain, otherwise fp32. A project is
+            computed in fp32, as on its page.
         engine: What computes the network:
             `auto` is the fastest of vitral's engines on this machine, and equals `plain` up to rounding;
             `plain` is the PyTorch module, bit for bit;
@@ -86,6 +89,8 @@ def load(
         raise UsageError("a network in memory is not computed in int8", why=why, hint="vitral.convert, vitral quantize")
     loaded = read(source, **options)
     weights = loaded.weights
+    if loaded.format == project.NAME and precision == "auto":
+        precision = "fp32"  # as on the page, where a person has seen its answers
     network, measured = search_by(loaded.build(), beams), Calibration({})
     if device == "auto" and (precision == "int8" or engine == "openvino"):
         device = "cpu"
