@@ -220,7 +220,7 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             "not a run folder",
             where=path,
             why="it contains neither a run nor weights",
-            hint="give the run first, and then images: vitral predict runs/NAME IMAGE",
+            hint="name a run folder or a weights file, such as runs/photos",
         )
     if not path.exists():
         raise WeightsError("no such run or weights", where=path, why=_nearest(path), hint=_KINDS)

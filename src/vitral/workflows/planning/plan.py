@@ -317,9 +317,8 @@ def report_leak(draft: Draft) -> Draft:
         return draft
     same = f"--split-seed {run.seed if run.split_seed is None else run.split_seed}"
     same += f" --val-fraction {run.val_fraction}" if run.val_fraction is not None else ""
-    why = (
-        f"{draft.given['init']} may have been trained on images that are held out here; {same} holds out the same ones"
-    )
+    init = draft.given["init"]
+    why = f"{init} may have been trained on images that are held out here; {same} holds out the same images as {init}"
     return draft.change(Choice("leak", "possible", why))
 
 
@@ -335,7 +334,7 @@ def report_depth(draft: Draft) -> Draft:
     """
     levels, depth = draft.run.levels, draft.stats.depth
     if depth is None:
-        why = "no sampled image is gray with more than 8 bits: it changes nothing"
+        why = "--levels has no effect, because no sampled image is a gray image with more than 8 bits"
         return draft if levels is None else draft.change(Choice("levels", _range(levels), why))
     if levels is None and (levels := depth.levels_of_floats(draft.whole.source)) is not None:
         return draft.change(Choice("levels", _range(levels), depth.note(levels)), levels=levels)
