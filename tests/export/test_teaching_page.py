@@ -471,9 +471,10 @@ def test_the_page_fits_the_probe_of_python(visit, monkeypatch, count, classes, w
         FIT, [features.ravel().tolist(), width, labels.tolist(), folds.tolist(), classes, strength]
     )
     converged(monkeypatch)
-    rows = probe.standardized(features)
+    scale = probe.Scale.of(features)
+    rows = scale(features)
     regressed = probe.probabilities_of(rows, probe.regression(rows, labels, classes, strength))
-    both = probe.fitted(rows, labels, classes, strength)(rows)
+    both = probe.fitted(rows, labels, classes, strength, scale)(features)
     crossed, chosen = probe.out_of_fold(rows, labels, classes, folds, ready=True)
     crossed = probe.mixed(crossed, probe.discriminant(rows, labels, classes, folds, ready=True))
     np.testing.assert_allclose(softmax(found["regressed"], classes), regressed, atol=1e-4)
