@@ -45,7 +45,7 @@ def keep_features(draft: Draft) -> Draft:
         return draft.change(Choice(NAME, f"{width:,}, kept", where))
     if draft.given.get("teacher_views"):
         raise UsageError("the teacher's features cannot be kept", why=why, hint="--teacher-views 0")
-    return draft.change(Choice(NAME, f"{width:,}, in every step", why), teacher_views=0)
+    return draft.change(Choice(NAME, f"{width:,}, computed in every step", why), teacher_views=0)
 
 
 def seconds_of_teacher(job: Job) -> float:
