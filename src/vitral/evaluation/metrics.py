@@ -112,7 +112,7 @@ def is_wider(interval: Interval, rate: float, images: int) -> bool:
 class Evaluation(Measured):
     """Metrics computed by `measure`; every rate is a fraction from 0 to 1.
 
-    Attributes:
+    Args:
         images: Number of images.
         groups: Number of groups of images that belong together; equal to `images` if each is on its own.
         accuracy: Fraction of images whose label is the most probable class.
