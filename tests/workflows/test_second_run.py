@@ -92,6 +92,35 @@ def test_the_same_options_of_the_split_keep_its_images(photos, options):
     assert kept <= contents(train(photos, "second", **options), "val")
 
 
+def test_a_table_of_the_same_images_keeps_them(photos):
+    """As `vitral label` writes it: a label is corrected, an image is excluded."""
+    first = train(photos, "first")
+    table = photos / "labels.csv"
+    rows = [f"{one.parent.name}/{one.name},{one.parent.name},{one.parent.name},yes" for one in photos.glob("*/*.png")]
+    (corrected,) = (number for number, row in enumerate(rows) if row.startswith("cat/3.png"))
+    rows[corrected] = "cat/3.png,dog,cat,yes"
+    table.write_text("\n".join(["file,label,given,checked", *rows]) + "\n")
+    second = vitral.train(
+        str(table), out=str(photos.parent / "runs/second"), quiet=True, **{**TINY, "epochs": 1}
+    ).folder
+    assert contents(first, "val") == contents(second, "val")
+    (choice,) = (one for one in RunFolder(second).read_plan().choices if one.name == "held out before")
+    assert str(first) in choice.reason
+    folder = planning.plan_run({**TINY, "data": str(photos), "out": str(photos.parent / "runs/third")})
+    (note,) = (one.reason for one in folder.plan.choices if one.name == "data")
+    assert f"vitral train {table}" in note
+
+
+def test_a_table_of_other_images_of_the_same_names_keeps_nothing(photos, make_images):
+    train(photos, "first")
+    other = make_images({"cat": 40, "dog": 30}, name="other", size=(9, 10))
+    table = other / "mine.csv"
+    rows = [f"{one.parent.name}/{one.name},{one.parent.name}" for one in other.glob("*/*.png")]
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    job = planning.plan_run({**TINY, "data": str(table), "out": str(photos.parent / "runs/second")})
+    assert not job.plan.kept
+
+
 def test_other_data_and_other_tasks_are_not_earlier_runs(photos, make_images):
     train(photos, "first")
     other = make_images({"cat": 40, "dog": 30}, name="other")

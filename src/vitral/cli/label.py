@@ -62,7 +62,7 @@ def label(
     table = Path(out) if out else default_table(data)
     if table.suffix.lower() != ".csv":
         raise UsageError("--out must name a .csv", where=table, hint="--out labels.csv")
-    with Session(data, table, classes, labels=labels) as session, bind("127.0.0.1", port) as bound:
+    with Session(data, table, classes, labels=labels) as session, bind("127.0.0.1", port, "--port") as bound:
         token = secrets.token_urlsafe(24)
         url = f"{address(bound)}/#{token}"
         print_notes(session.notes)
