@@ -109,7 +109,9 @@ def trained_on_held_out(folder: RunFolder, dataset: DataSet) -> bool:
     The run recorded the names of its training images, and the content of those that it held out. Of these, one must be
     here, since other data may have the same names.
     """
-    record = folder.read_held_out()
+    record = None
+    with suppress(RunError):  # weights load without it
+        record = folder.read_held_out()
     if record is None:
         return False
     held = [name for part, split in dataset.splits.items() if part != "train" for name in relative_names(split.names)]
