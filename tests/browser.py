@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
+import http.server
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,3 +128,21 @@ class Visit:
 def percent(share: float) -> str:
     """A share as the page shows it."""
     return f"{100 * share:.1f}%"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and logs nothing."""
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def hosted(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
+    """The address of a folder on a plain web server, as any static host is."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()

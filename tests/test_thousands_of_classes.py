@@ -6,10 +6,7 @@ Pages are opened in Chromium on a phone and on a desktop: nothing is wider than 
 from __future__ import annotations
 
 import csv
-import functools
-import http.server
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +17,7 @@ import pytest
 from PIL import Image
 
 import vitral
-from browser import PATIENCE, chromium, require_chromium
+from browser import PATIENCE, chromium, hosted, require_chromium
 from npmpackages import real
 from running import TINY, as_json, printed
 from serving.serverprocess import ServerProcess
@@ -71,16 +68,6 @@ def started(*words: str) -> Iterator[str]:
     finally:
         server.client.close()
         server.kill()
-
-
-@contextmanager
-def hosted(folder: Path) -> Iterator[str]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
-import http.server
 import io
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ from PIL import Image, ImageCms, ImageOps
 from test_graph import SIZES, exact, rules
 
 import vitral
-from browser import DROP, HEIGHTS, PATIENCE, SCREENS, Visit, another, chromium, percent, require_chromium
+from browser import DROP, HEIGHTS, PATIENCE, SCREENS, Quiet, Visit, another, hosted, percent, require_chromium
 from images import noise
 from npmpackages import AXE, real
 from vitral.data.images.decode import read_image
@@ -45,12 +40,6 @@ pytestmark = (
 )  # tests of the server's page drive a browser, and those of the command export, in each run
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and logs nothing."""
-
-    def log_message(self, *_: Any) -> None: ...
-
-
 class Poor(Quiet):
     """Knows few types of files, as small hosts do."""
 
@@ -68,35 +57,11 @@ class Isolated(Quiet):
         super().end_headers()
 
 
-@contextmanager
-def hosted(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
-    """The address of a folder on a plain web server, as any static host is."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, predictor) -> Path:
     runtime = real(PACKAGE)
     example, out = IMAGES / "ship.png", tmp_path_factory.mktemp("site") / "demo"
     return export_model(predictor, "web", out=out, runtime=runtime, example=example).folder
-
-
-@pytest.fixture(scope="module")
-def url(site):
-    with hosted(site) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

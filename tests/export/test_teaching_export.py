@@ -103,6 +103,14 @@ def test_an_earlier_page_is_replaced_and_verified(capsys):
     assert Path("site/thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("record", ["[]", "{}", '{"files": [], "written by": []}'])
+def test_a_damaged_record_of_a_page_is_found(record, capsys):
+    Path("site").mkdir()
+    Path("site/export.json").write_text(record)
+    assert main(["verify", "site"]) == 1
+    assert "export it again with --overwrite" in "".join(capsys.readouterr())
+
+
 def test_only_built_in_models_are_taught_on_a_page(trained, tmp_path):
     for model in (str(trained.folder), "timm:vit_tiny_patch16_224", "nothing"):
         with pytest.raises(UsageError, match="needs a built-in model"):

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from test_site import encoded, hosted, variants
+from test_site import encoded, variants
 
 import projects
 import vitral
-from browser import PATIENCE, Visit, chromium, require_chromium
+from browser import PATIENCE, Visit, hosted, require_chromium
 from images import scene
 from npmpackages import AXE, real
 from running import as_json
@@ -50,18 +50,6 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("teach") / "site"
     export_teaching(folder, runtime=real(PACKAGE))
     return folder
-
-
-@pytest.fixture(scope="module")
-def url(site):
-    with hosted(site) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as running:
-        yield running
 
 
 @pytest.fixture

@@ -177,9 +177,9 @@ def _export(folder: Path) -> Iterator[Checked]:
     again = "export it again with --overwrite"
     try:
         about = read_json(folder / EXPORT)
+        files, digests = list(map(str, about["files"])), dict(about.get("sha256", {}))
         if command := _EXPORTING.get(about.get("written by")):
             again = f"export it again: {command.format(folder=shlex.quote(str(folder)))}"
-        files, digests = list(map(str, about["files"])), dict(about.get("sha256", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Checked(str(folder / EXPORT), "damaged", str(error), again)
         return
